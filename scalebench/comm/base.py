@@ -1,0 +1,97 @@
+"""How bytes move: the seams between a strategy and whatever carries its messages.
+
+A strategy sees only these protocols. `Communicator` is a group of workers, `SharedState` a model that all may
+merge into, `Server` a party that answers when it wants to. Every engine says which of them, and which special
+operations, it `provides`; a strategy says what it `requires`; the two are matched before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Capability(StrEnum):
+    """What an engine can carry, and what a strategy may ask for."""
+
+    COLLECTIVES = "collectives"  # allreduce, reduce, broadcast, allgather, alltoallv, barrier
+    NONBLOCKING = "nonblocking"  # iallreduce that progresses beside compute
+    SPLIT = "split"  # sub-communicators
+    POINT_TO_POINT = "point_to_point"  # send, recv
+    SHARED_STATE = "shared_state"  # exclusive access to one shared model
+    SERVER = "server"  # a party with deferred replies
+    HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
+    PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
+
+
+class Request(Protocol):
+    """A non-blocking operation in flight."""
+
+    def wait(self) -> None:
+        """Block until the result is in the tensor; only what is not hidden by compute is charged."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+
+
+class Communicator(Protocol):
+    """A group of workers. All tensors are contiguous; names ending in `_` work in place.
+
+    `op` is `sum`, `mean`, `max` or `min`. `weight` scales this worker's contribution (then the result of `mean` is
+    sum(weight_i x_i) / sum(weight_i)). `wire` is the dtype on the wire (`float16`, `bfloat16`), default the tensor's.
+    `collectives` counts the collective calls, `bytes_sent` the payload this worker handed over (not what the
+    algorithm underneath makes of it), both outside pauses only.
+    """
+
+    rank: int
+    size: int
+    collectives: int
+    bytes_sent: int
+
+    def split(self, color: int, key: int = 0) -> Communicator: ...
+    def barrier(self) -> None: ...
+    def allreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> None: ...
+    def iallreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> Request: ...
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None: ...
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None: ...
+    def allgather(self, tensor: Tensor) -> list[Tensor]: ...
+    def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Give tensor i to rank i; return what each rank gave. Shapes but the first dimension must agree."""
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None: ...
+
+
+class SharedState(Protocol):
+    """One flat vector that every worker may change, one at a time."""
+
+    merges: int
+
+    def exclusive(self) -> AbstractContextManager[Tensor]:
+        """Yield the shared vector, fetched; on leaving, what was written into it is stored and the lock released.
+
+        `merges` is, inside the block, the number of exclusive accesses that came before this one.
+        """
+
+
+class Server(Protocol):
+    """A party with a state of its own that answers a request now or later.
+
+    `rule` (given when the server is made) is called in the order of arrival: `rule(worker, payload, now)` returns
+    the replies to release, as (worker, tensor) pairs; a worker not among them goes on waiting.
+    """
+
+    def request(self, payload: Tensor | None) -> Tensor:
+        """Send `payload` to the server and block until it replies."""
+
+
+ServerRule = Callable[[int, Any, float], Sequence[tuple[int, Any]]]

@@ -1,0 +1,61 @@
+"""The one tree of errors: each message names what was wrong, what was expected and the next step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ScalebenchError(Exception):
+    """Base of every error a user may meet; printed as one line, without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(ScalebenchError):
+    """The user asked for something that cannot be: exit code 2, nothing was run."""
+
+    exit_code = 2
+
+
+class StudyError(UsageError):
+    """A study file or flag is not valid."""
+
+
+class DataError(UsageError):
+    """A data set is missing, corrupt or too small."""
+
+
+class ModelError(UsageError):
+    """A model cannot be built as asked."""
+
+
+class ClusterError(UsageError):
+    """A cluster description is unknown, incomplete or not valid."""
+
+
+class ResultsError(UsageError):
+    """A results folder cannot be read or written."""
+
+
+class EngineError(UsageError):
+    """An engine is missing here or cannot carry what was asked of it."""
+
+
+class RunError(ScalebenchError):
+    """One run went wrong; it is recorded as a failed row and the others go on."""
+
+    status = "failed"
+
+
+class Diverged(RunError):
+    """The training loss became NaN or infinite."""
+
+    status = "diverged"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` did you mean 'x'?` or the list of what is known, to end an "unknown name" message."""
+    choices = sorted(known)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"

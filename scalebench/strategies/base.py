@@ -1,0 +1,151 @@
+"""A strategy is an ordinary sequential training program, written once; where it runs is a plug-in.
+
+`Strategy` is what replicas do to agree; `Worker` is one replica as a strategy sees it. A strategy's fields are its
+options (a frozen pydantic model); what changes during training lives in `worker.state`. No module of this package
+imports torch when it is loaded, so that options can be checked in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from scalebench.clock import Clock
+from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """One mini-batch of a worker's shard. `x` (n, ...) and `y` (n,) or (n, d) share the first axis."""
+
+    x: Tensor
+    y: Tensor
+    weight: float  # n_i K / sum_j n_j over the workers' batches of this step; 1.0 when all are equal
+    step: int  # 0-based within the epoch
+    first_of_block: bool  # whether the first sample of a ds-tensor block lies in it
+
+
+class Worker(Protocol):
+    """One replica: its model, optimizer, shard of the data, communicator and clock."""
+
+    rank: int
+    size: int
+    epochs: int
+    model: torch.nn.Module
+    parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
+    gradients: Tensor  # (n,) likewise for .grad
+    optimizer: torch.optim.Optimizer
+    comm: Communicator
+    clock: Clock
+    state: SimpleNamespace  # a strategy's own, per worker
+
+    @property
+    def samples(self) -> int:
+        """How many training samples this worker's shard holds in the current epoch."""
+
+    @property
+    def shared(self) -> SharedState:
+        """The model all may merge into; it starts as the initial weights."""
+
+    def server(self, rule: ServerRule) -> Server:
+        """Open the server that runs `rule` (the same on every worker)."""
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The mini-batches of this worker in `epoch`, in an order that depends on (seed, epoch, worker) only."""
+
+    def gradient(self, batch: Batch, weight: float = 1.0) -> None:
+        """Forward and backward: `gradients` <- gradient of weight * mean loss over the batch."""
+
+    def update(self) -> None:
+        """One optimizer step with the learning rate of this moment."""
+
+    def local_step(self, batch: Batch) -> None:
+        """`gradient`, then `update`."""
+
+    def reset_optimizer(self) -> None:
+        """Forget momentum and every other optimizer state."""
+
+    def is_last(self, epoch: int) -> bool:
+        """Whether `epoch` (0-based) is the last one."""
+
+    def use_optimizer(self, wrap: Any) -> None:
+        """Replace the flat optimizer by `wrap(a plain optimizer over the model's parameters)`."""
+
+    def epoch_done(self, epoch: int, agreed: bool) -> None:
+        """Close the books of `epoch`; `agreed` says that all replicas are equal now."""
+
+    def snapshot(self, epoch: int, vector: Tensor) -> None:
+        """Keep a copy of `vector`, stamped with the training time, to be evaluated after training as `epoch`."""
+
+
+class Strategy(BaseModel):
+    """How replicas agree.
+
+    Life: `setup`, then `train` (by default `train_epoch` for each epoch), then `finish`. `consensus` says which model
+    the strategy would hand out now and never changes training.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]  # paper or document
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})
+    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "horovod")  # native engines, the preferred first
+    charged_as: ClassVar[str] = ""  # whose costs a virtual run is charged: an engine, default the preferred one
+    single_worker: ClassVar[bool] = False  # runs at one worker only (`serial`)
+    asynchronous: ClassVar[bool] = False  # takes its own snapshots of a shared model
+    deterministic: ClassVar[bool] = True  # final weights do not depend on timing
+    averaged_state: ClassVar[str] = "parameters"
+    optimizer_state_policy: ClassVar[str] = "keep"
+    sync_unit: ClassVar[str] = "batch"  # batch | epoch | none: what `sync_every` counts
+
+    @property
+    def sync_every(self) -> int:
+        """How many `sync_unit`s lie between two synchronisations."""
+        return 1
+
+    @property
+    def merge_policy(self) -> str:
+        """How replicas are combined, for the records."""
+        return "mean"
+
+    def setup(self, worker: Worker) -> None:
+        """Prepare; replicas already start from equal weights."""
+
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        """One step as in training, before it; the worker is put back afterwards."""
+        worker.local_step(batch)
+
+    def train(self, worker: Worker) -> None:
+        """The whole training; override where the rhythm is not the epoch, and call `epoch_done` yourself."""
+        for epoch in range(worker.epochs):
+            self.train_epoch(worker, epoch)
+            worker.epoch_done(epoch, agreed=self.in_agreement(worker, epoch))
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        raise NotImplementedError
+
+    def finish(self, worker: Worker) -> None:
+        """After the last epoch, inside the training time."""
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        """Whether all replicas are equal after `epoch`, so that any of them is the consensus."""
+        return worker.size == 1
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """The flat vector (n,) this strategy would hand out now: by default the mean of the replicas."""
+        vector = worker.parameters.detach().clone()
+        if worker.size > 1:
+            worker.comm.allreduce_(vector, "mean")
+        return vector
+
+    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+        """How many synchronisations the rule prescribes in `epoch` of `epochs` with `steps` steps each."""
+        return steps

@@ -1,0 +1,155 @@
+"""What to run: a study as its author writes it, and one run of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from scalebench.study.workers import parse_workers
+
+NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
+Execution = Literal["native", "paced", "virtual"]
+Engine = Literal["mpi", "horovod", "gloo", "nccl"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+
+
+class Component(BaseModel):
+    """A strategy, data set, model or optimizer: its name and raw options, checked where it is resolved.
+
+    Written as `name`, as `{name: {option: value}}` or as `{name: NAME, option: value}`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_yaml(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict):
+            if set(value) <= {"name", "options"} and "name" in value:
+                return value
+            if "name" in value:
+                options = {key: item for key, item in value.items() if key != "name"}
+                return {"name": value["name"], "options": options}
+            if len(value) == 1:
+                ((name, options),) = value.items()
+                if options is None or isinstance(options, dict):
+                    return {"name": name, "options": options or {}}
+        raise ValueError("expected a name, {name: {option: value}} or {name: NAME, option: value}")
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in sorted(self.options.items()))})"
+
+
+class VirtualOptions(BaseModel):
+    """How virtual runs are timed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
+    ties: Literal["seeded", "rank"] = "seeded"
+    jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
+    jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
+    slowdown: dict[int, PositiveFloat] = Field(default_factory=dict, description="compute factor per worker rank")
+
+
+class Training(BaseModel):
+    """Everything that one run of a study shares with the others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    dataset: Component = Component(name="digits_shifted")
+    data_dir: Path | None = None
+    model: Component = Component(name="mlp", options={"hidden": [128]})
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    epochs: PositiveInt = 6
+    optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
+    lr: PositiveFloat = 0.1
+    lr_policy: Literal["constant", "linear"] = "constant"
+    lr_warmup_epochs: NonNegativeInt = 0
+    scaling: Literal["strong", "weak"] = "strong"
+    batch_per_worker: PositiveInt | None = None
+    batch_global: PositiveInt | None = None
+    blocks: PositiveInt | Literal["auto"] = Field("auto", description="ds-tensor blocks; auto: one per worker")
+    partition: Component = Component(name="iid")
+    shuffle: Literal["none", "in_block", "rotate_blocks", "global"] = "in_block"
+    evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
+    target_metric: float | None = None
+    cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")
+    device_step_time: PositiveFloat | None = Field(None, description="seconds of one local step on the stated device")
+    threads_per_worker: PositiveInt = 1
+    warmup_steps: NonNegativeInt = 10
+    time_limit_s: PositiveFloat = 3600.0
+    virtual: VirtualOptions = VirtualOptions()
+    save_weights: bool = False
+    init_weights: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Training:
+        if self.batch_per_worker is not None and self.batch_global is not None:
+            raise ValueError("give batch_per_worker or batch_global, not both")
+        if self.batch_per_worker is None and self.batch_global is None:
+            object.__setattr__(self, "batch_per_worker", 8)
+        return self
+
+    @property
+    def batch_policy(self) -> str:
+        return "per_worker" if self.batch_per_worker is not None else "global"
+
+
+class Study(Training):
+    """A whole study: the training and the axes it is swept over."""
+
+    name: Name = "digits-strong-scaling"
+    description: str = ""
+    workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(default="1..64")
+    strategies: list[Component] = Field(
+        default_factory=lambda: [
+            Component(name=name)
+            for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
+        ],
+        min_length=1,
+    )
+    repetitions: PositiveInt = 3
+    seed: NonNegativeInt = 0
+    execution: Literal["auto", "native", "paced", "virtual"] = "auto"
+    engine: Engine | Literal["auto"] = "auto"
+
+
+class Run(Training):
+    """One run: what travels to the process that executes it."""
+
+    study: str
+    run_id: str
+    config_hash: str
+    attempt: PositiveInt = 1
+    execution: Execution
+    engine: str = Field(description="virtual, or a native engine")
+    strategy: Component
+    workers: PositiveInt
+    repetition: NonNegativeInt
+    seed: NonNegativeInt
+    run_order: NonNegativeInt = 0
+
+
+def slug(text: str) -> str:
+    """`text` as a harmless file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
