@@ -48,7 +48,7 @@ class RunError(ScalebenchError):
     status = "failed"
 
 
-class Diverged(RunError):
+class DivergedError(RunError):
     """The training loss became NaN or infinite."""
 
     status = "diverged"

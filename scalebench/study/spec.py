@@ -120,11 +120,12 @@ class Study(Training):
 
     name: Name = "digits-strong-scaling"
     description: str = ""
-    workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(default="1..64")
+    workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(
+        default_factory=lambda: parse_workers("1..64")
+    )
     strategies: list[Component] = Field(
         default_factory=lambda: [
-            Component(name=name)
-            for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
+            Component(name=name) for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
         ],
         min_length=1,
     )
