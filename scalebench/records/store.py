@@ -1,0 +1,127 @@
+"""A study's folder of records: runs.csv, epochs.csv, study.yaml, provenance/."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from scalebench.errors import ResultsError
+from scalebench.records.schema import EpochRow, RunRow
+from scalebench.records.table import Table, check_version
+
+
+class Store:
+    """Appends runs to `folder`; whatever happens, a run whose row is in runs.csv is whole.
+
+    The epoch rows of a run are written first and its row in runs.csv commits them. Opening a folder that a killed
+    process left behind moves torn lines, and epoch rows that no run row committed, to `runs.csv.partial` and
+    `epochs.csv.partial`. One process writes a folder at a time.
+
+    Raises:
+        ResultsError: the folder cannot be written, or its tables are of another schema version.
+    """
+
+    def __init__(self, folder: Path | str, *, fsync: bool = True) -> None:
+        self.folder = Path(folder)
+        self._runs = Table(self.folder / "runs.csv", RunRow, fsync=fsync)
+        try:
+            self._completed: set[tuple[str, str]] = set()
+            self._attempts: dict[str, int] = {}
+            self._read_runs()
+            self._epochs = Table(self.folder / "epochs.csv", EpochRow, fsync=fsync)
+            self._set_aside_uncommitted()
+        except BaseException:
+            self._runs.close()
+            raise
+
+    def append(self, run: RunRow, epochs: Sequence[EpochRow] = ()) -> None:
+        """Write a finished attempt: its epoch rows, then the run row that commits them."""
+        strangers = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
+        if strangers:
+            raise ValueError(f"epoch rows of {strangers[0].run_id!r} given with run {run.run_id!r}")
+        before = self._epochs.append(epochs)
+        try:
+            self._runs.append([run])
+        except ResultsError:
+            self._epochs.take_back(before)
+            raise
+        self._remember(run.run_id, run.config_hash, run.attempt, run.status)
+
+    def completed(self) -> set[tuple[str, str]]:
+        """(run_id, config_hash) of every run that has been completed and need not be repeated."""
+        return set(self._completed)
+
+    def next_attempt(self, run_id: str) -> int:
+        """1 for a run that is new here, else one more than its latest attempt."""
+        return self._attempts.get(run_id, 0) + 1
+
+    def keep_study(self, resolved: Mapping[str, Any]) -> Path:
+        """Write what was run, resolved, as study.yaml."""
+        text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
+        return self._replace("study.yaml", text)
+
+    def keep_provenance(self, facts: Mapping[str, Any]) -> str:
+        """Write where it was run as provenance/<hash>.json; return the hash. Equal facts share a file."""
+        text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        self._replace(f"provenance/{digest}.json", text)
+        return digest
+
+    def close(self) -> None:
+        self._runs.close()
+        self._epochs.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_runs(self) -> None:
+        versions: set[str] = set()
+        for line, row in self._runs.rows():
+            attempt = row["attempt"]
+            if not attempt.isdecimal():
+                raise ResultsError(f"{self._runs.path}, line {line}: attempt is {attempt!r}, expected a number")
+            versions.add(row["schema_version"])
+            self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"])
+        check_version(self._runs.path, versions)
+
+    def _remember(self, run_id: str, config_hash: str, attempt: int, status: str) -> None:
+        self._attempts[run_id] = max(attempt, self._attempts.get(run_id, 0))
+        if status == "completed":
+            self._completed.add((run_id, config_hash))
+
+    def _set_aside_uncommitted(self) -> None:
+        start: int | None = None
+        for offset, row in self._epochs.lines_backwards():
+            attempt = row.get("attempt", "")
+            if attempt.isdecimal() and int(attempt) <= self._attempts.get(row.get("run_id", ""), 0):
+                break
+            start = offset
+        if start is not None:
+            self._epochs.set_aside_tail(start)
+
+    def _replace(self, name: str, text: str) -> Path:
+        """Write a whole file or leave the old one."""
+        path = self.folder / name
+        fresh = path.with_name(path.name + ".new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError as error:
+            raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
+        return path
