@@ -1,0 +1,44 @@
+"""The columns, their order and their dictionary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from scalebench.records.schema import EpochRow, RunRow, columns, data_dictionary_markdown, kinds
+from tests.records_factory import run_row
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_run_rows_begin_with_the_version_and_keep_their_order():
+    names = columns(RunRow)
+    assert names[:7] == ["schema_version", "study", "run_id", "config_hash", "attempt", "status", "error"]
+    assert names[-3:] == ["git_dirty", "packages_hash", "scheduler_job_id"]
+    assert len(names) == 74
+    assert len(columns(EpochRow)) == 17
+
+
+def test_the_committed_dictionary_is_the_generated_one():
+    assert (DOCS / "records.md").read_text() == data_dictionary_markdown()
+
+
+def test_every_number_of_seconds_says_its_unit():
+    page = data_dictionary_markdown()
+    for row_type in (RunRow, EpochRow):
+        for name, kind in kinds(row_type).items():
+            expected = "s" if name.endswith("_s") or name.startswith("epoch_s_") else None
+            line = next(line for line in page.splitlines() if line.startswith(f"| `{name}` | {kind} |"))
+            assert expected is None or f"| {kind} | s |" in line, name
+
+
+def test_options_are_kept_as_sorted_json():
+    assert run_row(strategy_options={"merge": "half", "every": 2}).strategy_options == '{"every": 2, "merge": "half"}'
+
+
+@pytest.mark.parametrize("change", [{"status": "done"}, {"execution": "simulated"}, {"unknown_column": 1}])
+def test_what_is_not_in_the_schema_is_refused(change):
+    with pytest.raises(ValidationError):
+        run_row(**change)

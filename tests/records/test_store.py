@@ -1,0 +1,218 @@
+"""What is committed survives whatever happens to the process, the disk or the file."""
+
+from __future__ import annotations
+
+import csv
+import resource
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import yaml
+
+from scalebench.errors import ResultsError
+from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.records.store import Store
+from tests.records_factory import epoch_row, run_row
+
+
+def attempt(run_id, number=1, status="completed", epochs=3):
+    run = run_row(run_id=run_id, config_hash=f"hash-{run_id}", attempt=number, status=status)
+    return run, [epoch_row(run_id=run_id, attempt=number, epoch=epoch) for epoch in range(epochs)]
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Store(tmp_path / "study") as store:
+        store.append(*attempt("a"))
+        store.append(*attempt("b"))
+    return tmp_path / "study"
+
+
+def test_a_new_folder_gets_one_header_for_each_table(folder):
+    with Store(folder) as store:
+        store.append(*attempt("c"))
+    for name, row_type, count in (("runs.csv", RunRow, 3), ("epochs.csv", EpochRow, 9)):
+        assert (folder / name).read_text().splitlines()[0].split(",") == columns(row_type)
+        assert len(rows(folder / name)) == count
+
+
+def test_what_is_not_measured_is_empty_not_zero(folder):
+    row = rows(folder / "runs.csv")[0]
+    assert row["comm_s"] == row["energy_j"] == row["error"] == ""
+    assert row["oversubscribed"] == "false"
+    assert row["schema_version"] == "1"
+
+
+def test_completed_runs_and_attempts_are_known_after_reopening(folder):
+    with Store(folder) as store:
+        store.append(*attempt("c", status="failed"))
+    with Store(folder) as store:
+        assert store.completed() == {("a", "hash-a"), ("b", "hash-b")}
+        assert [store.next_attempt(name) for name in ("a", "c", "new")] == [2, 2, 1]
+        store.append(*attempt("c", 2))
+        assert ("c", "hash-c") in store.completed()
+        assert store.next_attempt("c") == 3
+
+
+def test_runs_cut_at_every_byte_of_the_last_row_lose_only_that_row(folder, tmp_path):
+    whole = (folder / "runs.csv").read_bytes()
+    last_row = len(whole) - whole.rstrip(b"\n").rfind(b"\n") - 1
+    for missing in range(1, last_row + 1):
+        cut = tmp_path / "cut"
+        shutil.copytree(folder, cut)
+        (cut / "runs.csv").write_bytes(whole[:-missing])
+        with Store(cut, fsync=False) as store:
+            assert store.completed() == {("a", "hash-a")}
+            assert store.next_attempt("b") == 1
+            store.append(*attempt("b"))
+        assert (cut / "runs.csv").read_bytes() == whole, "the repeated run makes the table whole again"
+        assert [row["run_id"] for row in rows(cut / "epochs.csv")] == ["a"] * 3 + ["b"] * 3
+        set_aside = (cut / "epochs.csv.partial").read_text()
+        assert set_aside.count("\n") == 3, "its epochs had no run row: set aside, not dropped"
+        if missing < last_row:
+            assert (cut / "runs.csv.partial").read_bytes() == whole[-last_row:-missing] + b"\n"
+        shutil.rmtree(cut)
+
+
+def test_epochs_cut_at_every_byte_of_an_uncommitted_run(folder, tmp_path):
+    committed = (folder / "epochs.csv").read_bytes()
+    with Store(folder) as store:
+        store.append(*attempt("c"))
+    whole = (folder / "epochs.csv").read_bytes()
+    runs = (folder / "runs.csv").read_bytes().splitlines(keepends=True)
+    (folder / "runs.csv").write_bytes(b"".join(runs[:-1]))
+    for length in range(len(committed), len(whole) + 1):
+        (folder / "epochs.csv").write_bytes(whole[:length])
+        Store(folder, fsync=False).close()
+        assert (folder / "epochs.csv").read_bytes() == committed
+
+
+def test_a_torn_header_starts_the_file_anew(tmp_path):
+    (tmp_path / "runs.csv").write_text("schema_version,stu")
+    Store(tmp_path).close()
+    assert rows(tmp_path / "runs.csv") == []
+    assert (tmp_path / "runs.csv.partial").read_text() == "schema_version,stu\n"
+
+
+def test_many_uncommitted_epochs_are_found_across_read_blocks(folder):
+    committed = (folder / "epochs.csv").read_bytes()
+    line = committed.splitlines()[-1].replace(b"b,", b"lost,", 1) + b"\n"
+    (folder / "epochs.csv").write_bytes(committed + 9000 * line)
+    Store(folder).close()
+    assert (folder / "epochs.csv").read_bytes() == committed
+    assert (folder / "epochs.csv.partial").read_bytes() == 9000 * line
+
+
+@contextmanager
+def file_size_limit(size):
+    """The disk is full: no file may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("table", ["runs.csv", "epochs.csv"])
+def test_a_disk_that_fills_up_leaves_no_torn_row(folder, table):
+    before = {name: (folder / name).read_bytes() for name in ("runs.csv", "epochs.csv")}
+    epochs = 40 if table == "epochs.csv" else 0
+    with Store(folder) as store:
+        with file_size_limit(len(before[table]) + 50), pytest.raises(ResultsError, match=rf"cannot write .*{table}: "):
+            store.append(*attempt("c", epochs=epochs))
+        assert {name: (folder / name).read_bytes() for name in before} == before
+        assert store.next_attempt("c") == 1
+        store.append(*attempt("c"))
+    assert len(rows(folder / "runs.csv")) == 3
+
+
+def test_a_run_row_that_cannot_be_written_takes_its_epochs_back(folder):
+    runs, epochs = ((folder / name).read_bytes() for name in ("runs.csv", "epochs.csv"))
+    with Store(folder) as store:
+        with file_size_limit(len(runs) + 50), pytest.raises(ResultsError, match="cannot write"):
+            store.append(*attempt("c", epochs=1))
+        assert (folder / "epochs.csv").read_bytes() == epochs
+
+
+@pytest.mark.parametrize("place", ["/proc/scalebench", "file/study"])
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path, place):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match=r"cannot open .*runs\.csv: .*--output") as caught:
+        Store(tmp_path / place)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_schema_version_is_refused_by_its_number(folder):
+    text = (folder / "runs.csv").read_text().replace("\n1,", "\n7,")
+    (folder / "runs.csv").write_text(text)
+    with pytest.raises(ResultsError, match=r"schema version 7, this scalebench reads and writes version 1"):
+        Store(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("comm_s,", "", "lacks comm_s"),
+        ("comm_s,", "comm_s,colour,", "has the unknown 'colour'"),
+        ("comm_s,", "comm_s,comm_s,", "repeats a column"),
+        (",", ";", "not separated by commas"),
+    ],
+)
+def test_other_columns_are_refused_by_name(folder, old, new, message):
+    (folder / "epochs.csv").write_text((folder / "epochs.csv").read_text().replace(old, new))
+    with pytest.raises(ResultsError, match=message):
+        Store(folder)
+
+
+def test_columns_reordered_by_a_spreadsheet_are_kept_in_that_order(folder):
+    old = rows(folder / "runs.csv")
+    header = sorted(columns(RunRow))
+    with (folder / "runs.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, header)
+        writer.writeheader()
+        writer.writerows(old)
+    with Store(folder) as store:
+        assert len(store.completed()) == 2
+        store.append(*attempt("c"))
+    with (folder / "runs.csv").open(newline="", encoding="utf-8-sig") as file:
+        new = list(csv.DictReader(file))
+    assert [row["run_id"] for row in new] == ["a", "b", "c"]
+    assert {**new[2], "run_id": "a", "config_hash": "hash-a"} == old[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [(b"1,2,3\n", r"line 4: 3 cells, expected 74"), (b"\x00\xff\n", r"line 4: 1 cells")]
+)
+def test_a_damaged_row_is_reported_with_its_line(folder, line, message):
+    with (folder / "runs.csv").open("ab") as file:
+        file.write(line)
+    with pytest.raises(ResultsError, match=message):
+        Store(folder)
+
+
+def test_formulas_in_names_stay_text(folder):
+    with Store(folder) as store:
+        store.append(run_row(run_id="x", strategy="=cmd()", error="- no\nway", train_s=-1.5), [])
+    row = rows(folder / "runs.csv")[-1]
+    assert (row["strategy"], row["error"], row["train_s"]) == ("'=cmd()", "'- no way", "-1.5")
+
+
+def test_epochs_of_another_run_are_a_bug(folder):
+    with Store(folder) as store, pytest.raises(ValueError, match="epoch rows of 'b' given with run 'a'"):
+        store.append(attempt("a")[0], attempt("b")[1])
+
+
+def test_study_and_provenance_are_kept_whole(folder):
+    with Store(folder) as store:
+        path = store.keep_study({"name": "study", "workers": [1, 2]})
+        first, again = store.keep_provenance({"cpu": "x"}), store.keep_provenance({"cpu": "x"})
+    assert yaml.safe_load(path.read_text()) == {"name": "study", "workers": [1, 2]}
+    assert first == again
+    assert [file.name for file in (folder / "provenance").iterdir()] == [f"{first}.json"]
