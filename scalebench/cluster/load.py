@@ -1,0 +1,64 @@
+"""Finds a cluster: a shipped preset by name, or a YAML file."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from scalebench.cluster.spec import Cluster
+from scalebench.errors import ClusterError, nearest
+from scalebench.study.validation import explain, read_mapping
+
+_HERE = "this-machine"  # written for a number that is read from the machine when the file is loaded
+
+
+def cluster_names() -> list[str]:
+    """The shipped clusters."""
+    folder = resources.files("scalebench.cluster") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def describe_clusters() -> list[tuple[str, str]]:
+    """(name, one-line summary) of each shipped cluster."""
+    return [(name, load_cluster(name).description) for name in cluster_names()]
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The shipped cluster of that name, or the one in that YAML file.
+
+    `cores`, `workers_per_node` and `memory_gib` may say `this-machine`: they are then read from where this runs.
+
+    Raises:
+        ClusterError: unknown name (the nearest is named), unreadable file, or a key that does not fit.
+    """
+    text = str(name_or_path)
+    if text in cluster_names():
+        path = Path(str(resources.files("scalebench.cluster") / "presets" / f"{text}.yaml"))
+    else:
+        path = Path(name_or_path)
+        if path.suffix not in {".yaml", ".yml"} and not path.is_file():
+            raise ClusterError(f"unknown cluster {text!r}; {nearest(text, cluster_names())}; or give a .yaml file")
+    raw = read_mapping(path, ClusterError, "cluster")
+    if isinstance(raw.get("node"), dict):
+        raw["node"] = _resolved(raw["node"])
+    try:
+        return Cluster.model_validate(raw)
+    except ValidationError as error:
+        raise ClusterError(explain(error, Cluster, str(path), raw)) from None
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    here: dict[str, Any] = {"cores": _cores, "workers_per_node": _cores, "memory_gib": _memory_gib}
+    return {key: here[key]() if value == _HERE and key in here else value for key, value in node.items()}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _memory_gib() -> float:
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)

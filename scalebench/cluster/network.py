@@ -1,0 +1,234 @@
+"""What a message costs: closed forms for point-to-point and collective operations, priced by where the ranks sit.
+
+Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte reduced, lg = log2. Formulas:
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; tree:
+Besch, Pohl, PDP 1995; server: Barrachina et al., Computing 2021. Each is written for one kind of link. A group that
+spans nodes climbs two *levels*, g ranks inside a node and m nodes, and pays each level's own latency and bandwidth;
+where all g ranks of a node send at the same time they share its network cards.
+
+Every cost grows with n and with p (ranks taken in order). For p that is no power of two the logarithms are rounded
+up: that pays for folding the surplus ranks in, while the copy back to them, a + n/B, is taken as hidden.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from scalebench.cluster.spec import Cluster
+from scalebench.errors import ClusterError, nearest
+
+# MPICH's MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE and MPIR_CVAR_REDUCE_SHORT_MSG_SIZE; up to it latency counts, above it
+# bandwidth. Open MPI 5's table (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
+# switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8 KiB for most rank counts.
+SHORT_MESSAGE = 2048
+SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+
+
+class Level(NamedTuple):
+    """One storey of a group: `ranks` members joined by links of this latency (s) and bandwidth (bytes/s).
+
+    `shared` is the bandwidth left to each member when all the ranks below it use the link at the same time.
+    """
+
+    ranks: int
+    latency_s: float
+    bandwidth: float
+    shared: float
+
+
+Levels = tuple[Level, ...]  # inside a node first, then between nodes; levels of one rank are left out
+
+
+def recursive_doubling(n: int, levels: Levels, gamma: float) -> float:
+    """ceil(lg p) (a + n/B + n gamma): every rank swaps the whole buffer with ever farther partners."""
+    return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
+
+
+def rabenseifner(n: int, levels: Levels, gamma: float) -> float:
+    """2 ceil(lg p) a + 2 (p-1)/p n/B + (p-1)/p n gamma: recursive halving, then doubling, nearest partners first."""
+    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * _lg(ranks))
+
+
+def hierarchical(n: int, levels: Levels, gamma: float) -> float:
+    """Rings in rings, g ranks in each of m nodes.
+
+    2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for the sums.
+    """
+    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * (ranks - 1))
+
+
+def ring(n: int, levels: Levels, gamma: float) -> float:
+    """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
+    p, link = _ranks(levels), levels[-1]
+    return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
+
+
+def tree(n: int, levels: Levels, gamma: float) -> float:
+    """2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma: binomial reduce, then binomial broadcast."""
+    return sum(_lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma) for level in levels)
+
+
+def server(n: int, levels: Levels, gamma: float, shards: int = 1) -> float:
+    """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
+    p = _ranks(levels)
+    return 2 * levels[-1].latency_s + 2 * n / _slowest(levels) * max(1.0, p / shards)
+
+
+ALLREDUCE: dict[str, Callable[[int, Levels, float], float]] = {
+    "ring": ring,
+    "recursive_doubling": recursive_doubling,
+    "rabenseifner": rabenseifner,
+    "tree": tree,
+    "hierarchical": hierarchical,
+}
+
+
+def choose(n: int) -> str:
+    """Which allreduce an MPI library would take for `n` bytes: MPICH's rule, with its threshold.
+
+    Both are priced level by level, which is what the node-aware modes of MPI libraries make of them.
+    """
+    return "recursive_doubling" if n <= SHORT_MESSAGE else "rabenseifner"
+
+
+def broadcast(n: int, levels: Levels) -> float:
+    """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
+    if n <= SHORT_MESSAGE:
+        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth) for level in levels)
+    return rabenseifner(n, levels, 0.0)
+
+
+def reduce(n: int, levels: Levels, gamma: float) -> float:
+    """Binomial, ceil(lg p)(a + n/B + n gamma), while short; above it reduce-scatter and gather cost an allreduce."""
+    if n <= SHORT_MESSAGE:
+        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma) for level in levels)
+    return rabenseifner(n, levels, gamma)
+
+
+def allgather(n: int, levels: Levels) -> float:
+    """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
+    p = _ranks(levels)
+    transfer = (p - 1) * n / _slowest(levels)
+    if p * n <= SHORT_ALLGATHER:
+        return sum(_lg(level.ranks) * level.latency_s for level in levels) + transfer
+    return (p - 1) * levels[-1].latency_s + transfer
+
+
+def alltoallv(n: int, levels: Levels) -> float:
+    """(p-1) a + n/B, where n is the most that any rank sends or receives; cards are shared by their node's ranks."""
+    return (_ranks(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
+
+
+class Network:
+    """The links of a cluster, with worker i on node i // ranks_per_node; all costs are in seconds.
+
+    `ranks` is any sequence of worker numbers (a tuple or a range is looked up fastest). `collective` is the allreduce
+    that `algorithm="auto"` stands for, by default `choose`.
+    """
+
+    def __init__(self, cluster: Cluster, ranks_per_node: int | None = None, collective: str = "auto") -> None:
+        self.cluster = cluster
+        self.ranks_per_node = ranks_per_node or cluster.node.workers_per_node
+        self.collective = self._known(collective)
+        self._levels: dict[Sequence[int], Levels] = {}
+        self._costs: dict[tuple[str, int, Sequence[int]], float] = {}
+
+    def same_node(self, a: int, b: int) -> bool:
+        """Whether workers `a` and `b` share a node."""
+        return a // self.ranks_per_node == b // self.ranks_per_node
+
+    def message(self, nbytes: int, src: int, dst: int) -> float:
+        """a + n/B of the link between two workers; nothing to oneself."""
+        if src == dst:
+            return 0.0
+        link = self.cluster.links.intra if self.same_node(src, dst) else self.cluster.links.inter
+        return link.latency_s + nbytes / link.bandwidth_bytes_per_s
+
+    def allreduce(self, nbytes: int, ranks: Sequence[int], algorithm: str = "auto") -> float:
+        """Cost of summing `nbytes` over `ranks`."""
+        wanted = self.collective if algorithm == "auto" else self._known(algorithm)
+        name = choose(nbytes) if wanted == "auto" else wanted
+        gamma = self.cluster.reduction.seconds_per_byte
+        return self._cost(name, nbytes, ranks, lambda levels: ALLREDUCE[name](nbytes, levels, gamma))
+
+    def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """Cost of summing `nbytes` over `ranks` onto one of them."""
+        gamma = self.cluster.reduction.seconds_per_byte
+        return self._cost("reduce", nbytes, ranks, lambda levels: reduce(nbytes, levels, gamma))
+
+    def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """Cost of giving one rank's `nbytes` to all `ranks`."""
+        return self._cost("broadcast", nbytes, ranks, lambda levels: broadcast(nbytes, levels))
+
+    def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """Cost of giving every rank's `nbytes` to all `ranks`."""
+        return self._cost("allgather", nbytes, ranks, lambda levels: allgather(nbytes, levels))
+
+    def alltoallv(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """Cost of a full exchange in which no rank sends or receives more than `nbytes`."""
+        return self._cost("alltoallv", nbytes, ranks, lambda levels: alltoallv(nbytes, levels))
+
+    def barrier(self, ranks: Sequence[int]) -> float:
+        """ceil(lg p) a per level: an allreduce of nothing."""
+        return self.allreduce(0, ranks, "recursive_doubling")
+
+    def server(self, nbytes: int, ranks: Sequence[int], shards: int = 1) -> float:
+        """Cost of one round of pushes and pulls of `nbytes` by all `ranks` at a server of `shards` shards."""
+        return self._cost(f"server/{shards}", nbytes, ranks, lambda levels: server(nbytes, levels, 0.0, shards))
+
+    def _cost(self, name: str, nbytes: int, ranks: Sequence[int], price: Callable[[Levels], float]) -> float:
+        group = ranks if isinstance(ranks, tuple | range) else tuple(ranks)
+        key = (name, nbytes, group)
+        cost = self._costs.get(key)
+        if cost is None:
+            levels = self._levels.get(group)
+            if levels is None:
+                levels = self._levels[group] = self._place(group)
+            cost = self._costs[key] = price(levels) if levels else 0.0
+        return cost
+
+    def _place(self, group: Sequence[int]) -> Levels:
+        """The group's levels; a node that is not full is priced as the fullest one, which keeps costs monotone."""
+        members = Counter(rank // self.ranks_per_node for rank in group)
+        inside, nodes = max(members.values()), len(members)
+        intra, inter = self.cluster.links.intra, self.cluster.links.inter
+        # A switch or shared memory serves all pairs of a node at once; its network cards serve so many flows each.
+        left = inter.bandwidth_bytes_per_s * min(1.0, self.cluster.node.network_cards / inside)
+        levels = (
+            Level(inside, intra.latency_s, intra.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s),
+            Level(nodes, inter.latency_s, inter.bandwidth_bytes_per_s, left),
+        )
+        return tuple(level for level in levels if level.ranks > 1)
+
+    @staticmethod
+    def _known(collective: str) -> str:
+        if collective != "auto" and collective not in ALLREDUCE:
+            raise ClusterError(f"unknown collective {collective!r}; {nearest(collective, [*ALLREDUCE, 'auto'])}")
+        return collective
+
+
+def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int]) -> float:
+    """Reduce-scatter up the levels and allgather down them: each level handles what the one below left to a rank."""
+    cost, share = 0.0, float(n)
+    for level in levels:
+        part = (level.ranks - 1) / level.ranks * share
+        cost += messages(level.ranks) * level.latency_s + part * (2 / level.shared + gamma)
+        share /= level.ranks
+    return cost
+
+
+def _lg(ranks: int) -> int:
+    return (ranks - 1).bit_length()
+
+
+def _ranks(levels: Levels) -> int:
+    product = 1
+    for level in levels:
+        product *= level.ranks
+    return product
+
+
+def _slowest(levels: Levels) -> float:
+    return min(level.bandwidth for level in levels)

@@ -1,0 +1,125 @@
+"""A cluster as a file describes it: nodes, links, step times where they were measured; every number has a source."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from scalebench.errors import ClusterError
+from scalebench.study.spec import Name, Training
+
+_Source = Field(
+    min_length=3, description="where the numbers of this block come from; `assumed` with a range if nowhere"
+)
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Node(_Block):
+    """One machine of the cluster."""
+
+    cores: PositiveInt
+    gpus: int = Field(0, ge=0)
+    workers_per_node: PositiveInt
+    memory_gib: PositiveFloat | None = None
+    network_cards: PositiveInt = Field(1, description="cards of links.inter; ranks that send at once share them")
+    source: str = _Source
+
+
+class Link(_Block):
+    """latency_s + n / bandwidth_bytes_per_s seconds for n bytes, in each direction."""
+
+    latency_s: PositiveFloat
+    bandwidth_bytes_per_s: PositiveFloat
+    source: str = _Source
+
+
+class Links(_Block):
+    """Inside a node, and between nodes (of one network card)."""
+
+    intra: Link
+    inter: Link
+
+
+class Reduction(_Block):
+    """gamma: adding n bytes to n bytes reads both and writes one, 3 n bytes at the speed of memory."""
+
+    seconds_per_byte: PositiveFloat
+    source: str = _Source
+
+
+class StepTime(_Block):
+    """One worker's seconds for one batch of one model."""
+
+    model: str = Field(description="as a study's model prints: a name, with its options in brackets")
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    batch: PositiveInt
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    update_s: PositiveFloat
+    source: str = _Source
+
+    @property
+    def step_s(self) -> float:
+        """Forward, backward and update together."""
+        return self.forward_s + self.backward_s + self.update_s
+
+
+class Cluster(_Block):
+    """What a virtual run pretends to run on."""
+
+    name: Name
+    description: str = ""
+    nodes: PositiveInt = Field(description="how many there are")
+    node: Node
+    links: Links
+    reduction: Reduction
+    compute: Literal["this-machine", "stated"] = Field(
+        "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
+    )
+    step_times: list[StepTime] = []
+
+    def nodes_for(self, workers: int) -> int:
+        """How many nodes `workers` fill.
+
+        Raises:
+            ClusterError: more than the cluster has.
+        """
+        needed = math.ceil(workers / self.node.workers_per_node)
+        if needed > self.nodes:
+            room = self.nodes * self.node.workers_per_node
+            raise ClusterError(
+                f"cluster {self.name}: {workers} workers need {needed} nodes of {self.node.workers_per_node}, "
+                f"it has {self.nodes}; ask for at most {room} workers or describe a larger cluster"
+            )
+        return needed
+
+    def step_times_of(self, model: str, dtype: str) -> dict[int, StepTime]:
+        """The table's entries for one model, by batch size."""
+        return {entry.batch: entry for entry in self.step_times if (entry.model, entry.dtype) == (model, dtype)}
+
+
+def require_step_times(cluster: Cluster, training: Training) -> None:
+    """Refuse a virtual run whose compute nobody measured: this machine's step on another machine's network.
+
+    Raises:
+        ClusterError: the cluster is not made of machines like this one, the study states no device_step_time, and the
+            cluster has no step times for the model, dtype and (where it is fixed) batch per worker.
+    """
+    if cluster.compute == "this-machine" or training.device_step_time is not None:
+        return
+    model = str(training.model)
+    known = cluster.step_times_of(model, training.dtype)
+    batch = training.batch_per_worker
+    if known and (batch is None or batch in known):
+        return
+    wanted = f"model {model!r} in {training.dtype}" + (f" at batch {batch}" if batch else "")
+    have = f" (it has batches {', '.join(map(str, sorted(known)))})" if known else ""
+    raise ClusterError(
+        f"cluster {cluster.name}: no measured step time for {wanted}{have}; state the seconds of one step on its "
+        f"device with --device-step-time, add them to a cluster file's step_times, or use --cluster this-machine"
+    )

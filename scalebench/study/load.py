@@ -1,0 +1,114 @@
+"""From a YAML file, `--set` and flags to one checked study, and back to YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from scalebench.errors import StudyError, nearest
+from scalebench.study.spec import Study, Training
+from scalebench.study.validation import explain, parse, read_mapping
+
+_HEADER = """\
+# A scalebench study, resolved: every key is written out, with the value that was used.
+# `scalebench run THIS_FILE` runs it again; `scalebench schema` prints what each key means.
+"""
+_SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
+
+
+def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
+    """The study in `path` (None: the default study), with `sets` (`key=value`) and then `overrides` (flags) over it.
+
+    Raises:
+        StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
+    """
+    raw = read_mapping(path, StudyError, "study") if path else {}
+    before = dict(raw)
+    where = str(path) if path else "the default study"
+    for item in sets:
+        _assign(raw, item)
+    for key, value in overrides.items():
+        if value is not None:
+            raw[key] = value
+    _one_batch(before, raw, sets, overrides)
+    try:
+        return Study.model_validate(raw)
+    except ValidationError as error:
+        raise StudyError(explain(error, Study, _origin(error, where, overrides, sets), raw)) from None
+
+
+def dump_study(study: Study) -> str:
+    """The study as YAML, with a comment on top; `load_study` reads it back to an equal study."""
+    values = study.model_dump(mode="json")
+    # Both batch keys are never given together, and what is empty is said by leaving it out.
+    order = [*Study.__annotations__, *Training.model_fields]
+    kept = {key: values[key] for key in order if values[key] is not None}
+    for key in (*_SHORTCUTS, "strategies"):
+        kept[key] = [_plain(item) for item in kept[key]] if key == "strategies" else _plain(kept[key])
+    return _HEADER + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _plain(component: dict[str, Any]) -> Any:
+    return {component["name"]: component["options"]} if component["options"] else component["name"]
+
+
+def _assign(raw: dict[str, Any], item: str) -> None:
+    """Write `a.b=value` into `raw`; the value is read as YAML."""
+    key, equals, text = item.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise StudyError(f"--set {item}: expected KEY=VALUE, such as --set virtual.ties=rank")
+    if parts[0] not in Study.model_fields:
+        raise StudyError(f"--set {item}: unknown key {parts[0]!r}; {nearest(parts[0], Study.model_fields)}")
+    value = parse(text, f"--set {key}", StudyError)
+    if len(parts) == 2 and parts[0] in _SHORTCUTS:
+        _assign_option(raw, parts[0], parts[1], value)
+        return
+    here = raw
+    for part in parts[:-1]:
+        inner = here.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise StudyError(f"--set {item}: {part!r} has no keys of its own, it is {inner!r}")
+        here = inner
+    here[parts[-1]] = value
+
+
+def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> None:
+    """`--set model.hidden=[64]` changes one option of the component, whichever way the file wrote it."""
+    field = Study.model_fields[key]
+    written = raw.get(key, field.get_default().model_dump())
+    try:
+        component = field.annotation.model_validate(written).model_dump()  # type: ignore[union-attr]
+    except ValidationError as error:
+        raise StudyError(explain(error, Study, f"key {key!r}")) from None
+    if option == "name":
+        component = {"name": value, "options": {}}
+    else:
+        component["options"][option] = value
+    raw[key] = component
+
+
+def _one_batch(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
+    """A batch key given by a flag replaces the other one of the file: the two exclude each other."""
+    pair = ("batch_per_worker", "batch_global")
+    set_keys = {item.partition("=")[0].strip() for item in sets}
+    said = [key for key in pair if overrides.get(key) is not None or key in set_keys]
+    if len(said) == 1:
+        other = pair[1 - pair.index(said[0])]
+        if other in before:
+            raw.pop(other, None)
+
+
+def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]) -> str:
+    """Which file or flag the first complaint is about."""
+    loc = error.errors()[0]["loc"]
+    key = str(loc[0]) if loc else ""
+    if overrides.get(key) is not None:
+        return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
+    for item in sets:
+        if item.split("=")[0].strip().split(".")[0] == key:
+            return f"--set {item}"
+    return where

@@ -1,0 +1,167 @@
+"""Reads YAML that strangers wrote, and says in one line what does not fit."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from scalebench.errors import UsageError, nearest
+
+_MAX_BYTES = 1_000_000
+_MAX_DEPTH = 40  # nested deeper, a document is an attack or an accident
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, Any]:
+    """The mapping in the YAML file `path`; `what` names its kind in messages.
+
+    Raises:
+        UsageError: (of class `error`) not readable, not YAML, not a mapping; one line with file, line and column.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or str(cause)
+        raise error(f"cannot read the {what} file {str(path)!r}: {reason}") from None
+    if len(raw) > _MAX_BYTES:
+        raise error(f"{path}: larger than {_MAX_BYTES:,} bytes; expected a {what} in YAML")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise error(f"{path}: not text in UTF-8; expected a {what} in YAML") from None
+    document = parse(text, str(path), error)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise error(f"{path}: expected a mapping of keys to values, got {_kind(document)}")
+    for key in document:
+        if not isinstance(key, str):
+            raise error(f"{path}: expected keys that are words, got {key!r}")
+    return document
+
+
+def parse(text: str, where: str, error: type[UsageError]) -> Any:
+    """The YAML document `text`: plain values only; no tags, aliases' expansion bounded, keys said once."""
+    try:
+        _check_events(text, where, error)
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
+    except yaml.YAMLError as cause:
+        raise error(_yaml_message(cause, where, text)) from None
+    except (ValueError, OverflowError, TypeError, RecursionError) as cause:
+        raise error(f"{where}: cannot read a value: {_one_line(str(cause))}") from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str, raw: Any = None) -> str:
+    """The first thing that does not fit, as one line: file, key path, what was expected, the nearest known key."""
+    first = error.errors()[0]
+    loc = [part for part in first["loc"] if not _is_branch(part)]
+    path = ".".join(str(part) for part in loc)
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown key {path!r}; {nearest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
+    if first["type"] == "missing":
+        return f"{where}: key {path!r} is missing"
+    message = _one_line(first["msg"].removeprefix("Value error, "))
+    got = first.get("input")
+    shown = "" if first["type"] in {"value_error", "model_type"} else f", got {_short(got)}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: key {path!r}: {message[:1].lower() + message[1:]}{shown}{more}" if path else f"{where}: {message}"
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
+    """The safe loader, which also reads 1e-6 as a number and refuses a key that is said twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is said twice", key_node.start_mark
+                )
+            seen.add(key)
+        return dict(super().construct_mapping(node, deep=deep))
+
+
+# YAML 1.1 wants a dot in 1.0e-6 and reads 1e-6 as text; nobody who writes 1e-6 means text.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _check_events(text: str, where: str, error: type[UsageError]) -> None:
+    """Refuse, before anything is built, what no study needs: tags, merge bombs, bottomless nesting."""
+    depth = 0
+    event: Any
+    for event in yaml.parse(text, Loader=_Loader):
+        mark = f"{where}, line {event.start_mark.line + 1}, column {event.start_mark.column + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise error(f"{mark}: anchors and aliases are not supported; write the value out")
+        if getattr(event, "tag", None):
+            raise error(f"{mark}: the tag {event.tag!r} is not allowed; write a plain value")
+        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise error(f"{mark}: nested deeper than {_MAX_DEPTH} levels")
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            depth -= 1
+
+
+def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
+    mark = getattr(cause, "problem_mark", None)
+    problem = _one_line(getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause))
+    if mark is None:
+        return f"{where}: not YAML: {problem}"
+    line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
+    if "\t" in line[: mark.column + 1]:
+        problem = "a tab; YAML is indented with spaces"
+    return f"{where}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
+
+
+def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
+    """The keys of the model that lies at `path` below `model`."""
+    here = model
+    for part in path:
+        field = here.model_fields.get(str(part))
+        inner = _models_in(field.annotation) if field else [here]
+        if not inner:
+            break
+        here = inner[0]
+    return sorted(here.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (list, dict, tuple, Union, types.UnionType, Annotated):
+        return [model for part in get_args(annotation) for model in _models_in(part)]
+    return []
+
+
+def _is_branch(part: Any) -> bool:
+    """Whether a part of pydantic's location names a union's branch, such as `literal['auto']`, and no key."""
+    return isinstance(part, str) and bool(re.search(r"\[.*\]$|^(int|str|float|bool|constrained-\w+)$", part))
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else f"the value {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = _one_line(repr(value))
+    except (ValueError, RecursionError):  # an integer too long to print, a structure too deep
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
