@@ -1,0 +1,79 @@
+"""Horovod's collectives. Names stay the same from step to step: its response cache then answers the negotiation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from scalebench.clock import Clock
+from scalebench.comm.base import Request
+from scalebench.comm.native import NativeCommunicator, concatenated
+from scalebench.errors import EngineError
+
+_OPS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
+
+
+class HorovodCommunicator(NativeCommunicator):
+    """All ranks of an initialised Horovod; it has no sub-communicators and no point-to-point messages."""
+
+    engine = "horovod"
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(hvd.rank(), hvd.size(), clock)
+        self._slots: set[int] = set()  # names in flight; freed in the order of the waits, which all ranks share
+
+    def _allreduce(self, tensor: Tensor, op: str) -> None:
+        self._refuse_bfloat16(tensor)
+        hvd.synchronize(hvd.allreduce_async_(tensor, name=_name(op, tensor), op=_OPS[op]))
+
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
+        self._refuse_bfloat16(tensor)
+        slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
+        self._slots.add(slot)
+        handle = hvd.allreduce_async_(tensor, name=f"{_name(op, tensor)}.{slot}", op=_OPS[op])
+        return _Handle(handle, slot, self._slots)
+
+    def _refuse_bfloat16(self, tensor: Tensor) -> None:
+        if tensor.dtype is torch.bfloat16:
+            raise EngineError("engine horovod cannot carry bfloat16; use float16 or float32, or --engine mpi or gloo")
+
+    def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
+        # Horovod has no reduce: all ranks get the sum, and only the root keeps it.
+        target = tensor if self.rank == root else tensor.clone()
+        self._allreduce(target, op)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        hvd.broadcast_(tensor, root, name=_name(f"broadcast{root}", tensor))
+
+    def _allgather(self, tensor: Tensor) -> list[Tensor]:
+        return list(hvd.allgather(tensor.unsqueeze(0), name=_name("allgather", tensor)).unbind())
+
+    def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        outgoing, lengths = concatenated(tensors)
+        name = f"alltoall.{outgoing.dtype}.{tuple(outgoing.shape[1:])}"
+        incoming, coming = hvd.alltoall(outgoing, torch.tensor(lengths, dtype=torch.int32), name=name)
+        return list(incoming.split(coming.tolist()))
+
+    def _barrier(self) -> None:
+        hvd.barrier()
+
+
+class _Handle:
+    """A Horovod handle and the name it holds until it is waited for."""
+
+    def __init__(self, handle: int, slot: int, slots: set[int]) -> None:
+        self._handle, self._slot, self._slots = handle, slot, slots
+
+    def wait(self) -> None:
+        hvd.synchronize(self._handle)
+        self._slots.discard(self._slot)
+
+    def done(self) -> bool:
+        return bool(hvd.poll(self._handle))
+
+
+def _name(what: str, tensor: Tensor) -> str:
+    return f"{what}.{tensor.dtype}.{tuple(tensor.shape)}"

@@ -1,0 +1,190 @@
+"""MPI through mpi4py: the tensor's own memory is handed over, nothing is copied.
+
+MPI knows neither bfloat16 nor, everywhere, float16. Sums of those travel as 16-bit words: each rank receives its
+chunk from all others, adds in float32, and the rounded chunks are gathered: 2 (p-1)/p n/B on the wire, as a ring.
+Tensors on a GPU are staged through host memory, for not every MPI can read the device's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from scalebench.clock import Clock
+from scalebench.comm.base import Request
+from scalebench.comm.native import NativeCommunicator, concatenated
+
+_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.float16: MPI.UINT16_T,
+    torch.bfloat16: MPI.UINT16_T,
+    torch.int64: MPI.INT64_T,
+    torch.int32: MPI.INT32_T,
+    torch.int16: MPI.INT16_T,
+    torch.int8: MPI.INT8_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.bool: MPI.BOOL,
+}
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+_HALVES = (torch.float16, torch.bfloat16)
+_REMEMBERED = 256  # buffers described at a time
+
+
+class MpiCommunicator(NativeCommunicator):
+    """The ranks of an mpi4py communicator."""
+
+    engine = "mpi"
+
+    def __init__(self, mpi: MPI.Comm, clock: Clock, parent: NativeCommunicator | None = None) -> None:
+        super().__init__(mpi.rank, mpi.size, clock, parent)
+        self.mpi = mpi
+        self._specs: dict[tuple[int, int, torch.dtype], list[Any]] = {}
+
+    def _buffer(self, tensor: Tensor) -> list[Any]:
+        """`tensor`'s memory as mpi4py wants it: [address, count, type].
+
+        Described by address, so that remembering it keeps no tensor alive and never goes stale.
+        """
+        if not tensor.is_contiguous():
+            raise ValueError("communicators carry contiguous tensors; call .contiguous() first")
+        key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+        spec = self._specs.get(key)
+        if spec is None:
+            if len(self._specs) >= _REMEMBERED:
+                self._specs.clear()
+            memory = MPI.buffer.fromaddress(key[0], key[1] * tensor.element_size())
+            spec = self._specs[key] = [memory, key[1], _TYPES[tensor.dtype]]
+        return spec
+
+    def _allreduce(self, tensor: Tensor, op: str) -> None:
+        if tensor.is_cuda:
+            staged = tensor.cpu()
+            self._allreduce(staged, op)
+            tensor.copy_(staged)
+        elif tensor.dtype in _HALVES:
+            self._allreduce_halves(tensor, op)
+        else:
+            self.mpi.Allreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op])
+
+    def _allreduce_halves(self, tensor: Tensor, op: str) -> None:
+        if self.size == 1:
+            return
+        chunk = -(-tensor.numel() // self.size)
+        sent = torch.zeros(self.size * chunk, dtype=tensor.dtype)
+        sent[: tensor.numel()] = tensor.view(-1)
+        received = torch.empty_like(sent)
+        self.mpi.Alltoall(self._split_buffer(sent, chunk), self._split_buffer(received, chunk))
+        mine = _combine(received.view(self.size, chunk), op).contiguous()
+        self.mpi.Allgather(self._buffer(mine), self._split_buffer(sent, chunk))
+        tensor.view(-1).copy_(sent[: tensor.numel()])
+
+    def _split_buffer(self, tensor: Tensor, chunk: int) -> list[Any]:
+        memory, _, kind = self._buffer(tensor)
+        return [memory, chunk, kind]
+
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
+        if tensor.is_cuda:
+            return _Staged(tensor, self, op)
+        if tensor.dtype in _HALVES:
+            every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+            raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
+            return _Pending(raw, tensor, every, op)
+        return _Pending(self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op]))
+
+    def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
+        if tensor.is_cuda or tensor.dtype in _HALVES:
+            staged = tensor.to("cpu", torch.float32 if tensor.dtype in _HALVES else tensor.dtype)
+            self._reduce(staged, root, op)
+            if self.rank == root:
+                tensor.copy_(staged)
+        elif self.rank == root:
+            self.mpi.Reduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op], root)
+        else:
+            self.mpi.Reduce(self._buffer(tensor), None, _OPS[op], root)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        staged = tensor.cpu() if tensor.is_cuda else tensor
+        self.mpi.Bcast(self._buffer(staged), root)
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def _allgather(self, tensor: Tensor) -> list[Tensor]:
+        mine = tensor.cpu()
+        every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+        self.mpi.Allgather(self._buffer(mine), self._split_buffer(every, tensor.numel()))
+        return list(every.to(tensor.device).unbind())
+
+    def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        first = tensors[0]
+        outgoing, lengths = concatenated(tensors)
+        outgoing = outgoing.cpu()
+        rows = torch.tensor(lengths)
+        coming = torch.empty_like(rows)
+        self.mpi.Alltoall(self._split_buffer(rows, 1), self._split_buffer(coming, 1))
+        incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
+        row = math.prod(first.shape[1:])
+        sent, received = (rows * row).tolist(), (coming * row).tolist()
+        send_memory, _, kind = self._buffer(outgoing)
+        receive_memory, _, _ = self._buffer(incoming)
+        self.mpi.Alltoallv([send_memory, sent, kind], [receive_memory, received, kind])
+        return list(torch.split(incoming.to(first.device), coming.tolist()))
+
+    def _barrier(self) -> None:
+        self.mpi.Barrier()
+
+    def _split(self, color: int, key: int) -> NativeCommunicator:
+        return MpiCommunicator(self.mpi.Split(color, key), self.clock, self)
+
+    def _send(self, tensor: Tensor, to: int, tag: int) -> None:
+        self.mpi.Send(self._buffer(tensor.cpu()), to, tag)
+
+    def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
+        staged = torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor
+        self.mpi.Recv(self._buffer(staged), source, tag)
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+
+class _Pending:
+    """An MPI request; gathered halves are added in float32 when they have come."""
+
+    def __init__(
+        self, raw: MPI.Request, tensor: Tensor | None = None, every: Tensor | None = None, op: str = ""
+    ) -> None:
+        self._raw, self._tensor, self._every, self._op = raw, tensor, every, op
+
+    def wait(self) -> None:
+        self._raw.Wait()
+        if self._tensor is not None and self._every is not None:
+            self._tensor.copy_(_combine(self._every, self._op))
+
+    def done(self) -> bool:
+        return bool(self._raw.Test())
+
+
+class _Staged:
+    """A device tensor in flight by way of its copy in host memory."""
+
+    def __init__(self, tensor: Tensor, comm: MpiCommunicator, op: str) -> None:
+        self._tensor = tensor
+        self._host = tensor.cpu()
+        self._request = comm._start_allreduce(self._host, op)
+
+    def wait(self) -> None:
+        self._request.wait()
+        self._tensor.copy_(self._host)
+
+    def done(self) -> bool:
+        return self._request.done()
+
+
+def _combine(parts: Tensor, op: str) -> Tensor:
+    if op == "sum":
+        return parts.sum(0, dtype=torch.float32).to(parts.dtype)
+    return parts.amax(0) if op == "max" else parts.amin(0)

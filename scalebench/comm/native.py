@@ -1,0 +1,246 @@
+"""What every real communicator shares: booking, counting, means, weights and the dtype on the wire.
+
+An engine adds the few raw operations that move bytes. The path of an allreduce is kept short, for it runs at every
+step: nothing is allocated, and a clock reading and a few additions are all that is put around the engine's own call.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from scalebench.clock import Clock, Task
+from scalebench.comm.base import Request
+from scalebench.errors import EngineError
+
+OPS = ("sum", "mean", "max", "min")
+WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Traffic:
+    """What a worker has sent, over its communicator and all that were split off it."""
+
+    __slots__ = ("bytes_sent", "collectives")
+
+    def __init__(self) -> None:
+        self.collectives = 0
+        self.bytes_sent = 0
+
+
+class NativeCommunicator(ABC):
+    """A group of real processes; `clock` is this worker's.
+
+    A split shares the counts of its parent, so that a worker's communicator knows all that the worker sent.
+    `departures` are the moments at which this worker left the collectives of the world, one per `clock.arrivals`.
+    """
+
+    engine: str
+
+    def __init__(self, rank: int, size: int, clock: Clock, parent: NativeCommunicator | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.clock = clock
+        self.departures: list[float] = []
+        self._traffic: Traffic = parent._traffic if parent is not None else Traffic()
+        self._is_world = parent is None
+
+    @property
+    def collectives(self) -> int:
+        return self._traffic.collectives
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._traffic.bytes_sent
+
+    def split(self, color: int, key: int = 0) -> NativeCommunicator:
+        self.clock.did(Task.OTHER)
+        part = self._split(color, key)
+        self.clock.did(Task.COMM)
+        return part
+
+    def barrier(self) -> None:
+        self._enter(0)
+        self._barrier()
+        self._leave()
+
+    def allreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> None:
+        if weight is None and wire is None:
+            self._enter(tensor.numel() * tensor.element_size())
+            self._allreduce(tensor, "sum" if op == "mean" else op)
+            if op == "mean" and self.size > 1:
+                tensor.div_(self.size)
+            self._leave()
+        else:
+            total = self._total(weight, op)
+            packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
+            self._enter(packed.numel() * packed.element_size())
+            self._allreduce(packed, "sum" if op == "mean" else op)
+            _unpack(packed, tensor, total)
+            self._leave()
+
+    def iallreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> Request:
+        total = self._total(weight, op)
+        packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
+        self._count(packed.numel() * packed.element_size())
+        self.clock.did(Task.OTHER)
+        raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
+        self.clock.did(Task.COMM)
+        return _InFlight(self.clock, raw, packed, tensor, total)
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
+        self._enter(tensor.numel() * tensor.element_size())
+        self._reduce(tensor, root, "sum" if op == "mean" else op)
+        if op == "mean" and self.size > 1 and self.rank == root:
+            tensor.div_(self.size)
+        self._leave()
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        self._enter(tensor.numel() * tensor.element_size() if self.rank == root else 0)
+        self._broadcast(tensor, root)
+        self._leave()
+
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        self._enter(tensor.numel() * tensor.element_size())
+        gathered = self._allgather(tensor)
+        self._leave()
+        return gathered
+
+    def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if len(tensors) != self.size:
+            raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
+        self._enter(sum(t.numel() * t.element_size() for i, t in enumerate(tensors) if i != self.rank))
+        received = self._alltoallv(tensors)
+        self._leave()
+        return received
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        if self.clock.running:
+            self._traffic.bytes_sent += tensor.numel() * tensor.element_size()
+        self.clock.did(Task.OTHER)
+        self._send(tensor, to, tag)
+        self.clock.did(Task.COMM)
+
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None:
+        self.clock.did(Task.OTHER)
+        self._recv(tensor, source, tag)
+        self.clock.did(Task.COMM)
+
+    def _enter(self, nbytes: int) -> None:
+        clock = self.clock
+        if clock.running:
+            self._traffic.collectives += 1
+            self._traffic.bytes_sent += nbytes
+            if self._is_world:
+                clock.arrived()
+            else:
+                clock.did(Task.OTHER)
+
+    def _leave(self) -> None:
+        clock = self.clock
+        if clock.running:
+            clock.did(Task.COMM)
+            if self._is_world:
+                self.departures.append(time.perf_counter())
+
+    def _count(self, nbytes: int) -> None:
+        if self.clock.running:
+            self._traffic.collectives += 1
+            self._traffic.bytes_sent += nbytes
+
+    def _total(self, weight: float | None, op: str) -> float | None:
+        """By what a sum is divided to be the mean asked for; None if by nothing."""
+        if op != "mean" or self.size == 1:
+            return None
+        if weight is None:
+            return float(self.size)
+        total = torch.tensor([weight], dtype=torch.float64)
+        self._allreduce(total, "sum")
+        return float(total)
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise EngineError(f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)")
+
+    # -- what an engine adds: `op` is sum, max or min; nothing here books or counts --
+
+    @abstractmethod
+    def _allreduce(self, tensor: Tensor, op: str) -> None: ...
+    @abstractmethod
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Request: ...
+    @abstractmethod
+    def _reduce(self, tensor: Tensor, root: int, op: str) -> None: ...
+    @abstractmethod
+    def _broadcast(self, tensor: Tensor, root: int) -> None: ...
+    @abstractmethod
+    def _allgather(self, tensor: Tensor) -> list[Tensor]: ...
+    @abstractmethod
+    def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    def _split(self, color: int, key: int) -> NativeCommunicator:
+        self._lacks("sub-communicators")
+
+    def _send(self, tensor: Tensor, to: int, tag: int) -> None:
+        self._lacks("point-to-point messages")
+
+    def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
+        self._lacks("point-to-point messages")
+
+
+class _InFlight:
+    """A non-blocking allreduce: the wait that compute did not hide is booked where it happens."""
+
+    def __init__(self, clock: Clock, raw: Request, packed: Tensor, target: Tensor, total: float | None) -> None:
+        self._clock, self._raw, self._packed, self._target, self._total = clock, raw, packed, target, total
+        self._landed = False
+
+    def wait(self) -> None:
+        if self._landed:
+            return
+        self._clock.did(Task.OTHER)
+        self._raw.wait()
+        _unpack(self._packed, self._target, self._total)
+        self._landed = True
+        self._clock.did(Task.COMM)
+
+    def done(self) -> bool:
+        return self._landed or self._raw.done()
+
+
+class Landed:
+    """A request whose result is already there."""
+
+    def wait(self) -> None:
+        pass
+
+    def done(self) -> bool:
+        return True
+
+
+def concatenated(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """The tensors as one along the first axis, and how many rows each brought."""
+    return torch.cat(list(tensors)), [len(tensor) for tensor in tensors]
+
+
+def _pack(tensor: Tensor, weight: float | None, wire: str | None) -> Tensor:
+    """What travels: `tensor` itself if nothing is asked, else a weighted copy in the dtype of the wire."""
+    if wire is not None and wire not in WIRES:
+        raise ValueError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
+    packed = tensor if weight is None else tensor * weight
+    return packed if wire is None else packed.to(WIRES[wire])
+
+
+def _unpack(packed: Tensor, target: Tensor, total: float | None) -> None:
+    if packed is not target:
+        target.copy_(packed)
+    if total is not None:
+        target.div_(total)

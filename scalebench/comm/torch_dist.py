@@ -1,0 +1,85 @@
+"""torch.distributed: gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scalebench.clock import Clock
+from scalebench.comm.base import Request
+from scalebench.comm.native import NativeCommunicator, concatenated
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class TorchCommunicator(NativeCommunicator):
+    """The ranks of a process group, by default of the whole initialised world."""
+
+    def __init__(
+        self, clock: Clock, group: dist.ProcessGroup | None = None, parent: NativeCommunicator | None = None
+    ) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), clock, parent)
+        self.group = group
+        self.engine = dist.get_backend(group)
+
+    def _allreduce(self, tensor: Tensor, op: str) -> None:
+        dist.all_reduce(tensor, _OPS[op], self.group)
+
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
+        return _Pending(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))
+
+    def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
+        # A reduce leaves partial sums on the ranks that pass them on: those work on a copy.
+        target = tensor if self.rank == root else tensor.clone()
+        dist.reduce(target, op=_OPS[op], group=self.group, group_dst=root)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        dist.broadcast(tensor, group=self.group, group_src=root)
+
+    def _allgather(self, tensor: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(every, tensor, self.group)
+        return every
+
+    def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        outgoing, lengths = concatenated(tensors)
+        rows = torch.tensor(lengths, device=outgoing.device)
+        coming = torch.empty_like(rows)
+        dist.all_to_all_single(coming, rows, group=self.group)
+        expected = coming.tolist()
+        incoming = outgoing.new_empty((sum(expected), *outgoing.shape[1:]))
+        dist.all_to_all_single(incoming, outgoing, expected, lengths, group=self.group)
+        return list(torch.split(incoming, expected))
+
+    def _barrier(self) -> None:
+        dist.barrier(self.group)
+
+    def _split(self, color: int, key: int) -> NativeCommunicator:
+        mine = torch.tensor([color, key, dist.get_rank()], dtype=torch.int64)
+        if self.engine == "nccl":
+            mine = mine.cuda()
+        every = sorted(tuple(other.tolist()) for other in self._allgather(mine))
+        ranks = [rank for other, _, rank in every if other == color]
+        # Only its members make a group, in the order of their keys.
+        group = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
+        return TorchCommunicator(self.clock, group, self)
+
+    def _send(self, tensor: Tensor, to: int, tag: int) -> None:
+        dist.send(tensor, group=self.group, group_dst=to, tag=tag)
+
+    def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
+        dist.recv(tensor, group=self.group, group_src=source, tag=tag)
+
+
+class _Pending:
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())

@@ -1,0 +1,118 @@
+"""The native engines: what each provides, whether it is here, and how many cores its processes keep busy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from scalebench.comm.base import Capability
+from scalebench.errors import EngineError, nearest
+
+ADD_MPI = 'pip install "scalebench[mpi]"'
+ADD_HOROVOD = "scalebench install horovod"
+
+_TORCH = frozenset(
+    {
+        Capability.COLLECTIVES,
+        Capability.NONBLOCKING,
+        Capability.SPLIT,
+        Capability.POINT_TO_POINT,
+        Capability.PROCESS_GROUP,
+    }
+)
+_PROVIDES = {
+    "mpi": frozenset(
+        {
+            Capability.COLLECTIVES,
+            Capability.NONBLOCKING,
+            Capability.SPLIT,
+            Capability.POINT_TO_POINT,
+            Capability.SHARED_STATE,
+            Capability.SERVER,
+        }
+    ),
+    "horovod": frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.HOROVOD_OPTIMIZER}),
+    "gloo": _TORCH,
+    "nccl": _TORCH,
+}
+PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1}  # threads that move bytes beside compute
+
+
+def provides(engine: str) -> frozenset[Capability]:
+    """What `engine` can carry.
+
+    Raises:
+        EngineError: no native engine has this name.
+    """
+    if engine not in _PROVIDES:
+        raise EngineError(f"unknown engine {engine!r}; {nearest(engine, _PROVIDES)}")
+    return _PROVIDES[engine]
+
+
+def carries(engine: str, dtype: str) -> bool:
+    """Whether `engine` moves tensors of `dtype`; Horovod has no bfloat16 for torch."""
+    provides(engine)
+    return not (engine == "horovod" and dtype == "bfloat16")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def is_oversubscribed(
+    engine: str, workers: int, threads_per_worker: int = 1, available_cores: int | None = None
+) -> bool:
+    """Whether workers x (compute + progress threads) exceed the cores. A lone worker moves no bytes."""
+    progress = PROGRESS_THREADS[engine] if workers > 1 else 0
+    return workers * (threads_per_worker + progress) > (available_cores or cores())
+
+
+def find_mpirun() -> Path | None:
+    """The `mpirun` that belongs to this interpreter's environment, else the first on PATH."""
+    own = Path(sys.executable).parent / "mpirun"
+    if os.access(own, os.X_OK):
+        return own
+    found = shutil.which("mpirun")
+    return Path(found) if found else None
+
+
+def available(engine: str) -> str | None:
+    """None if `engine` can be launched here, else the reason and the command that adds it; imports nothing heavy."""
+    provides(engine)
+    if find_mpirun() is None:
+        return f"no mpirun beside {sys.executable} or on PATH; add it with: {ADD_MPI}"
+    if find_spec("mpi4py") is None:
+        return f"mpi4py is not installed; add it with: {ADD_MPI}"
+    torch = _folder_of("torch")
+    if torch is None:
+        return "torch is not installed; add it with: pip install torch"
+    if engine == "horovod":
+        horovod = _folder_of("horovod")
+        if horovod is None or not any((horovod / "torch").glob("mpi_lib_v2*.so")):
+            return f"Horovod is not built for torch; add it with: {ADD_HOROVOD}"
+    if engine == "nccl":
+        if not any((torch / "lib").glob("libtorch_cuda*")):
+            return "this torch has no CUDA; install one of https://pytorch.org/get-started/locally that has"
+        if not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/nvidiactl").exists():
+            return "no NVIDIA GPU here; use --engine gloo, or run where there is one"
+    return None
+
+
+def require(engine: str) -> None:
+    """Refuse to go on without `engine`.
+
+    Raises:
+        EngineError: it is unknown or missing; the message ends with the command that adds it.
+    """
+    reason = available(engine)
+    if reason is not None:
+        raise EngineError(f"engine {engine} is not available: {reason}")
+
+
+def _folder_of(package: str) -> Path | None:
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None

@@ -1,0 +1,44 @@
+import subprocess
+import sys
+
+import pytest
+
+from scalebench.comm.base import Capability
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+
+
+def test_the_baselines_run_where_their_real_parts_are():
+    assert Capability.HOROVOD_OPTIMIZER in engines.provides("horovod")
+    assert Capability.PROCESS_GROUP in engines.provides("gloo") & engines.provides("nccl")
+    assert not {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP} & engines.provides("mpi")
+    assert [name for name in engines.PROGRESS_THREADS if Capability.SHARED_STATE in engines.provides(name)] == ["mpi"]
+
+
+def test_an_unknown_engine_is_named_with_its_nearest():
+    with pytest.raises(EngineError, match="unknown engine 'glo'; did you mean 'gloo'"):
+        engines.provides("glo")
+
+
+def test_progress_threads_count_as_busy_cores():
+    assert not engines.is_oversubscribed("mpi", 2, available_cores=2)
+    assert engines.is_oversubscribed("mpi", 3, available_cores=2)
+    assert engines.is_oversubscribed("mpi", 2, threads_per_worker=2, available_cores=2)
+    assert engines.is_oversubscribed("horovod", 2, available_cores=2)
+    assert not engines.is_oversubscribed("gloo", 1, available_cores=1)
+
+
+def test_what_is_missing_is_said_with_the_command_that_adds_it(monkeypatch):
+    monkeypatch.setattr(engines, "find_mpirun", lambda: None)
+    with pytest.raises(EngineError, match=r'engine mpi .*no mpirun.*pip install "scalebench\[mpi\]"'):
+        engines.require("mpi")
+
+
+def test_asking_for_engines_imports_neither_torch_nor_horovod_nor_mpi():
+    program = (
+        "import sys; from scalebench.launch import engines; "
+        "[engines.available(e) for e in engines.PROGRESS_THREADS]; "
+        "print([m for m in ('torch', 'horovod', 'mpi4py') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
