@@ -1,0 +1,1 @@
+"""What is trained on: data sets, blocked arrays, and who trains on which sample when."""

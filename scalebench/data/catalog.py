@@ -1,0 +1,166 @@
+"""Builds data sets once and keeps them as arrays, so that 64 workers start without importing what made them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset
+from scalebench.data.recipe import DATASETS, Recipe, check
+from scalebench.errors import DataError
+from scalebench.study.spec import Training
+
+__all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare"]
+
+_HASH_BYTES = 1 << 24
+
+
+def dataset_names() -> list[str]:
+    """Every known data set."""
+    return DATASETS.names()
+
+
+def describe_datasets() -> list[tuple[str, str]]:
+    """(name, one-line summary) of each data set."""
+    return DATASETS.describe()
+
+
+def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> Path:
+    """The folder with the arrays of `training.dataset`; built if it is not there yet.
+
+    Under weak scaling the data set holds `workers` times as many training samples. The folder appears under its name
+    only when it is whole, so two processes may prepare the same data set at once.
+
+    Raises:
+        DataError: an unknown data set or option, files that are missing or corrupt, arrays that cannot be trained on,
+            a data set that cannot grow under weak scaling, or a cache folder that cannot be written.
+    """
+    recipe = DATASETS.create(training.dataset.name, training.dataset.options)
+    if training.scaling == "weak":
+        if not recipe.grows:
+            growing = [name for name in dataset_names() if DATASETS.find(name).grows]
+            raise DataError(
+                f"scaling: weak needs a data set that can grow, {recipe.name!r} cannot; "
+                f"use dataset: {' or '.join(growing)}"
+            )
+        recipe = recipe.grown(workers)
+    files = recipe.files(training.data_dir)
+    cache = cache_dir or default_cache_dir()
+    folder = cache / f"{recipe.name}-{_key(recipe, files)}"
+    if folder.exists() and _is_whole(folder):
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
+        try:
+            _build(recipe, files, building)
+            _publish(building, folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"data set {recipe.name}: cannot be cached in {cache} ({error.strerror or error}); "
+            "free space there or set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    return folder
+
+
+def default_cache_dir() -> Path:
+    """Where data sets are kept: `$XDG_CACHE_HOME/scalebench/datasets`, else below `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / "datasets"
+
+
+def _key(recipe: Recipe, files: list[Path]) -> str:
+    """What the arrays depend on; a changed file shows by its size or time without being read."""
+    try:
+        maker = version("scikit-learn")
+    except PackageNotFoundError:
+        maker = ""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    facts = [FORMAT_VERSION, recipe.name, recipe.model_dump(mode="json"), maker, stats]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_dataset(folder)
+    except DataError:
+        return False
+    return True
+
+
+def _build(recipe: Recipe, files: list[Path], folder: Path) -> None:
+    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        return array
+
+    arrays = recipe.build(files, allocate)
+    check(recipe.name, arrays)
+    digest = hashlib.sha256()
+    shapes = {}
+    for name in ARRAY_NAMES:
+        array: NDArray[Any] = getattr(arrays, name)
+        path = folder / f"{name}.npy"
+        if path.exists():
+            assert isinstance(array, np.memmap)
+            array.flush()
+        else:
+            np.save(path, array, allow_pickle=False)
+        shapes[name] = {"shape": list(array.shape), "dtype": array.dtype.name}
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        _digest_rows(digest, array)
+    meta = {
+        "format": FORMAT_VERSION,
+        "name": recipe.name,
+        "options": recipe.model_dump(mode="json"),
+        "task": arrays.task,
+        "outputs": arrays.outputs,
+        "sha256": digest.hexdigest(),
+        "arrays": shapes,
+        "files": _checksums(files),
+    }
+    (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
+
+
+def _digest_rows(digest: Any, array: NDArray[Any]) -> None:
+    rows = max(1, _HASH_BYTES // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        digest.update(np.ascontiguousarray(array[start : start + rows]).data)
+
+
+def _checksums(files: list[Path]) -> dict[str, str]:
+    """sha256 of each file by name; of many files, one checksum over all in order."""
+    if len(files) <= 64:
+        return {str(path): _file_digest(path) for path in files}
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return {f"{len(files)} files from {files[0]} to {files[-1]}": digest.hexdigest()}
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _publish(building: Path, folder: Path) -> None:
+    """Give the finished folder its name. Whoever comes second keeps what the first has put there."""
+    building.chmod(0o755)
+    try:
+        building.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        if not _is_whole(folder):
+            folder.rename(building.with_name(f"{building.name}-broken"))
+            building.rename(folder)
+            shutil.rmtree(building.with_name(f"{building.name}-broken"), ignore_errors=True)

@@ -1,0 +1,90 @@
+"""A data set as everybody sees it: four arrays, a task and a checksum."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.errors import DataError
+
+Task = Literal["classification", "regression"]
+ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
+FORMAT_VERSION = 1
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and held-out samples.
+
+    `x_*` are float32 (N, ...); `y_*` are int64 (N,) class numbers or float32 (N, outputs) values. `outputs` is the
+    number of classes or of regression columns. `sha256` covers the contents of all four arrays.
+    """
+
+    name: str
+    task: Task
+    outputs: int
+    x_train: NDArray[Any]
+    y_train: NDArray[Any]
+    x_test: NDArray[Any]
+    y_test: NDArray[Any]
+    sha256: str = ""
+    folder: Path | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x_train.shape[1:])
+
+    @property
+    def n_train(self) -> int:
+        return len(self.x_train)
+
+    @property
+    def n_test(self) -> int:
+        return len(self.x_test)
+
+    @property
+    def metric_name(self) -> str:
+        """`accuracy` for classification, `r2` for regression."""
+        return "accuracy" if self.task == "classification" else "r2"
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """The cached data set in `folder`, memory-mapped: a worker reads only the rows it asks for.
+
+    Raises:
+        DataError: the folder is not a data set, or an array is missing, cut short or not what meta.json says.
+    """
+    folder = Path(folder)
+    try:
+        meta = json.loads((folder / META).read_text())
+        if meta["format"] != FORMAT_VERSION:
+            raise DataError(
+                f"{folder}: data format {meta['format']}, expected {FORMAT_VERSION}; delete it to rebuild it"
+            )
+        arrays = {name: _open_array(folder, name, meta["arrays"][name]) for name in ARRAY_NAMES}
+        return Dataset(meta["name"], meta["task"], meta["outputs"], **arrays, sha256=meta["sha256"], folder=folder)
+    except OSError as error:
+        raise DataError(f"{folder}: not a cached data set ({error.strerror or error}: {error.filename})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}/{META}: not readable ({error}); delete the folder to rebuild it") from None
+
+
+def _open_array(folder: Path, name: str, expected: dict[str, Any]) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: corrupt or cut short ({error}); delete {folder} to rebuild it") from None
+    if list(array.shape) != expected["shape"] or array.dtype.name != expected["dtype"]:
+        raise DataError(
+            f"{path}: holds {array.dtype.name} {tuple(array.shape)}, {META} says {expected['dtype']} "
+            f"{tuple(expected['shape'])}; delete {folder} to rebuild it"
+        )
+    return array

@@ -1,0 +1,91 @@
+"""How the rows of a data set are dealt into blocks before training begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveFloat
+
+from scalebench.data.tensor import DsTensor, Ints, cut
+from scalebench.errors import DataError
+from scalebench.registry import Choice, Registry
+
+
+class Partition(Choice):
+    """A rule that deals rows; its fields are its options."""
+
+    def deal(
+        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+    ) -> DsTensor:
+        """The row numbers 0..n-1, each once, cut into `blocks` blocks. Block k belongs to worker k mod workers."""
+        raise NotImplementedError
+
+
+PARTITIONS: Registry[Partition] = Registry("partition", DataError, __name__, "scalebench.partitions")
+
+
+@PARTITIONS.add
+class Iid(Partition):
+    """One seeded permutation of the rows, then equal blocks."""
+
+    name = "iid"
+    summary = "rows permuted once, equal blocks"
+
+    def deal(
+        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+    ) -> DsTensor:
+        return DsTensor(rng.permutation(n), blocks)
+
+
+@PARTITIONS.add
+class ByOrder(Partition):
+    """Rows as they lie in the file, equal blocks."""
+
+    name = "by_order"
+    summary = "rows as they lie in the file, equal blocks"
+
+    def deal(
+        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+    ) -> DsTensor:
+        return DsTensor(np.arange(n), blocks)
+
+
+@PARTITIONS.add
+class Dirichlet(Partition):
+    """Label skew: the rows of each class are split over workers in proportions drawn from Dirichlet(alpha, ..., alpha).
+
+    Hsu, Qi, Brown 2019 (arXiv 1909.06335) and the federated literature since. Small alpha: few classes a worker;
+    large alpha: nearly iid. Shards then differ in size. A worker's rows are permuted and cut into its blocks.
+    """
+
+    name = "dirichlet"
+    summary = "label skew: class proportions per worker from Dirichlet(alpha); shards differ in size"
+
+    alpha: PositiveFloat = 0.5
+
+    def deal(
+        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+    ) -> DsTensor:
+        if labels is None or labels.ndim != 1:
+            raise DataError("partition dirichlet needs class labels; use partition: iid for regression")
+        shares: list[list[Ints]] = [[] for _ in range(workers)]
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            edges = np.cumsum(rng.dirichlet(np.full(workers, self.alpha)))[:-1]
+            for share, part in zip(shares, np.split(rows, np.rint(edges * len(rows)).astype(np.int64)), strict=True):
+                share.append(part)
+        dealt: list[Ints] = [np.empty(0, np.int64)] * blocks
+        for worker, share in enumerate(shares):
+            own = rng.permutation(np.concatenate(share))
+            mine = range(worker, blocks, workers)
+            if len(own) < len(mine):
+                raise DataError(
+                    f"partition dirichlet(alpha={self.alpha:g}) leaves worker {worker} of {workers} with "
+                    f"{len(own)} samples for {len(mine)} block(s); use a larger alpha, fewer workers or another seed"
+                )
+            edges_of_blocks = np.cumsum(cut(len(own), len(mine)))[:-1]
+            for block, part in zip(mine, np.split(own, edges_of_blocks), strict=True):
+                dealt[block] = part
+        return DsTensor(np.concatenate(dealt), [len(block) for block in dealt])

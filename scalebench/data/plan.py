@@ -1,0 +1,228 @@
+"""Who trains on which sample, and when: a pure function of sizes, options and seed, the same in every process.
+
+Rows are dealt into blocks (`partition`); the block at visiting position p goes to worker p mod K; a worker's epoch is
+the chain of its blocks, cut into S batches that differ by at most one sample. Every worker takes the same number of
+steps, S = ceil(max_i n_i / b), because uneven steps hang Horovod and DDP.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.data.dataset import Dataset
+from scalebench.data.partition import PARTITIONS
+from scalebench.data.tensor import DsTensor, Ints, cut
+from scalebench.errors import DataError, nearest
+from scalebench.study.spec import Component, Training
+
+SHUFFLES = ("none", "in_block", "rotate_blocks", "global")
+_DEAL, _ROTATE, _MIX, _IN_BLOCK = range(4)  # independent streams of random numbers
+_EPOCHS_KEPT = 4  # asynchronous workers may be a few epochs apart
+_IID = Component(name="iid")
+
+
+class _Layout(NamedTuple):
+    rows: DsTensor  # row numbers, block k of the partition
+    order: Ints  # (blocks,) which block is visited at position p
+
+
+class Plan:
+    """The samples of every worker in every epoch.
+
+    `shuffle` is `none` (the order of the blocks), `in_block` (samples permuted inside each block), `rotate_blocks`
+    (blocks permuted over workers each epoch, and `in_block`) or `global` (a permutation of all rows over all workers
+    each epoch, block sizes kept). The order of a worker's samples depends on (seed, epoch, worker) only.
+
+    `batch_size` is the batch per worker in use (with a global batch, B / workers rounded up), `notes` says what was
+    changed to make the plan possible.
+
+    Raises:
+        DataError: more workers or blocks than samples, fewer blocks than workers, no batch size, a shard with fewer
+            samples than there are steps, an unknown shuffle or partition.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        workers: int,
+        *,
+        seed: int,
+        batch_per_worker: int | None = None,
+        batch_global: int | None = None,
+        blocks: int | None = None,
+        shuffle: str = "in_block",
+        partition: Component = _IID,
+        labels: NDArray[Any] | None = None,
+    ) -> None:
+        self.n, self.workers, self.seed, self.shuffle = n, workers, seed, shuffle
+        self.blocks = workers if blocks is None else blocks
+        self.notes: list[str] = []
+        _check_counts(n, workers, self.blocks, shuffle)
+        rule = PARTITIONS.create(partition.name, partition.options)
+        self._dealt = rule.deal(n, workers, self.blocks, labels, self._rng(_DEAL))
+        self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
+        self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
+        self._batch = self._settle_batch(batch_per_worker, batch_global)
+        self.batch_size = -(-self._batch.numerator // self._batch.denominator)
+        self._check_steps()
+
+    @classmethod
+    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> Plan:
+        """The plan of one run."""
+        return cls(
+            dataset.n_train,
+            workers,
+            seed=seed,
+            batch_per_worker=training.batch_per_worker,
+            batch_global=training.batch_global,
+            blocks=None if training.blocks == "auto" else training.blocks,
+            shuffle=training.shuffle,
+            partition=training.partition,
+            labels=dataset.y_train if dataset.task == "classification" else None,
+        )
+
+    def shard_sizes(self, epoch: int) -> Ints:
+        """(workers,) how many samples each worker holds."""
+        layout = self._layout(self._stage(epoch))
+        worker_of_position = np.arange(self.blocks) % self.workers
+        sizes = np.zeros(self.workers, dtype=np.int64)
+        np.add.at(sizes, worker_of_position, layout.rows.block_sizes[layout.order])
+        return sizes
+
+    def steps(self, epoch: int) -> int:
+        """S = ceil(max_i n_i / b), the same for every worker."""
+        return self._steps_for(int(self.shard_sizes(epoch).max()))
+
+    def indices(self, epoch: int, worker: int) -> Ints:
+        """Row numbers of `worker` in visiting order."""
+        layout = self._layout(self._stage(epoch))
+        chain = layout.order[worker :: self.workers]
+        rows = np.concatenate([layout.rows.block(int(k)) for k in chain])
+        if self.shuffle in ("in_block", "rotate_blocks"):
+            position = np.repeat(np.arange(len(chain)), layout.rows.block_sizes[chain])
+            key = position + self._rng(_IN_BLOCK, epoch, worker).random(len(rows))
+            rows = rows[np.argsort(key, kind="stable")]
+        return rows
+
+    def bounds(self, epoch: int, worker: int) -> Ints:
+        """(S+1,) where the S batches of `worker` begin and end in `indices`; their sizes differ by at most one."""
+        return np.concatenate([[0], np.cumsum(cut(int(self.shard_sizes(epoch)[worker]), self.steps(epoch)))])
+
+    def batch_sizes(self, epoch: int) -> Ints:
+        """(workers, S) samples in each batch."""
+        steps = self.steps(epoch)
+        whole, rest = np.divmod(self.shard_sizes(epoch), steps)
+        return whole[:, None] + (np.arange(steps) < rest[:, None])
+
+    def block_starts(self, epoch: int, worker: int) -> Ints:
+        """Positions in `indices` at which a block begins."""
+        layout = self._layout(self._stage(epoch))
+        sizes = layout.rows.block_sizes[layout.order[worker :: self.workers]]
+        return np.cumsum(sizes) - sizes
+
+    def owners(self, epoch: int) -> Ints:
+        """(n,) the worker of each row. Read-only; the same object while nothing moves."""
+        return self._owners(self._stage(epoch))
+
+    def moved(self, epoch: int) -> Ints:
+        """(workers, workers) rows that worker i sends to worker j when `epoch` starts; what stays is not counted."""
+        if epoch == 0 or self._stage(epoch) == self._stage(epoch - 1):
+            return np.zeros((self.workers, self.workers), dtype=np.int64)
+        pairs = self.owners(epoch - 1) * self.workers + self.owners(epoch)
+        moved = np.bincount(pairs, minlength=self.workers**2).reshape(self.workers, self.workers)
+        np.fill_diagonal(moved, 0)
+        return moved
+
+    def all_batch_sizes(self, epochs: int) -> set[int]:
+        """Every batch size that occurs in `epochs` epochs."""
+        stages = range(epochs) if self.shuffle == "rotate_blocks" else range(min(epochs, 1))
+        return {int(size) for epoch in stages for size in np.unique(self.batch_sizes(epoch))}
+
+    def _stage(self, epoch: int) -> int:
+        """The epoch whose placement of rows is in force: 0 for ever where rows stay with their worker."""
+        return epoch if self.shuffle in ("rotate_blocks", "global") else 0
+
+    def _lay_out(self, epoch: int) -> _Layout:
+        order = np.arange(self.blocks)
+        if self.shuffle == "rotate_blocks":
+            order = self._rng(_ROTATE, epoch).permutation(self.blocks)
+        if self.shuffle == "global":
+            mixed = self._rng(_MIX, epoch).permutation(self._dealt.array)
+            return _Layout(DsTensor(mixed, self._dealt.block_sizes), order)
+        return _Layout(self._dealt, order)
+
+    def _find_owners(self, epoch: int) -> Ints:
+        layout = self._layout(epoch)
+        worker_of_block = np.empty(self.blocks, dtype=np.int64)
+        worker_of_block[layout.order] = np.arange(self.blocks) % self.workers
+        owners = np.empty(self.n, dtype=np.int64)
+        owners[layout.rows.array] = np.repeat(worker_of_block, layout.rows.block_sizes)
+        owners.flags.writeable = False
+        return owners
+
+    def _rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *stream])
+
+    def _steps_for(self, largest_shard: int) -> int:
+        return -(-largest_shard * self._batch.denominator // self._batch.numerator)
+
+    def _shard_range(self) -> tuple[int, int]:
+        """The smallest and largest shard any epoch can bring."""
+        if self.shuffle != "rotate_blocks":
+            sizes = self.shard_sizes(0)
+            return int(sizes.min()), int(sizes.max())
+        ascending = np.sort(self._dealt.block_sizes)
+        fewest, most = self.blocks // self.workers, -(-self.blocks // self.workers)
+        return int(ascending[:fewest].sum()), int(ascending[-most:].sum())
+
+    def _settle_batch(self, per_worker: int | None, in_all: int | None) -> Fraction:
+        if (per_worker is None) == (in_all is None):
+            raise DataError("give batch_per_worker or batch_global, one of them")
+        if min(per_worker or 1, in_all or 1) < 1:
+            raise DataError(f"a batch holds at least one sample, got {per_worker if in_all is None else in_all}")
+        if in_all is not None:
+            if in_all > self.n:
+                self.notes.append(f"batch_global {in_all} is larger than the {self.n} samples: reduced to {self.n}")
+                in_all = self.n
+            return Fraction(in_all, self.workers)
+        assert per_worker is not None
+        largest = self._shard_range()[1]
+        if per_worker > largest:
+            self.notes.append(f"batch {per_worker} is larger than the shard of {largest}: reduced to {largest}")
+            per_worker = largest
+        return Fraction(per_worker)
+
+    def _check_steps(self) -> None:
+        smallest, largest = self._shard_range()
+        steps = self._steps_for(largest)
+        if smallest >= steps:
+            return
+        if self._batch < 1:
+            raise DataError(
+                f"batch_global {int(self._batch * self.workers)} is smaller than {self.workers} workers; "
+                f"use a global batch of at least {self.workers}"
+            )
+        raise DataError(
+            f"a shard of {smallest} samples cannot fill the {steps} steps that the largest shard ({largest} samples, "
+            f"batch {float(self._batch):g}) takes; use a larger batch, fewer workers or a multiple of workers as blocks"
+        )
+
+
+def _check_counts(n: int, workers: int, blocks: int, shuffle: str) -> None:
+    if shuffle not in SHUFFLES:
+        raise DataError(f"unknown shuffle {shuffle!r}; {nearest(shuffle, SHUFFLES)}")
+    if workers < 1:
+        raise DataError(f"{workers} workers; at least one is needed")
+    if workers > n:
+        raise DataError(f"{workers} workers but {n} training samples; use at most {n} workers or a larger data set")
+    if blocks < workers:
+        raise DataError(
+            f"{blocks} blocks but {workers} workers; use blocks: {workers} or more, or at most {blocks} workers"
+        )
+    if blocks > n:
+        raise DataError(f"{blocks} blocks but {n} training samples; use blocks: {n} or fewer")

@@ -1,0 +1,108 @@
+"""The small real data sets that scikit-learn brings along: no download, no files.
+
+The held-out fifth is drawn with a fixed seed, so that it is the same in every study.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
+from scalebench.data.split import hold_out, standardised
+
+_TEST_FRACTION = 0.2
+_SPLIT_SEED = 0
+
+
+@DATASETS.add
+class Digits(Recipe):
+    """1,797 handwritten digits of 8x8 pixels (UCI optical recognition, test part), as 64 values from 0 to 1."""
+
+    name = "digits"
+    summary = "1,797 handwritten digits, 8x8 pixels as 64 values in [0, 1], 10 classes"
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        return Arrays("classification", 10, *_digits())
+
+
+@DATASETS.add
+class DigitsShifted(Recipe):
+    """`digits`, split first; then each training image also shifted by one pixel up, down, left and right.
+
+    Shifted in pixels are 0. The test images are those of `digits`: no copy of them is in the training part.
+    """
+
+    name = "digits_shifted"
+    summary = "digits, each training image also shifted by one pixel in 4 directions: 7,185 for training"
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        x_train, y_train, x_test, y_test = _digits()
+        images = x_train.reshape(-1, 8, 8)
+        padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
+        corners = ((1, 1), (2, 1), (0, 1), (1, 2), (1, 0))  # as it is, up, down, left, right
+        shifted = np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
+        return Arrays("classification", 10, shifted.reshape(-1, 64), np.tile(y_train, 5), x_test, y_test)
+
+
+@DATASETS.add
+class BreastCancer(Recipe):
+    """569 tumours described by 30 features, malignant or benign (UCI, Wisconsin diagnostic)."""
+
+    name = "breast_cancer"
+    summary = "569 tumours, 30 standardised features, 2 classes"
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        from sklearn.datasets import load_breast_cancer
+
+        return Arrays("classification", 2, *_standardised_classes(*load_breast_cancer(return_X_y=True)))
+
+
+@DATASETS.add
+class Wine(Recipe):
+    """178 wines described by 13 chemical features, from 3 growers (UCI)."""
+
+    name = "wine"
+    summary = "178 wines, 13 standardised features, 3 classes"
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        from sklearn.datasets import load_wine
+
+        return Arrays("classification", 3, *_standardised_classes(*load_wine(return_X_y=True)))
+
+
+@DATASETS.add
+class Diabetes(Recipe):
+    """442 patients described by 10 features; the progression of the disease after a year (Efron et al. 2004)."""
+
+    name = "diabetes"
+    summary = "442 patients, 10 features, progression of diabetes; regression, all standardised"
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        from sklearn.datasets import load_diabetes
+
+        x, y = load_diabetes(return_X_y=True, scaled=False)
+        train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED)
+        x_train, x_test = standardised(x[train], x[test])
+        y_train, y_test = standardised(y[train, None], y[test, None])
+        return Arrays("regression", 1, x_train, y_train, x_test, y_test)
+
+
+def _digits() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x, y = (x / 16).astype(np.float32), y.astype(np.int64)  # pixels are counts from 0 to 16
+    train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
+    return x[train], y[train], x[test], y[test]
+
+
+def _standardised_classes(
+    x: NDArray[Any], y: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
+    x_train, x_test = standardised(x[train], x[test])
+    return x_train, y[train].astype(np.int64), x_test, y[test].astype(np.int64)

@@ -1,0 +1,75 @@
+"""A worker's samples in memory, laid out in visiting order so that a batch is a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
+from scalebench.data.tensor import DsTensor, Ints
+
+Exchange = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Shard:
+    """The rows that `plan` gives to `worker`, and no others, as contiguous tensors on `device`.
+
+    Rows are read from the data set at the first epoch only. When rows change workers, those of one worker go to
+    another in ascending row number, so that the receiver knows them without being told.
+    """
+
+    def __init__(self, dataset: Dataset, plan: Plan, worker: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._x_all = DsTensor(dataset.x_train)
+        self._y_all = DsTensor(dataset.y_train)
+        self._y_dtype = torch.int64 if dataset.task == "classification" else dtype
+        self._plan, self._worker, self._dtype, self._device = plan, worker, dtype, device
+        self._epoch = -1
+        self._rows: Ints = np.empty(0, dtype=np.int64)
+        self._x = self._y = torch.empty(0)
+
+    def epoch(self, epoch: int, exchange: Exchange | None = None) -> tuple[Tensor, Tensor]:
+        """x (n_i, ...) in the run's dtype and y in visiting order of `epoch`; valid until the next call.
+
+        `exchange` gives tensor i to worker i and returns what each worker gave. It is called twice (x, then y) if and
+        only if rows move between the epoch held and `epoch`, which is so for all workers or for none.
+        """
+        if epoch == self._epoch:
+            return self._x, self._y
+        rows = self._plan.indices(epoch, self._worker)
+        if self._epoch < 0:
+            self._x = self._load(self._x_all, rows, self._dtype)
+            self._y = self._load(self._y_all, rows, self._y_dtype)
+        else:
+            before, after = self._plan.owners(self._epoch), self._plan.owners(epoch)
+            if before is not after and not np.array_equal(before, after):
+                assert exchange is not None, "rows move between epochs: an exchange is needed"
+                self._trade(before, after, np.sort(rows), exchange)
+            if not np.array_equal(rows, self._rows):
+                self._reorder(rows)
+        self._rows, self._epoch = rows, epoch
+        return self._x, self._y
+
+    def _load(self, source: DsTensor, rows: Ints, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(source.rows(rows)).to(device=self._device, dtype=dtype).contiguous()
+
+    def _trade(self, before: Ints, after: Ints, wanted: Ints, exchange: Exchange) -> None:
+        """Send the rows that leave, take those that come; `self._rows` then names the rows in order of arrival."""
+        held = np.argsort(self._rows, kind="stable")
+        peers = after[self._rows[held]]
+        ends = np.cumsum(np.bincount(peers, minlength=self._plan.workers))[:-1]
+        departures = np.split(held[np.argsort(peers, kind="stable")], ends)
+        self._x = torch.cat(exchange([self._pick(self._x, positions) for positions in departures]))
+        self._y = torch.cat(exchange([self._pick(self._y, positions) for positions in departures]))
+        self._rows = wanted[np.argsort(before[wanted], kind="stable")]
+
+    def _reorder(self, rows: Ints) -> None:
+        held = np.argsort(self._rows, kind="stable")
+        positions = held[np.searchsorted(self._rows, rows, sorter=held)]
+        self._x, self._y = self._pick(self._x, positions), self._pick(self._y, positions)
+
+    def _pick(self, tensor: Tensor, positions: Ints) -> Tensor:
+        return tensor.index_select(0, torch.from_numpy(positions).to(self._device))

@@ -1,0 +1,124 @@
+"""The ds-tensor: an array cut into blocks along its first axis."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.errors import DataError
+
+Ints = NDArray[np.int64]
+
+
+def cut(length: int, parts: int) -> Ints:
+    """Sizes (parts,) that sum to `length` and differ by at most one, the larger ones first: no remainder is lost."""
+    whole, rest = divmod(length, parts)
+    sizes = np.full(parts, whole, dtype=np.int64)
+    sizes[:rest] += 1
+    return sizes
+
+
+class DsTensor:
+    """An array (N, ...) in blocks along the first axis.
+
+    `blocks` is how many (sizes then differ by at most one), a grid (rows, columns) of that many blocks in row-major
+    order, or a list of sizes. Blocks are views: a memory-mapped array is read only where a block is used.
+
+    Raises:
+        DataError: fewer rows than blocks, or sizes that do not add up to the rows.
+
+    >>> [len(block) for block in DsTensor(np.arange(10), 4)]
+    [3, 3, 2, 2]
+    """
+
+    def __init__(self, array: NDArray[Any], blocks: int | tuple[int, int] | Sequence[int] | Ints = 1) -> None:
+        if array.ndim == 0:
+            raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+        self.array = array
+        self.grid: tuple[int, int]
+        if isinstance(blocks, int | np.integer):
+            blocks = (int(blocks), 1)
+        if isinstance(blocks, tuple):
+            self.grid = (int(blocks[0]), int(blocks[1]))
+            self.block_sizes = self._cut_evenly(len(array), self.grid)
+        else:
+            self.block_sizes = np.asarray(blocks, dtype=np.int64)
+            self.grid = (len(self.block_sizes), 1)
+            if self.block_sizes.sum() != len(array) or (self.block_sizes < 0).any():
+                raise DataError(f"block sizes add up to {self.block_sizes.sum()}, expected the {len(array)} rows")
+        self.starts: Ints = np.concatenate([[0], np.cumsum(self.block_sizes)])
+
+    @classmethod
+    def from_array(cls, array: NDArray[Any], blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+        """`array`, not copied."""
+        return cls(np.asanyarray(array), blocks)
+
+    @classmethod
+    def from_npy(cls, path: Path, blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+        """The array in a .npy file, memory-mapped. Raises DataError where it cannot be read."""
+        try:
+            return cls(np.load(path, mmap_mode="r", allow_pickle=False), blocks)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path}: not a readable .npy array ({error})") from None
+
+    @classmethod
+    def from_npz(cls, path: Path, key: str, blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+        """The array called `key` in an .npz file, read into memory. Raises DataError where it cannot be read."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                if key not in archive:
+                    raise DataError(f"{path}: no array {key!r}; it holds {', '.join(archive.files) or 'nothing'}")
+                return cls(archive[key], blocks)
+        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: not a readable .npz archive ({error})") from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.block_sizes)
+
+    def block(self, k: int, column: int | None = None) -> NDArray[Any]:
+        """Block `k` in visiting order, or the one at row `k` and `column` of the grid."""
+        if column is not None:
+            if not (0 <= k < self.grid[0] and 0 <= column < self.grid[1]):
+                raise IndexError(f"block ({k}, {column}) of a {self.grid[0]}x{self.grid[1]} grid")
+            k = k * self.grid[1] + column
+        if not 0 <= k < self.n_blocks:
+            raise IndexError(f"block {k} of {self.n_blocks}")
+        return self.array[self.starts[k] : self.starts[k + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self.block(k) for k in range(self.n_blocks))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def rows(self, indices: Ints) -> NDArray[Any]:
+        """A copy of the rows `indices`, in that order. A file is read once, front to back."""
+        if not isinstance(self.array, np.memmap) or len(indices) < 2:
+            return np.asarray(self.array[indices])
+        ascending = np.argsort(indices, kind="stable")
+        found = np.empty((len(indices), *self.shape[1:]), dtype=self.array.dtype)
+        found[ascending] = self.array[indices[ascending]]
+        return found
+
+    def collect(self) -> NDArray[Any]:
+        """All rows as one array in memory."""
+        return np.array(self.array)
+
+    @staticmethod
+    def _cut_evenly(length: int, grid: tuple[int, int]) -> Ints:
+        parts = grid[0] * grid[1]
+        if min(grid) < 1:
+            raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
+        if parts > length:
+            raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
+        return cut(length, parts)

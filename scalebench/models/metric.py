@@ -1,0 +1,56 @@
+"""What a model is trained to do and how good it is at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scalebench.errors import ModelError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def loss_for(task: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """loss(outputs, targets): the mean cross entropy for classification, the mean squared error for regression."""
+    from torch.nn import functional
+
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "classification": functional.cross_entropy,
+        "regression": functional.mse_loss,
+    }
+    if task not in losses:
+        raise ModelError(f"unknown task {task!r}; {nearest(task, losses)}")
+    return losses[task]
+
+
+def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
+    """Accuracy, or R2 = 1 - sum (t - o)^2 / sum (t - mean t)^2 per column, averaged over columns; in float64.
+
+    A column whose targets are all equal counts 1 if it is met exactly and 0 if not, as in scikit-learn.
+    """
+    import torch
+
+    if task == "classification":
+        return float((outputs.argmax(dim=1) == targets).double().mean())
+    outputs, targets = outputs.double(), targets.double()
+    residual = (targets - outputs).square().sum(dim=0)
+    total = (targets - targets.mean(dim=0)).square().sum(dim=0)
+    constant = total == 0
+    score = 1 - residual / torch.where(constant, 1.0, total)
+    return float(torch.where(constant, (residual == 0).double(), score).mean())
+
+
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 1024) -> float:
+    """`metric` of `model` on all of `x`, `y`, in batches without gradients; the model's mode is put back."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = torch.cat([model(x[start : start + batch]) for start in range(0, len(x), batch)])
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+    return metric(task, outputs, y)
