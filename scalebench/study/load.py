@@ -51,6 +51,24 @@ def dump_study(study: Study) -> str:
     return _HEADER + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
 
 
+def study_schema() -> dict[str, Any]:
+    """The JSON Schema of a study file."""
+    schema = Study.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "scalebench study"
+    written = {
+        "description": "a name, {name: {option: value}} or {name: NAME, option: value}",
+        "anyOf": [{"type": "string"}, {"type": "object", "minProperties": 1}],
+    }
+    schema["$defs"]["Component"] = written
+    counts = schema["properties"]["workers"]
+    schema["properties"]["workers"] = {
+        "description": "1..64 (powers of two), 1..64:8 (1, 8, 16, ...), 1,2,6 or a list of counts",
+        "anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}, counts],
+    }
+    return schema
+
+
 def _plain(component: dict[str, Any]) -> Any:
     return {component["name"]: component["options"]} if component["options"] else component["name"]
 

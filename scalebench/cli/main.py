@@ -1,0 +1,97 @@
+"""The command line, `scalebench COMMAND`: imports a command when it is called, and turns errors into one line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from scalebench import __version__
+from scalebench.cli.options import verbosity_options
+from scalebench.errors import ScalebenchError, nearest
+
+# name -> (module:object, what `--help` says of it); one line adds a command.
+COMMANDS = {
+    "run": ("scalebench.cli.run:run", "Run a scaling study, real and virtual, and keep every number."),
+    "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
+    "list": ("scalebench.cli.list:list_", "List strategies, data sets, models, clusters or figures."),
+    "doctor": ("scalebench.cli.doctor:doctor", "Say what this machine has, and what adds the rest."),
+    "install": ("scalebench.cli.install:install", "Build and install Horovod for the PyTorch that is here."),
+    "schema": ("scalebench.cli.schema:schema", "Print the JSON Schema of study files, for editors."),
+}
+
+if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
+    from click import Group
+else:  # rich's panels cost as much as all the rest of `--help`: only where somebody looks at them
+    from rich_click import RichGroup as Group
+
+
+class LazyGroup(Group):
+    """A group that knows its commands by name and help line and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A stand-in with the help line; `resolve_command` brings the real one."""
+        return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS:
+            if name.startswith("-"):
+                ctx.fail(f"no such option {name!r}")
+            ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        return name, getattr(importlib.import_module(module), attribute), args[1:]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, and leave with 0, 1 (a run failed), 2 (usage) or 130 (interrupted); bugs keep their traceback."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except ScalebenchError as error:
+            _leave(str(error), error.exit_code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else "scalebench"
+            _leave(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)
+        except click.ClickException as error:
+            _leave(error.format_message(), error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            _leave("interrupted", 130)
+        except BrokenPipeError:  # the reader of our output has gone, as in `scalebench list | head`
+            sys.stdout = None  # so that Python does not flush it once more
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    click.echo(f"scalebench: error: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="scalebench")
+@verbosity_options
+def main() -> None:
+    """How much time does synchronising less often save, at how many workers, and what does it cost in accuracy?
+
+    `scalebench run --workers 1..64`, then `scalebench plot`.
+    """

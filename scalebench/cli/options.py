@@ -1,0 +1,39 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_KEY = "scalebench.verbosity"
+
+
+def verbosity_options(command: _F) -> _F:
+    """`--quiet` and `--verbose`, before or after the command's name; read with `verbosity`."""
+    quiet = click.option(
+        "--quiet", "-q", is_flag=True, expose_value=False, callback=_set(-1), help="Print errors and results only."
+    )
+    verbose = click.option(
+        "--verbose", "-v", is_flag=True, expose_value=False, callback=_set(1), help="Print what is being done."
+    )
+    return quiet(verbose(command))
+
+
+def verbosity() -> int:
+    """-1 quiet, 0 normal, 1 verbose, as the command line that is running asked for."""
+    context = click.get_current_context(silent=True)
+    return int(context.meta.get(_KEY, 0)) if context else 0
+
+
+def _set(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if not given:
+            return
+        if context.meta.get(_KEY, level) != level:
+            raise click.UsageError("--quiet and --verbose exclude each other", context)
+        context.meta[_KEY] = level
+
+    return callback
