@@ -48,7 +48,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     try:
         return Cluster.model_validate(raw)
     except ValidationError as error:
-        raise ClusterError(explain(error, Cluster, str(path), raw)) from None
+        raise ClusterError(explain(error, Cluster, str(path))) from None
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     try:
         return Study.model_validate(raw)
     except ValidationError as error:
-        raise StudyError(explain(error, Study, _origin(error, where, overrides, sets), raw)) from None
+        raise StudyError(explain(error, Study, _origin(error, where, overrides, sets))) from None
 
 
 def dump_study(study: Study) -> str:

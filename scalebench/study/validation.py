@@ -54,13 +54,14 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
     except yaml.YAMLError as cause:
         raise error(_yaml_message(cause, where, text)) from None
-    except (ValueError, OverflowError, TypeError, RecursionError) as cause:
-        raise error(f"{where}: cannot read a value: {_one_line(str(cause))}") from None
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: str, raw: Any = None) -> str:
-    """The first thing that does not fit, as one line: file, key path, what was expected, the nearest known key."""
-    first = error.errors()[0]
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
+    """What does not fit, as one line: file, key path, what was expected, the nearest known key.
+
+    An unknown key is named before a missing one: the two are often the same slip.
+    """
+    first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if not _is_branch(part)]
     path = ".".join(str(part) for part in loc)
     if first["type"] == "extra_forbidden":
@@ -76,6 +77,13 @@ def explain(error: ValidationError, model: type[BaseModel], where: str, raw: Any
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
     """The safe loader, which also reads 1e-6 as a number and refuses a key that is said twice."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, OverflowError, TypeError) as cause:  # a date that is none, an integer of 5,000 digits
+            problem = f"cannot read the value: {str(cause).partition(';')[0]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()

@@ -1,0 +1,72 @@
+"""Costs between measured points lie between them, never fall, and survive a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.errors import ClusterError
+
+MPI = EngineCost(
+    engine="mpi", ranks=2, alpha_s=1e-6, points=[(4, 1e-6), (1000, 3e-6), (2000, 2e-6), (4000, 8e-6)], source="a test"
+)
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_more_bytes_never_cost_less(first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    assert MPI.seconds(low) <= MPI.seconds(high) * (1 + 1e-12)  # rounding of the interpolation
+
+
+def test_measured_points_are_met_but_for_noise_that_falls() -> None:
+    assert [MPI.seconds(n) for n in (4, 1000, 2000, 4000)] == pytest.approx([1e-6, 3e-6, 3e-6, 8e-6], rel=1e-12)
+
+
+def test_between_and_beyond_the_points_it_is_straight() -> None:
+    assert MPI.seconds(502) == pytest.approx(2e-6)
+    assert MPI.seconds(3000) == pytest.approx(5.5e-6)
+    assert MPI.seconds(6000) == pytest.approx(8e-6 + 2000 * (8e-6 - 3e-6) / 2000)
+
+
+def test_without_points_an_operation_costs_its_latency() -> None:
+    assert EngineCost(engine="mpi", ranks=2, alpha_s=5e-6, source="a test").seconds(10**6) == 5e-6
+
+
+def test_points_out_of_order_are_refused() -> None:
+    with pytest.raises(ValidationError, match="ascending order"):
+        EngineCost(engine="mpi", ranks=2, alpha_s=0, points=[(8, 1), (4, 1)], source="a test")
+
+
+def test_the_entry_nearest_in_ranks_is_taken() -> None:
+    costs = EngineCosts(entries=[MPI, MPI.model_copy(update={"ranks": 8})])
+    assert costs.of("mpi", 2).ranks == 2
+    assert costs.of("mpi", 64).ranks == 8
+    assert costs.has("mpi")
+    assert not costs.has("gloo")
+    with pytest.raises(ClusterError, match="no measured costs of engine 'gloo'"):
+        costs.of("gloo")
+
+
+def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
+    costs = EngineCosts(entries=[MPI])
+    path = tmp_path / "deeper" / "costs.json"
+    costs.save(path)
+    assert EngineCosts.load(path) == costs
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"entries": [{"engine": "mpi"}]}', '{"entrys": []}', "[1]"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    with pytest.raises(ClusterError, match=r"costs\.json.*delete the file to measure again"):
+        EngineCosts.load(path)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"cannot read the engine costs .*No such file"):
+        EngineCosts.load(tmp_path / "none.json")

@@ -1,0 +1,123 @@
+"""The costs follow the closed forms, grow with bytes and ranks, and know who shares a node."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.cluster.load import cluster_names, load_cluster
+from scalebench.cluster.network import ALLREDUCE, SHORT_MESSAGE, Network
+from scalebench.errors import ClusterError
+
+ALPHA, BANDWIDTH, GAMMA = 20e-6, 1.25e9, 6.6e-11  # ethernet-10g: one worker per node, one kind of link
+PRESETS = {name: load_cluster(name) for name in cluster_names()}
+sizes = st.integers(0, 1 << 28)
+
+
+def lg(ranks: int) -> int:
+    return math.ceil(math.log2(ranks))
+
+
+FORMULAS = {
+    "ring": lambda n, p: 2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
+    "recursive_doubling": lambda n, p: lg(p) * (ALPHA + n / BANDWIDTH + n * GAMMA),
+    "rabenseifner": lambda n, p: 2 * lg(p) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
+    "tree": lambda n, p: 2 * lg(p) * (ALPHA + n / BANDWIDTH) + lg(p) * n * GAMMA,
+    "hierarchical": lambda n, p: 2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
+}
+
+
+@given(n=sizes, ranks=st.integers(2, 300), algorithm=st.sampled_from(sorted(FORMULAS)))
+def test_one_worker_per_node_costs_the_closed_form(n: int, ranks: int, algorithm: str) -> None:
+    cost = Network(PRESETS["ethernet-10g"]).allreduce(n, range(ranks), algorithm)
+    assert cost == pytest.approx(FORMULAS[algorithm](n, ranks), rel=1e-12)  # same sum, another order
+
+
+def test_hierarchical_costs_rings_inside_and_between_nodes() -> None:
+    cluster = PRESETS["marenostrum5-acc"]  # as many cards as workers: every rank has a card to itself
+    intra, inter, gamma = cluster.links.intra, cluster.links.inter, cluster.reduction.seconds_per_byte
+    n, g, m = 80_000_000, 4, 8
+    expected = (
+        2 * (g - 1) * intra.latency_s
+        + 2 * (g - 1) / g * n / intra.bandwidth_bytes_per_s
+        + 2 * (m - 1) * inter.latency_s
+        + 2 * (m - 1) / m * (n / g) / inter.bandwidth_bytes_per_s
+        + (g * m - 1) / (g * m) * n * gamma
+    )
+    assert Network(cluster).allreduce(n, range(g * m), "hierarchical") == pytest.approx(expected, rel=1e-12)
+
+
+@given(n=sizes, ranks=st.integers(1, 64), shards=st.integers(1, 8))
+def test_server_is_bound_by_the_busier_end(n: int, ranks: int, shards: int) -> None:
+    cost = Network(PRESETS["ethernet-10g"]).server(n, range(ranks), shards)
+    expected = 2 * ALPHA + max(2 * n / BANDWIDTH, 2 * ranks * n / (shards * BANDWIDTH)) if ranks > 1 else 0.0
+    assert cost == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@given(
+    small=sizes,
+    more=sizes,
+    ranks=st.integers(1, 200),
+    algorithm=st.sampled_from(["auto", *ALLREDUCE, "broadcast", "reduce", "allgather", "alltoallv", "server"]),
+)
+def test_more_bytes_or_ranks_never_cost_less(preset: str, small: int, more: int, ranks: int, algorithm: str) -> None:
+    network = Network(PRESETS[preset])
+
+    def cost(n: int, p: int) -> float:
+        if algorithm == "auto" or algorithm in ALLREDUCE:
+            return network.allreduce(n, range(p), algorithm)
+        return float(getattr(network, algorithm)(n, range(p)))
+
+    slack = 1 + 1e-12  # sums in another order
+    assert cost(small, ranks) <= cost(small + more, ranks) * slack
+    assert cost(small, ranks) <= cost(small, ranks + 1) * slack
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_alone_costs_nothing(preset: str) -> None:
+    network = Network(PRESETS[preset])
+    costs = [network.allreduce(1000, [3]), network.broadcast(1000, [3]), network.barrier([3]), network.message(9, 3, 3)]
+    assert costs == [0.0] * 4
+
+
+def test_workers_fill_nodes_in_order() -> None:
+    network = Network(PRESETS["juwels-booster"])
+    assert network.same_node(0, 3)
+    assert not network.same_node(3, 4)
+    assert network.message(10**6, 0, 3) < network.message(10**6, 3, 4)
+    assert network.allreduce(10**6, range(4)) < network.allreduce(10**6, [0, 4, 8, 12])
+    assert Network(PRESETS["juwels-booster"], ranks_per_node=2).same_node(2, 3)
+
+
+def test_ranks_that_send_at_once_share_their_nodes_cards() -> None:
+    one_card = PRESETS["juwels-booster"].model_copy(
+        update={"node": PRESETS["juwels-booster"].node.model_copy(update={"network_cards": 1})}
+    )
+    n, ranks = 100_000_000, range(8)
+    many, one = Network(PRESETS["juwels-booster"]), Network(one_card)
+    between = many.allreduce(n, ranks, "rabenseifner") - many.allreduce(n, range(4), "rabenseifner")
+    assert one.allreduce(n, ranks, "rabenseifner") > many.allreduce(n, ranks, "rabenseifner") + 2 * between
+    assert one.allreduce(n, ranks, "ring") == many.allreduce(n, ranks, "ring")  # one flow crosses each card
+
+
+def test_auto_switches_where_mpich_does_and_can_be_forced() -> None:
+    network = Network(PRESETS["ethernet-10g"])
+    for n, algorithm in ((SHORT_MESSAGE, "recursive_doubling"), (SHORT_MESSAGE + 1, "rabenseifner")):
+        assert network.allreduce(n, range(16)) == network.allreduce(n, range(16), algorithm)
+    forced = Network(PRESETS["ethernet-10g"], collective="tree")
+    assert forced.allreduce(10**6, range(16)) == network.allreduce(10**6, range(16), "tree")
+
+
+def test_an_unknown_collective_names_the_nearest() -> None:
+    with pytest.raises(ClusterError, match="unknown collective 'rign'; did you mean 'ring'"):
+        Network(PRESETS["ethernet-10g"], collective="rign")
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, max_size=20, unique=True))
+def test_a_group_costs_the_same_however_it_is_written(group: list[int]) -> None:
+    network = Network(PRESETS["this-machine"], ranks_per_node=2)
+    assert network.allreduce(5000, group) == network.allreduce(5000, tuple(reversed(group)))

@@ -1,0 +1,188 @@
+"""A study file, `--set` and flags become one checked study; whatever else is in the file is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from scalebench.errors import StudyError
+from scalebench.study.load import dump_study, load_study, study_schema
+from scalebench.study.spec import Study
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "study.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refusal(path: Path | None, overrides: dict[str, Any] | None = None, sets: list[str] | None = None) -> str:
+    with pytest.raises(StudyError) as caught:
+        load_study(path, overrides or {}, sets or [])
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_no_file_is_the_default_study() -> None:
+    assert load_study(None, {}, []) == Study()
+
+
+def test_an_empty_file_is_the_default_study(tmp_path: Path) -> None:
+    assert load_study(write(tmp_path, "# nothing yet\n"), {}, []) == Study()
+
+
+def test_flags_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "epochs: 2\nlr: 0.5\nworkers: 1,2\nseed: 3\n")
+    study = load_study(path, {"epochs": 9, "lr": None}, ["epochs=4", "lr=0.25"])
+    assert (study.epochs, study.lr, study.workers, study.seed) == (9, 0.25, [1, 2], 3)
+
+
+def test_set_reaches_inside_and_reads_yaml(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {mlp: {hidden: [64], activation: relu}}\n")
+    study = load_study(path, {}, ["model.hidden=[32, 16]", "virtual.ties=rank", "virtual.slowdown={3: 2.0}", "lr=1e-3"])
+    assert study.model.options == {"hidden": [32, 16], "activation": "relu"}
+    assert (study.virtual.ties, study.virtual.slowdown, study.lr) == ("rank", {3: 2.0}, 1e-3)
+
+
+def test_set_an_option_of_the_default_model() -> None:
+    study = load_study(None, {}, ["model.hidden=[8]", "optimizer.momentum=0"])
+    assert (study.model.name, study.model.options, study.optimizer.options) == ("mlp", {"hidden": [8]}, {"momentum": 0})
+
+
+@pytest.mark.parametrize("sets", [[], ["batch_global=64"]])
+def test_a_batch_flag_replaces_the_files_other_batch_key(tmp_path: Path, sets: list[str]) -> None:
+    path = write(tmp_path, "batch_per_worker: 8\n")
+    study = load_study(path, {} if sets else {"batch_global": 64}, sets)
+    assert (study.batch_global, study.batch_per_worker) == (64, None)
+
+
+def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
+    assert "batch_per_worker or batch_global, not both" in refusal(
+        write(tmp_path, "batch_per_worker: 8\nbatch_global: 64\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("virtual: {tie: rank}", "unknown key 'virtual.tie'; did you mean 'ties'?"),
+        ("epochs: three", "key 'epochs': input should be a valid integer"),
+        ("epochs: 0", "key 'epochs': input should be greater than 0, got 0"),
+        ("workers: 64..1", "the range '64..1' runs backwards; write 1..64"),
+        ("workers: 1..", "cannot read the worker counts '1..'"),
+        ("workers: 0", "worker counts lie between 1 and"),
+        ("scaling: strng", "key 'scaling': input should be 'strong' or 'weak', got 'strng'"),
+        ("blocks: many", "key 'blocks'"),
+        ("strategies: []", "key 'strategies'"),
+        ("strategies: [{a: 1, b: 2}]", "expected a name, {name: {option: value}}"),
+        ("name: ../../etc", "key 'name'"),
+        ("- a\n- b", "expected a mapping of keys to values, got a list"),
+        ("just words", "expected a mapping of keys to values, got text"),
+        ("1: 2", "expected keys that are words, got 1"),
+        ("epochs: 3\nepochs: 4", "line 2, column 1: not YAML: the key 'epochs' is said twice"),
+        ("virtual:\n\tties: rank", "line 2, column 1: not YAML: a tab; YAML is indented with spaces"),
+        ("name: !!python/object/apply:os.system [true]", "line 1, column 7: the tag"),
+        ("name: !custom x", "the tag '!custom' is not allowed"),
+        ("a: &a [1]\nb: *a", "line 1, column 4: anchors and aliases are not supported"),
+        ("a: [1, 2", "not YAML: "),
+        ("a: b: c", "line 1, column 5: not YAML"),
+        ("lr: 2001-99-99", "line 1, column 5: not YAML: cannot read the value: month"),
+        ("a: " + "[" * 60 + "]" * 60, "nested deeper than 40 levels"),
+        ("seed: 1" + "0" * 5000, "line 1, column 7: not YAML: cannot read the value: Exceeds the limit"),
+        (b"\xff\xfe\x00\x00", "not text in UTF-8"),
+        (b"\x00\x01binary", "not YAML"),
+        ("a: " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
+    ],
+    ids=range(28),
+)
+def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: str | bytes, message: str) -> None:
+    path = write(tmp_path, content)
+    text = refusal(path)
+    assert message in text
+    assert text.count(str(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("epochs", "--set epochs: expected KEY=VALUE"),
+        ("=3", "--set =3: expected KEY=VALUE"),
+        ("epcohs=3", "unknown key 'epcohs'; did you mean 'epochs'?"),
+        ("epochs=[", "--set epochs, line 2, column 1: not YAML"),
+        ("epochs=0", "--set epochs=0: key 'epochs': input should be greater than 0"),
+        ("virtual.tie=rank", "unknown key 'virtual.tie'; did you mean 'ties'?"),
+        ("name.x.y=1", "--set name.x.y=1"),
+    ],
+)
+def test_a_set_that_does_not_fit_is_refused_by_name(item: str, message: str) -> None:
+    assert message in refusal(None, sets=[item])
+
+
+def test_a_flag_that_does_not_fit_is_named_as_the_flag() -> None:
+    assert refusal(None, {"batch_per_worker": 0}).startswith("--batch-per-worker: key 'batch_per_worker'")
+
+
+@pytest.mark.parametrize("path", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, path: str) -> None:
+    assert "cannot read the study file" in refusal(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"batch_global": 128, "workers": "1..64:8", "target_metric": 0.9},
+        {"strategies": ["allreduce", {"epoch_average": {"every": 2}}], "description": "naïve: #1\n- no"},
+        {"virtual": {"slowdown": {0: 1.5}}, "data_dir": "data", "device_step_time": 1e-7, "name": "2024.1"},
+    ],
+)
+def test_a_dumped_study_comes_back(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    study = load_study(None, overrides, [])
+    assert load_study(write(tmp_path, dump_study(study)), {}, []) == study
+    assert dump_study(study).startswith("# A scalebench study")
+
+
+def test_the_schema_names_every_key() -> None:
+    schema = study_schema()
+    assert set(schema["properties"]) == set(Study.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.binary(max_size=6)
+trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
+keys = st.sampled_from(sorted(Study.model_fields)) | st.text(max_size=8)
+
+
+@given(st.dictionaries(keys, trees, max_size=4))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_values_are_a_study_or_one_line(tmp_path: Path, values: dict[str, Any]) -> None:
+    check(write(tmp_path, yaml.safe_dump(values)))
+
+
+@given(st.binary(max_size=200) | st.text(alphabet="ab:-[]{}&*!|>%@`#'\"\t\n 0.,?~=<", max_size=60).map(str.encode))
+@example(b"? [a]\n: b")
+@example(b"<<: {a: 1}")
+@example(b"{}: 1")
+@example(b"=: 1")
+@example(b"workers: 0x_")
+@example(b"seed: 190:20:30")
+@example(b"%YAML 9.9\n---\na: 1")
+@example(b"a: 1\n---\nb: 2")
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_bytes_are_a_study_or_one_line(tmp_path: Path, content: bytes) -> None:
+    check(write(tmp_path, content))
+
+
+def check(path: Path) -> None:
+    try:
+        load_study(path, {}, [])
+    except StudyError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - both outcomes are good, the message only in one
+        assert "study.yaml" in str(error)  # noqa: PT017
