@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +28,22 @@ class Capability(StrEnum):
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
     PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
+    OVERLAP = "overlap"  # gradient averaging that is charged as if hidden behind backward; virtual only
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How an engine hides gradient averaging behind the backward pass; a virtual run is charged by it.
+
+    `cycle_s` > 0 is Horovod's rule: what is ready on every worker when a cycle begins is fused up to `bucket_bytes`.
+    `cycle_s` = 0 is DDP's: fixed buckets in backward order, the first up to `first_bucket_bytes`.
+    """
+
+    engine: str
+    bucket_bytes: int
+    first_bucket_bytes: int
+    cycle_s: float = 0.0
+    wire: str | None = None
 
 
 class Request(Protocol):
@@ -53,6 +70,9 @@ class Communicator(Protocol):
     collectives: int
     bytes_sent: int
 
+    def count(self, nbytes: int) -> None:
+        """Count one synchronisation of `nbytes` that something else carried (Horovod, DDP, a shared state)."""
+
     def split(self, color: int, key: int = 0) -> Communicator: ...
     def barrier(self) -> None: ...
     def allreduce_(
@@ -74,7 +94,8 @@ class Communicator(Protocol):
 class SharedState(Protocol):
     """One flat vector that every worker may change, one at a time."""
 
-    merges: int
+    @property
+    def merges(self) -> int: ...
 
     def exclusive(self) -> AbstractContextManager[Tensor]:
         """Yield the shared vector, fetched; on leaving, what was written into it is stored and the lock released.

@@ -7,7 +7,7 @@ imports torch when it is loaded, so that options can be checked in a tenth of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -74,11 +74,16 @@ class Worker(Protocol):
     def is_last(self, epoch: int) -> bool:
         """Whether `epoch` (0-based) is the last one."""
 
+    forward: Callable[[Tensor], Tensor]  # what a step calls: the model, or a wrapper of it (the real DDP)
+
     def use_optimizer(self, wrap: Any) -> None:
         """Replace the flat optimizer by `wrap(a plain optimizer over the model's parameters)`."""
 
-    def epoch_done(self, epoch: int, agreed: bool) -> None:
-        """Close the books of `epoch`; `agreed` says that all replicas are equal now."""
+    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
+        """Close the books of `epoch`; `agreed` says that all replicas are equal now.
+
+        None: the strategy takes snapshots itself.
+        """
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep a copy of `vector`, stamped with the training time, to be evaluated after training as `epoch`."""
@@ -98,7 +103,7 @@ class Strategy(BaseModel):
     source: ClassVar[str]  # paper or document
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "horovod")  # native engines, the preferred first
-    charged_as: ClassVar[str] = ""  # whose costs a virtual run is charged: an engine, default the preferred one
+    split_is_measured: ClassVar[bool] = True  # compute and communication can be told apart natively
     single_worker: ClassVar[bool] = False  # runs at one worker only (`serial`)
     asynchronous: ClassVar[bool] = False  # takes its own snapshots of a shared model
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
@@ -127,7 +132,7 @@ class Strategy(BaseModel):
         """The whole training; override where the rhythm is not the epoch, and call `epoch_done` yourself."""
         for epoch in range(worker.epochs):
             self.train_epoch(worker, epoch)
-            worker.epoch_done(epoch, agreed=self.in_agreement(worker, epoch))
+            worker.epoch_done(epoch, None if self.asynchronous else self.in_agreement(worker, epoch))
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         raise NotImplementedError

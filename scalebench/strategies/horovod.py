@@ -1,0 +1,84 @@
+"""The baseline that users run: Horovod's own DistributedOptimizer, and its model for virtual runs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.clock import Task
+from scalebench.comm.base import Capability, Overlap
+from scalebench.strategies.allreduce import PerBatch
+from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.registry import register
+
+_MIB = 1 << 20
+
+
+class HorovodOptions(PerBatch):
+    """Gradients are averaged tensor by tensor behind the backward pass, fused per cycle.
+
+    Sergeev and Del Balso, 2018, arXiv 1802.05799. Defaults are those of Horovod 0.28.1.
+    """
+
+    fusion_threshold_mib: float = Field(128.0, ge=0, description="tensors ready together are fused up to this size")
+    cycle_time_ms: float = Field(1.0, gt=0, description="how often the background thread looks for ready tensors")
+    compression: Literal["none", "fp16"] = Field("none", description="dtype of the gradients on the wire")
+
+    name: ClassVar[str] = "horovod"
+    summary: ClassVar[str] = "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
+    source: ClassVar[str] = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
+    engines: ClassVar[tuple[str, ...]] = ("horovod",)
+
+
+@register("virtual")
+class VirtualHorovod(HorovodOptions):
+    """The same arithmetic, charged by Horovod's rule: one serial stream, what is ready at a cycle is fused."""
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.gradient(batch, batch.weight)
+        worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+        worker.update()
+
+    @property
+    def overlap(self) -> Overlap:
+        fusion = max(1, int(self.fusion_threshold_mib * _MIB))
+        wire = "float16" if self.compression == "fp16" else None
+        return Overlap("horovod", fusion, fusion, self.cycle_time_ms / 1e3, wire)
+
+
+@register("horovod")
+class Horovod(HorovodOptions):
+    """The real thing. Its communication ends in `synchronize`, which is what `comm_s` holds."""
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
+
+    def setup(self, worker: Worker) -> None:
+        import horovod.torch as hvd
+
+        compression = hvd.Compression.fp16 if self.compression == "fp16" else hvd.Compression.none
+
+        def wrap(optimizer: Any) -> Any:
+            named = [(name, p) for name, p in worker.model.named_parameters() if p.requires_grad]
+            return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+
+        worker.use_optimizer(wrap)
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        optimizer: Any = worker.optimizer
+        worker.gradient(batch, batch.weight)
+        optimizer.synchronize()
+        worker.clock.did(Task.COMM)
+        if worker.size > 1:
+            worker.comm.count(worker.gradients.nbytes)
+        with optimizer.skip_synchronize():
+            worker.update()
+
+    def environment(self) -> dict[str, str]:
+        """What Horovod reads when it is initialised."""
+        return {
+            "HOROVOD_FUSION_THRESHOLD": str(int(self.fusion_threshold_mib * _MIB)),
+            "HOROVOD_CYCLE_TIME": str(self.cycle_time_ms),
+        }
