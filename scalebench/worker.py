@@ -1,0 +1,249 @@
+"""The replica: one worker's model, optimizer, shard, books and snapshots, wherever it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalebench.clock import Clock, Ledger, Task
+from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
+from scalebench.data.shard import Shard
+from scalebench.errors import DivergedError, EngineError, ModelError
+from scalebench.flat import flatten, views
+from scalebench.models.registry import build_model, loss_for
+from scalebench.optimizers import build_optimizer, learning_rate
+from scalebench.outcome import EpochReport
+from scalebench.strategies.base import Batch
+from scalebench.study.spec import Run
+
+
+@dataclass
+class Snapshot:
+    """A model to be evaluated after training; `vector` is empty where another worker holds it."""
+
+    epoch: int
+    elapsed_s: float
+    vector: Tensor | None
+    agreed: bool  # the vector is the consensus; otherwise the consensus is still to be formed from all workers'
+
+
+class Replica:
+    """Implements `strategies.base.Worker`.
+
+    Weights are made from `run.seed` alone, so that all replicas start equal; batches come from the plan; every
+    second of training is booked on the clock by the phase it was spent in.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        dataset: Dataset,
+        plan: Plan,
+        comm: Communicator,
+        clock: Clock,
+        device: torch.device | None = None,
+        shared: Callable[[Tensor], SharedState] | None = None,
+        server: Callable[[ServerRule], Server] | None = None,
+    ) -> None:
+        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
+        self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
+        self.task = dataset.task
+        self.device = device or torch.device("cpu")
+        self.dtype: torch.dtype = getattr(torch, run.dtype)
+        self.model = build_model(
+            run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
+        ).to(self.device)
+        self.parameters, self.gradients = flatten(self.model)
+        if run.init_weights is not None:
+            self.parameters.copy_(load_weights(run, self.parameters.numel()))
+        self.initial = self.parameters.clone()
+        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
+        self.state = SimpleNamespace()
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        self._loss = loss_for(dataset.task)
+        self._flat_parameter = torch.nn.Parameter(self.parameters)
+        self._flat_parameter.grad = self.gradients
+        self.optimizer = build_optimizer(run.optimizer, [self._flat_parameter], run.lr, foreach=False)
+        self._lr = run.lr
+        self._open_shared, self._open_server = shared, server
+        self._shared: SharedState | None = None
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.on_epoch: Callable[[int], None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps = 0
+        self.epoch_reports: list[EpochReport] = []
+        self.snapshots: list[Snapshot] = []
+        self._epoch, self._epoch_samples, self._epoch_steps = 0, 0, 1
+        self._loss_sum.zero_()
+        self._books = Ledger()
+        self._counted = (0, 0)
+        self._elapsed = 0.0
+
+    # --- data -------------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        return int(self.plan.shard_sizes(self._epoch)[self.rank])
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        self._epoch = epoch
+        x, y = self.shard.epoch(epoch, self.comm.alltoallv)
+        bounds = self.plan.bounds(epoch, self.rank).tolist()
+        weights = self._weights(epoch)
+        starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
+        firsts = set(starts.tolist())
+        self._epoch_steps = len(bounds) - 1
+        self.clock.did(Task.SHUFFLE, len(x))
+        for step in range(self._epoch_steps):
+            low, high = bounds[step], bounds[step + 1]
+            batch = Batch(x[low:high], y[low:high], weights[step], step, step in firsts)
+            self.clock.did(Task.DATA, high - low)
+            yield batch
+
+    def _weights(self, epoch: int) -> list[float]:
+        sizes = self.plan.batch_sizes(epoch)
+        weights: list[float] = (sizes[self.rank] * self.size / sizes.sum(axis=0)).tolist()
+        return weights
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def gradient(self, batch: Batch, weight: float = 1.0) -> None:
+        samples = len(batch.x)
+        self.gradients.zero_()
+        loss = self._loss(self.forward(batch.x), batch.y)
+        self.clock.did(Task.FORWARD, samples)
+        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._loss_sum.add_(loss.detach(), alpha=samples)
+        self._epoch_samples += samples
+        self.clock.did(Task.BACKWARD, samples)
+
+    def update(self) -> None:
+        moment = self._epoch + (self.steps % self._epoch_steps) / self._epoch_steps
+        rate = learning_rate(self.run, self.size, moment)
+        if rate != self._lr:
+            self._lr = rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+        self.optimizer.step()
+        self.steps += 1
+        self.clock.did(Task.UPDATE)
+
+    def local_step(self, batch: Batch) -> None:
+        self.gradient(batch)
+        self.update()
+
+    def reset_optimizer(self) -> None:
+        self.optimizer.state.clear()
+
+    def is_last(self, epoch: int) -> bool:
+        return epoch == self.epochs - 1
+
+    def use_optimizer(self, wrap: Any) -> None:
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = wrap(build_optimizer(self.run.optimizer, trainable, self.run.lr))
+        for parameter, gradient in zip(trainable, views(trainable, self.gradients), strict=True):
+            parameter.grad = gradient  # a wrapper may have put tensors of its own there
+
+    # --- agreement --------------------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> SharedState:
+        if self._shared is None:
+            if self._open_shared is None:
+                raise EngineError(f"{self.run.strategy.name} needs a shared state, which {self.run.engine} has not")
+            self._shared = self._open_shared(self.initial)
+        return self._shared
+
+    def server(self, rule: ServerRule) -> Server:
+        if self._open_server is None:
+            raise EngineError(f"{self.run.strategy.name} needs a server, which {self.run.engine} has not")
+        return self._open_server(rule)
+
+    # --- books ------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """As before training: initial weights, no optimizer state, empty books (after warm-up)."""
+        with torch.no_grad():
+            self.parameters.copy_(self.initial)
+            for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
+                buffer.copy_(value)
+        self.gradients.zero_()
+        self.reset_optimizer()
+        self._begin()
+
+    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
+        elapsed = self.clock.elapsed()
+        with self.clock.paused():
+            ledger, before = self.clock.ledger.copy(), self._books
+            counted = (self.comm.collectives, self.comm.bytes_sent)
+            loss = self._loss_sum.item() / max(1, self._epoch_samples)
+            self.epoch_reports.append(
+                EpochReport(
+                    epoch=epoch,
+                    elapsed_s=elapsed,
+                    epoch_s=elapsed - self._elapsed,
+                    compute_s=ledger.compute_s - before.compute_s,
+                    comm_s=ledger.comm_s - before.comm_s,
+                    wait_s=ledger.wait - before.wait,
+                    data_s=ledger.data_s - before.data_s,
+                    train_loss=loss,
+                    syncs=counted[0] - self._counted[0],
+                    bytes_sent=counted[1] - self._counted[1],
+                )
+            )
+            self._loss_sum.zero_()
+            self._epoch_samples = 0
+            self._books, self._counted, self._elapsed = ledger, counted, elapsed
+            if not math.isfinite(loss):
+                raise DivergedError(f"worker {self.rank}: the training loss is {loss} in epoch {epoch + 1}")
+            if agreed is not None and self.evaluates(epoch):
+                self.keep(epoch, elapsed, agreed)
+            if self.on_epoch is not None:
+                self.on_epoch(epoch)
+
+    def evaluates(self, epoch: int) -> bool:
+        """Whether the model is evaluated after `epoch`; the last one always is, once training is finished."""
+        every = self.run.evaluate_every
+        return every > 0 and (epoch + 1) % every == 0 and not self.is_last(epoch)
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
+        """Remember the model of this moment; replicas that agree need one copy only, worker 0's."""
+        wanted = not agreed or self.rank == 0
+        vector = self.parameters.detach().clone() if wanted else None
+        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed))
+
+    def snapshot(self, epoch: int, vector: Tensor) -> None:
+        if self.evaluates(epoch):
+            elapsed = self.clock.elapsed()
+            with self.clock.paused():
+                self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True))
+
+
+def load_weights(run: Run, parameters: int) -> Tensor:
+    """The vector `final` (else `initial`, else the only one) of `run.init_weights`, of length `parameters`.
+
+    Raises:
+        ModelError: no such file, not an .npz of numbers, or of another length.
+    """
+    path = run.init_weights
+    try:
+        with np.load(str(path), allow_pickle=False) as archive:
+            name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
+            vector = np.asarray(archive[name], dtype=np.float64).reshape(-1)
+    except (OSError, ValueError, IndexError, EOFError) as error:
+        raise ModelError(f"init_weights: cannot read {path}: {error}") from None
+    if vector.size != parameters:
+        raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")
+    return torch.from_numpy(vector)
