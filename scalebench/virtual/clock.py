@@ -1,0 +1,64 @@
+"""A virtual worker's clock: laps are looked up, not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from scalebench.clock import Ledger, Task
+from scalebench.virtual.step_times import StepTimes
+
+
+class VirtualClock:
+    """Time that passes by what was done.
+
+    `speed` multiplies every computation of this worker (2.0: half as fast); `jitter(step)` every one of that step.
+    """
+
+    def __init__(self, times: StepTimes, *, speed: float = 1.0, jitter: Callable[[int], float] | None = None) -> None:
+        self.ledger = Ledger()
+        self.arrivals: list[float] = []
+        self.now = 0.0
+        self.running = False
+        self.backward_s = 0.0  # of the last step, for what is hidden behind it
+        self._seconds = times.task_seconds
+        self._speed = speed
+        self._jitter = jitter or (lambda step: 1.0)
+        self._step = 0
+        self._factor = speed * self._jitter(0)
+
+    def start(self) -> None:
+        self.ledger = Ledger()
+        self.running = True
+
+    def did(self, task: Task, samples: int = 0) -> None:
+        if not self.running:
+            return
+        seconds = self._seconds(task, samples) * self._factor
+        if task == Task.BACKWARD:
+            self.backward_s = seconds
+        elif task == Task.UPDATE:
+            self._step += 1
+            self._factor = self._speed * self._jitter(self._step)
+        self.now += seconds
+        self.ledger.seconds[task] += seconds
+
+    def arrived(self) -> None:
+        """Arrivals need no list here: a meeting knows them."""
+
+    def communicated(self, until: float, waited: float) -> None:
+        """Book the time up to `until` as communication, `waited` seconds of it as waiting for others."""
+        self.ledger.seconds[Task.COMM] += until - self.now
+        self.ledger.wait += waited
+        self.now = until
+
+    def elapsed(self) -> float:
+        return self.now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        was_running, self.running = self.running, False
+        try:
+            yield
+        finally:
+            self.running = was_running

@@ -1,0 +1,243 @@
+"""Virtual workers meet here: real arithmetic, modelled time.
+
+A collective completes at max(arrival) + cost. A non-blocking one runs beside compute and is charged when waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from scalebench.comm.base import Overlap
+from scalebench.errors import RunError
+from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.costs import Costs
+from scalebench.virtual.overlap import Stream
+from scalebench.virtual.reduction import reduce_tensors
+from scalebench.virtual.scheduler import Scheduler
+
+
+@dataclass
+class Meeting:
+    """One collective operation: who has come, with what, and when it is over."""
+
+    what: str
+    arrivals: dict[int, float] = field(default_factory=dict)  # by rank in the group
+    payloads: dict[int, Any] = field(default_factory=dict)
+    sleepers: list[tuple[int, float]] = field(default_factory=list)  # (world rank, its time)
+    end: float | None = None
+
+    @property
+    def latest(self) -> float:
+        return max(self.arrivals.values())
+
+    def in_order(self) -> list[Any]:
+        return [self.payloads[rank] for rank in sorted(self.payloads)]
+
+
+@dataclass
+class Group:
+    """The workers of one communicator, by world rank, their meetings under way and their mail."""
+
+    ranks: tuple[int, ...]
+    meetings: dict[int, Meeting] = field(default_factory=dict)
+    mail: dict[tuple[int, int, int], list[tuple[float, Tensor]]] = field(default_factory=dict)
+    receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    stream: Stream = field(default_factory=Stream)
+
+
+class VirtualRequest:
+    """An allreduce in flight."""
+
+    def __init__(self, comm: VirtualCommunicator, meeting: Meeting) -> None:
+        self._comm, self._meeting = comm, meeting
+
+    def wait(self) -> None:
+        self._comm.await_end(self._meeting)
+
+    def done(self) -> bool:
+        self._comm.scheduler.turn(self._comm.world_rank, self._comm.clock.now)
+        return self._meeting.end is not None and self._meeting.end <= self._comm.clock.now
+
+
+class VirtualCommunicator:
+    """Implements `comm.base.Communicator` for one virtual worker."""
+
+    def __init__(self, scheduler: Scheduler, group: Group, rank: int, clock: VirtualClock, costs: Costs) -> None:
+        self.scheduler, self.clock, self.costs = scheduler, clock, costs
+        self.rank, self.size = rank, len(group.ranks)
+        self.world_rank = group.ranks[rank]
+        self.collectives = 0
+        self.bytes_sent = 0
+        self._group = group
+        self._calls = 0
+
+    # --- collectives ------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        self._meet("barrier", None, lambda payloads: None, lambda: self.costs.barrier(self._group.ranks))
+
+    def allreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> None:
+        self.await_end(self._start_allreduce(tensor, op, weight, wire))
+
+    def iallreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> VirtualRequest:
+        return VirtualRequest(self, self._start_allreduce(tensor, op, weight, wire))
+
+    def _start_allreduce(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Meeting:
+        nbytes = wire_bytes(tensor, wire)
+
+        def effect(payloads: list[Any]) -> None:
+            tensors = [payload[0] for payload in payloads]
+            result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
+            for each in tensors:
+                each.copy_(result)
+
+        self.count(nbytes)
+        seconds = lambda: self.costs.allreduce(nbytes, self._group.ranks)  # noqa: E731
+        return self._start(f"allreduce({op})", (tensor, weight), effect, seconds)
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
+        def effect(payloads: list[Any]) -> None:
+            payloads[root].copy_(reduce_tensors(payloads, op, [None] * len(payloads)))
+
+        self.count(tensor.nbytes)
+        seconds = lambda: self.costs.reduce(tensor.nbytes, self._group.ranks)  # noqa: E731
+        self._meet(f"reduce({op})", tensor, effect, seconds)
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        def effect(payloads: list[Any]) -> None:
+            for rank, each in enumerate(payloads):
+                if rank != root:
+                    each.copy_(payloads[root])
+
+        self.count(tensor.nbytes if self.rank == root else 0)
+        self._meet("broadcast", tensor, effect, lambda: self.costs.broadcast(tensor.nbytes, self._group.ranks))
+
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        self.count(tensor.nbytes)
+        seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
+        meeting = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
+        return [each.clone() for each in meeting.in_order()]
+
+    def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))
+        meeting = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
+        if meeting.end is not None and self.clock.running:
+            sizes = [[tensor.nbytes for tensor in row] for row in meeting.in_order()]
+            meeting.end += self.costs.alltoallv(sizes, self._group.ranks)
+        self.await_end(meeting)
+        return [row[self.rank] for row in meeting.in_order()]
+
+    def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
+        """The mean of `tensor` (the gradients), charged as if reduced bucket by bucket behind the last backward pass.
+
+        The pass ended now; each bucket was ready at a share of it that the calibration knows.
+        """
+
+        def effect(payloads: list[Any]) -> None:
+            tensors = [payload[0] for payload in payloads]
+            result = reduce_tensors(tensors, "mean", [None] * len(tensors), overlap.wire)
+            for each in tensors:
+                each.copy_(result)
+
+        if self.size == 1:
+            return
+        self.count(tensor.nbytes)
+        start = self.clock.now - self.clock.backward_s
+        payload = (tensor, start, self.clock.backward_s)
+        meeting = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
+        if meeting.end is not None and self.clock.running:
+            passes = [(start, seconds) for _, start, seconds in meeting.in_order()]
+            meeting.end = max(meeting.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
+        self.await_end(meeting)
+
+    # --- point to point ---------------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        key = (self.rank, to, tag)
+        self.bytes_sent += tensor.nbytes if self.clock.running else 0
+        arrival = self.clock.now + self.costs.message(tensor.nbytes, self.world_rank, self._group.ranks[to])
+        self._group.mail.setdefault(key, []).append((arrival, tensor.clone()))
+        if key in self._group.receivers:
+            self.scheduler.wake(self._group.receivers.pop(key), arrival)
+
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None:
+        key = (source, self.rank, tag)
+        if not self._group.mail.get(key):
+            self._group.receivers[key] = self.world_rank
+            self.scheduler.block(self.world_rank, f"recv from {source}")
+        arrival, sent = self._group.mail[key].pop(0)
+        if self.clock.running:
+            until = max(self.clock.now, arrival)
+            self.clock.communicated(until, until - self.clock.now)
+        tensor.copy_(sent)
+
+    def split(self, color: int, key: int = 0) -> VirtualCommunicator:
+        groups: dict[int, Group] = {}
+        with self.clock.paused():
+            meeting = self._meet("split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0)
+        members = sorted(
+            (entry[1], rank, entry[2]) for rank, entry in enumerate(meeting.in_order()) if entry[0] == color
+        )
+        shared: dict[int, Group] = meeting.in_order()[0][3]
+        group = shared.setdefault(color, Group(tuple(world for _, _, world in members)))
+        return VirtualCommunicator(self.scheduler, group, group.ranks.index(self.world_rank), self.clock, self.costs)
+
+    # --- meetings ---------------------------------------------------------------------------------------------
+
+    def count(self, nbytes: int) -> None:
+        if self.clock.running and self.size > 1:
+            self.collectives += 1
+            self.bytes_sent += nbytes
+
+    def _meet(
+        self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
+    ) -> Meeting:
+        meeting = self._start(what, payload, effect, seconds)
+        self.await_end(meeting)
+        return meeting
+
+    def _start(
+        self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
+    ) -> Meeting:
+        call, self._calls = self._calls, self._calls + 1
+        meeting = self._group.meetings.setdefault(call, Meeting(what))
+        if meeting.what != what:
+            raise RunError(f"worker {self.rank} calls {what} while others call {meeting.what}")
+        meeting.arrivals[self.rank] = self.clock.now
+        meeting.payloads[self.rank] = payload
+        if len(meeting.arrivals) == self.size:
+            del self._group.meetings[call]
+            effect(meeting.in_order())
+            meeting.end = meeting.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
+        return meeting
+
+    def await_end(self, meeting: Meeting) -> None:
+        """Sleep until the meeting is over, and book the time."""
+        if meeting.end is None:
+            meeting.sleepers.append((self.world_rank, self.clock.now))
+            self.scheduler.block(self.world_rank, meeting.what)
+        else:
+            self._rouse(meeting)
+        assert meeting.end is not None
+        if self.clock.running:
+            now = self.clock.now
+            self.clock.communicated(max(now, meeting.end), max(0.0, min(meeting.latest, meeting.end) - now))
+
+    def _rouse(self, meeting: Meeting) -> None:
+        assert meeting.end is not None
+        for rank, since in meeting.sleepers:
+            self.scheduler.wake(rank, max(since, meeting.end) if self.clock.running else since)
+        meeting.sleepers.clear()
+
+
+def wire_bytes(tensor: Tensor, wire: str | None) -> int:
+    """Bytes of `tensor` as it travels: two per element in half precision."""
+    return tensor.numel() * 2 if wire in ("float16", "bfloat16") else tensor.nbytes

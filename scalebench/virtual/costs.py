@@ -1,0 +1,107 @@
+"""Seconds of each operation between virtual workers: the engine's own cost, and the cluster's network.
+
+Inside one node the measured engine is the truth: n bytes between two ranks cost what they cost there, and p ranks
+cost in proportion as the network model says. Between nodes the network model is charged, plus what the engine's
+software adds to a small operation, ceil(lg p) times (an assumption; its range is once to p times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.network import Network
+
+ONE_SIDED = "mpi-onesided"
+
+
+@dataclass(frozen=True)
+class GradientTensor:
+    """A parameter's gradient: its size, and after which share of the backward pass it is there."""
+
+    nbytes: int
+    release: float
+
+
+class Costs:
+    """Prices for one run; `engine` carries its collectives."""
+
+    def __init__(
+        self, network: Network, engines: EngineCosts, engine: str, gradients: Sequence[GradientTensor] = ()
+    ) -> None:
+        self.network, self.engines = network, engines
+        self.engine = engine
+        self.gradients = list(gradients)
+        self._memo: dict[tuple[int, tuple[int, ...], str], float] = {}
+
+    def allreduce(self, nbytes: int, ranks: tuple[int, ...], engine: str = "") -> float:
+        key = (nbytes, ranks, engine)
+        seconds = self._memo.get(key)
+        if seconds is None:
+            seconds = self._memo[key] = self._priced(
+                self.network.allreduce(nbytes, ranks), nbytes, ranks, engine or self.engine
+            )
+        return seconds
+
+    def reduce(self, nbytes: int, ranks: tuple[int, ...]) -> float:
+        return self._relative(self.network.reduce(nbytes, ranks), nbytes, ranks)
+
+    def broadcast(self, nbytes: int, ranks: tuple[int, ...]) -> float:
+        return self._relative(self.network.broadcast(nbytes, ranks), nbytes, ranks)
+
+    def allgather(self, nbytes: int, ranks: tuple[int, ...]) -> float:
+        return self._relative(self.network.allgather(nbytes, ranks), nbytes, ranks)
+
+    def barrier(self, ranks: tuple[int, ...]) -> float:
+        return self.allreduce(0, ranks)
+
+    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> float:
+        """`sizes[i][j]` bytes go from worker i to worker j; whoever sends or receives most decides."""
+        sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
+        received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
+        return self.network.alltoallv(max(*sent, *received), ranks) + self._software(ranks)
+
+    def message(self, nbytes: int, source: int, to: int) -> float:
+        return self.network.message(nbytes, source, to)
+
+    def occupancy(self, nbytes: int, worker: int, host: int) -> float:
+        """How long `nbytes` keep a server's link busy."""
+        return self.network.message(nbytes, worker, host) - self.network.message(0, worker, host)
+
+    def exclusive(self, nbytes: int, worker: int, host: int) -> float:
+        """Lock, fetch, store and unlock a shared vector of `nbytes` that lies at `host`."""
+        measured = self.cost_of(ONE_SIDED)
+        if measured is not None and self.network.same_node(worker, host):
+            return measured.seconds(nbytes)
+        crossing = 2 * self.message(nbytes, worker, host) + 2 * self.message(0, worker, host)
+        return crossing + (measured.alpha_s if measured else 0.0)
+
+    def cost_of(self, engine: str, ranks: int = 2) -> EngineCost | None:
+        """What was measured of `engine`, or None where nothing was."""
+        return self.engines.of(engine, ranks) if self.engines.has(engine) else None
+
+    def _priced(self, modelled: float, nbytes: int, ranks: tuple[int, ...], engine: str) -> float:
+        measured = self.cost_of(engine, len(ranks))
+        if len(ranks) < 2 or measured is None:
+            return modelled
+        if not self._one_node(ranks):
+            return modelled + measured.alpha_s * _levels(len(ranks))
+        alike = self.network.allreduce(nbytes, ranks[: measured.ranks])
+        return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
+
+    def _relative(self, modelled: float, nbytes: int, ranks: tuple[int, ...]) -> float:
+        """An operation whose engine cost was not measured: in proportion to the allreduce's."""
+        whole = self.network.allreduce(nbytes, ranks)
+        return self.allreduce(nbytes, ranks) * (modelled / whole) if whole > 0 else 0.0
+
+    def _software(self, ranks: tuple[int, ...]) -> float:
+        measured = self.cost_of(self.engine)
+        return measured.alpha_s * _levels(len(ranks)) if measured else 0.0
+
+    def _one_node(self, ranks: tuple[int, ...]) -> bool:
+        return all(self.network.same_node(ranks[0], rank) for rank in ranks)
+
+
+def _levels(ranks: int) -> int:
+    return (ranks - 1).bit_length()

@@ -1,0 +1,98 @@
+"""When gradients that are averaged behind the backward pass are all there: the rules of Horovod and of DDP.
+
+Both have one serial communication stream. A tensor is ready when the slowest worker has computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from scalebench.comm.base import Overlap
+from scalebench.virtual.costs import Costs, GradientTensor
+
+Passes = Sequence[tuple[float, float]]  # each worker's backward pass: when it began, how long it took
+NOMINAL_CYCLE_S = 1e-3  # the cycle time at which the period of Horovod's loop was measured
+
+
+@dataclass
+class Stream:
+    """The communication stream of a group: it remembers when Horovod's loop turns next."""
+
+    next_cycle: float = 0.0
+
+    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
+        """The moment at which every worker has the mean of all gradients."""
+        if overlap.cycle_s > 0:
+            return self._cycles(passes, overlap, costs, ranks)
+        return _buckets(passes, overlap, costs, ranks)
+
+    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
+        """Horovod: at each cycle, what is ready on every worker is fused up to the threshold and reduced."""
+        measured = costs.cost_of(overlap.engine)
+        negotiation = measured.negotiation_s * _growth(len(ranks)) if measured else 0.0
+        slack = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
+        period = overlap.cycle_s + slack
+        waiting = sorted(
+            (_ready(passes, tensor.release), _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients
+        )
+        moment = self.next_cycle
+        while waiting:
+            if moment < waiting[0][0]:
+                moment += period * -(-(waiting[0][0] - moment) // period)
+            ready = [nbytes for at, nbytes in waiting if at <= moment]
+            waiting = waiting[len(ready) :]
+            finished = moment + negotiation
+            for nbytes in _fused(ready, overlap.bucket_bytes):
+                finished += costs.allreduce(nbytes, ranks, overlap.engine)
+            moment = max(moment + period, finished)
+        self.next_cycle = moment
+        return finished + (measured.per_step_s if measured else 0.0)
+
+
+def _buckets(passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
+    """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
+    measured = costs.cost_of(overlap.engine)
+    free = 0.0
+    for nbytes, release in _bucket_plan(tuple(costs.gradients), overlap):
+        free = max(free, _ready(passes, release)) + costs.allreduce(nbytes, ranks, overlap.engine)
+    return max(free, _ready(passes, 1.0)) + (measured.per_step_s if measured else 0.0)
+
+
+@lru_cache(maxsize=64)
+def _bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> list[tuple[int, float]]:
+    """(bytes, share of the backward pass after which it is complete) of each bucket."""
+    plan: list[tuple[int, float]] = []
+    size, release = 0, 0.0
+    for tensor in sorted(gradients, key=lambda tensor: tensor.release):
+        size += _travelling(tensor.nbytes, overlap)
+        release = tensor.release
+        if size >= (overlap.bucket_bytes if plan else overlap.first_bucket_bytes):
+            plan.append((size, release))
+            size = 0
+    return [*plan, (size, release)] if size else plan
+
+
+def _fused(sizes: list[int], threshold: int) -> list[int]:
+    """Consecutive tensors put together while they fit under the threshold."""
+    groups: list[int] = []
+    for nbytes in sizes:
+        if groups and groups[-1] + nbytes <= threshold:
+            groups[-1] += nbytes
+        else:
+            groups.append(nbytes)
+    return groups
+
+
+def _ready(passes: Passes, share: float) -> float:
+    return max(begin + share * seconds for begin, seconds in passes)
+
+
+def _travelling(nbytes: int, overlap: Overlap) -> int:
+    return nbytes // 2 if overlap.wire else nbytes
+
+
+def _growth(ranks: int) -> float:
+    """Negotiation among p ranks against two: ceil(lg p), an assumption; its range is 1 to p / 2."""
+    return float(max(1, (ranks - 1).bit_length()))

@@ -1,0 +1,107 @@
+"""A discrete-event scheduler for workers that are plain blocking code.
+
+Each worker is a greenlet with its own virtual time. It runs ahead through its computation and comes back here only
+where it meets others; the scheduler then resumes whoever is earliest. So operations take effect in the order of
+virtual time, whatever the order in which Python happened to execute the arithmetic between them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from greenlet import GreenletExit, greenlet
+
+from scalebench.errors import RunError
+
+
+class Scheduler:
+    """Runs `workers` greenlets to their ends.
+
+    Ties in time are broken by a seeded draw (`ties="seeded"`), because a fixed order would let the same worker win
+    for ever, or by rank (`ties="rank"`), which a comparison with a reference wants. `stochastic` says that the model
+    draws random numbers while training: then each worker keeps a generator state of its own.
+    """
+
+    def __init__(self, *, seed: int, ties: str = "seeded", stochastic: bool = False) -> None:
+        self._heap: list[tuple[float, float, int, int]] = []
+        self._greenlets: dict[int, greenlet] = {}
+        self._waiting: dict[int, str] = {}
+        self._random = np.random.default_rng([seed, 0x7135]) if ties == "seeded" else None
+        self._events = 0
+        self._stochastic = stochastic
+        self._generators: dict[int, torch.Tensor] = {}
+        self._grad: dict[int, bool] = {}
+        self._hub = greenlet.getcurrent()
+
+    def run(self, programs: dict[int, Callable[[], Any]]) -> dict[int, Any]:
+        """Run each worker's program, starting at time zero; return what they return, by rank.
+
+        Raises:
+            RunError: all workers that are left wait for one another.
+            Exception: whatever a program raises; the others are ended first.
+        """
+        self._hub = greenlet.getcurrent()
+        results: dict[int, Any] = {}
+        for rank, program in programs.items():
+            self._greenlets[rank] = greenlet(self._body(rank, program, results), parent=self._hub)
+            self.wake(rank, 0.0)
+        try:
+            while self._heap:
+                rank = heapq.heappop(self._heap)[3]
+                self._resume(rank)
+            if len(results) < len(programs):
+                waiting = "; ".join(f"worker {rank} in {what}" for rank, what in sorted(self._waiting.items())[:4])
+                raise RunError(f"the workers wait for one another for ever: {waiting}")
+        finally:
+            for fiber in self._greenlets.values():
+                if not fiber.dead:
+                    fiber.throw(GreenletExit)
+        return results
+
+    def turn(self, rank: int, now: float) -> None:
+        """Called by a worker: come back when nothing that happens before `now` is left to happen."""
+        self.wake(rank, now)
+        self._hub.switch()
+
+    def block(self, rank: int, what: str) -> None:
+        """Called by a worker: sleep until another one wakes it; `what` names the reason in a deadlock's message."""
+        self._waiting[rank] = what
+        self._hub.switch()
+        self._waiting.pop(rank, None)
+
+    def wake(self, rank: int, time: float) -> None:
+        """Let `rank` go on at `time`."""
+        self._events += 1
+        tie = float(rank) if self._random is None else self._random.random()
+        heapq.heappush(self._heap, (time, tie, self._events, rank))
+
+    def _resume(self, rank: int) -> None:
+        # What a thread keeps, each worker must keep for itself: greenlets share one thread.
+        outside_grad = torch.is_grad_enabled()
+        outside_state = torch.get_rng_state() if self._stochastic else None
+        if self._stochastic and rank in self._generators:
+            torch.set_rng_state(self._generators[rank])
+        _set_grad(self._grad.get(rank, True))
+        try:
+            self._greenlets[rank].switch()
+        finally:
+            self._grad[rank] = torch.is_grad_enabled()
+            _set_grad(outside_grad)
+            if outside_state is not None:
+                self._generators[rank] = torch.get_rng_state()
+                torch.set_rng_state(outside_state)
+
+    def _body(self, rank: int, program: Callable[[], Any], results: dict[int, Any]) -> Callable[[], None]:
+        def body() -> None:
+            results[rank] = program()
+
+        return body
+
+
+def _set_grad(enabled: bool) -> None:
+    if torch.is_grad_enabled() != enabled:
+        torch.set_grad_enabled(enabled)

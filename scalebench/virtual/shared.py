@@ -1,0 +1,90 @@
+"""A shared model and a server for virtual workers: one visitor, one message at a time, in the order of virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from scalebench.comm.base import ServerRule
+from scalebench.virtual.communicator import VirtualCommunicator
+
+
+class VirtualStore:
+    """What all workers' `VirtualShared` speak to: the model, who has it, and since when it is free."""
+
+    def __init__(self, initial: Tensor, host: int = 0) -> None:
+        self.model = initial.clone()
+        self.host = host
+        self.merges = 0
+        self.free_at = 0.0
+        self.held = False
+
+
+class VirtualShared:
+    """Implements `comm.base.SharedState`: lock, fetch, change, store, unlock; visitors queue."""
+
+    def __init__(self, store: VirtualStore, comm: VirtualCommunicator) -> None:
+        self._store, self._comm = store, comm
+
+    @property
+    def merges(self) -> int:
+        return self._store.merges
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Tensor]:
+        store, comm, clock = self._store, self._comm, self._comm.clock
+        comm.scheduler.turn(comm.world_rank, clock.now)
+        begin = max(clock.now, store.free_at)
+        seconds = comm.costs.exclusive(store.model.nbytes, comm.world_rank, store.host)
+        clock.communicated(begin + seconds, begin - clock.now)
+        store.free_at = clock.now
+        comm.count(store.model.nbytes)
+        yield store.model
+        store.merges += 1
+
+
+class VirtualServer:
+    """Implements `comm.base.Server`: requests cross the network, queue for the server and are answered by its rule."""
+
+    def __init__(self, desk: ServerDesk, comm: VirtualCommunicator) -> None:
+        self._desk, self._comm = desk, comm
+
+    def request(self, payload: Tensor | None) -> Tensor:
+        desk, comm, clock = self._desk, self._comm, self._comm.clock
+        nbytes = 0 if payload is None else payload.nbytes
+        asked = clock.now
+        comm.count(nbytes)
+        comm.scheduler.turn(comm.world_rank, asked + comm.costs.message(nbytes, comm.world_rank, desk.host))
+        arrival = asked + comm.costs.message(nbytes, comm.world_rank, desk.host)
+        desk.handle(comm, payload, arrival)
+        if comm.world_rank not in desk.replies:
+            comm.scheduler.block(comm.world_rank, "the server's reply")
+        until, tensor = desk.replies.pop(comm.world_rank)
+        clock.communicated(max(asked, until), max(0.0, desk.released.pop(comm.world_rank) - arrival))
+        return tensor
+
+
+class ServerDesk:
+    """The server itself: `rule` decides, `free_at` is when its link has carried what came before."""
+
+    def __init__(self, rule: ServerRule, host: int = 0) -> None:
+        self.rule = rule
+        self.host = host
+        self.free_at = 0.0
+        self.replies: dict[int, tuple[float, Tensor]] = {}
+        self.released: dict[int, float] = {}
+
+    def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
+        """Take one request at `arrival`, in turn, and send off every reply that the rule releases."""
+        nbytes = 0 if payload is None else payload.nbytes
+        begin = max(arrival, self.free_at)
+        self.free_at = begin + comm.costs.occupancy(nbytes, comm.world_rank, self.host)
+        for worker, tensor in self.rule(comm.world_rank, payload, begin):
+            self.free_at += comm.costs.occupancy(tensor.nbytes, worker, self.host)
+            self.replies[worker] = (self.free_at + comm.costs.message(0, self.host, worker), tensor)
+            self.released[worker] = begin
+            if worker != comm.world_rank:
+                comm.scheduler.wake(worker, self.replies[worker][0])

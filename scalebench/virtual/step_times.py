@@ -1,0 +1,113 @@
+"""How long one local step takes: measured tables, one repetition's draw from them, and the jitter of single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from scalebench.clock import Task
+
+STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
+_CHUNK = 1024
+
+
+class BatchTimes(BaseModel):
+    """Seconds per step at one batch size, as the means of consecutive blocks of steps, by task."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: int
+    data_s: list[float]
+    forward_s: list[float]
+    backward_s: list[float]
+    update_s: list[float]
+
+    def blocks(self) -> NDArray[np.float64]:
+        """(4, blocks) in the order of STEP_TASKS."""
+        return np.array([self.data_s, self.forward_s, self.backward_s, self.update_s])
+
+
+class StepTable(BaseModel):
+    """What was measured, or stated, of one model on one kind of node under one load."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    busy_workers: int  # how many workers computed on the node at the same time
+    batches: list[BatchTimes]
+    shuffle_s_per_sample: float
+    release: list[float]  # share of the backward pass after which each parameter's gradient is there
+    jitter: list[float]  # step time divided by its mean, a sample of the distribution
+
+
+class StepTimes:
+    """One repetition's step times: the table with its blocks resampled once, for all strategies and worker counts."""
+
+    def __init__(self, table: StepTable, *, seed: int, repetition: int) -> None:
+        draw = np.random.default_rng([seed, repetition, 0xCA11])
+        self.table = table
+        self._sizes = np.array(sorted(batch.samples for batch in table.batches))
+        rows = []
+        for batch in sorted(table.batches, key=lambda batch: batch.samples):
+            blocks = batch.blocks()
+            chosen = draw.integers(blocks.shape[1], size=blocks.shape[1])
+            rows.append(blocks[:, chosen].mean(axis=1))
+        self._seconds = np.array(rows)  # (sizes, tasks)
+        self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
+
+    def _task_seconds(self, task: Task, samples: int) -> float:
+        """Seconds of `task` on a batch of `samples`; between and beyond the measured sizes linear in samples."""
+        if task == Task.SHUFFLE:
+            return self.table.shuffle_s_per_sample * samples
+        if task not in STEP_TASKS:
+            return 0.0
+        column = self._seconds[:, STEP_TASKS.index(task)]
+        largest = float(self._sizes[-1])
+        if samples > largest:
+            return float(column[-1]) * samples / largest
+        return float(np.interp(samples, self._sizes, column))
+
+
+JitterKind = Literal["measured", "none", "normal", "lognormal", "exponential"]
+
+
+def jitter_source(
+    kind: JitterKind, sigma: float, table: StepTable, *, seed: int, worker: int
+) -> Callable[[int], float]:
+    """A function of the step number: the factor on that step's compute, keyed by (seed, worker, step).
+
+    `measured` draws from the table's own steps; `normal` 1 + sigma z, floored at 0.05; `lognormal` has mean 1 and
+    log-deviation sigma; `exponential` is 1 - sigma + sigma e. All have mean 1.
+    """
+    sample = np.asarray(table.jitter, dtype=np.float64)
+
+    def chunk(index: int) -> list[float]:
+        random = np.random.Generator(np.random.Philox(key=[(seed << 20) ^ worker, index]))
+        if kind == "normal":
+            factors = np.maximum(0.05, 1.0 + sigma * random.standard_normal(_CHUNK))
+        elif kind == "lognormal":
+            factors = np.exp(sigma * random.standard_normal(_CHUNK) - sigma**2 / 2)
+        elif kind == "exponential":
+            factors = np.maximum(0.0, 1.0 - sigma) + sigma * random.standard_exponential(_CHUNK)
+        else:
+            factors = sample[random.integers(len(sample), size=_CHUNK)]
+        values: list[float] = factors.tolist()
+        return values
+
+    if kind == "none" or (kind == "measured" and len(sample) == 0):
+        return lambda step: 1.0
+    held: dict[int, list[float]] = {}
+
+    def factor(step: int) -> float:
+        index, place = divmod(step, _CHUNK)
+        if index not in held:
+            held.clear()
+            held[index] = chunk(index)
+        return held[index][place]
+
+    return factor
