@@ -183,8 +183,9 @@ class Plan:
     def _settle_batch(self, per_worker: int | None, in_all: int | None) -> Fraction:
         if (per_worker is None) == (in_all is None):
             raise DataError("give batch_per_worker or batch_global, one of them")
-        if min(per_worker or 1, in_all or 1) < 1:
-            raise DataError(f"a batch holds at least one sample, got {per_worker if in_all is None else in_all}")
+        asked = per_worker if in_all is None else in_all
+        if asked is None or asked < 1:
+            raise DataError(f"a batch holds at least one sample, got {asked}")
         if in_all is not None:
             if in_all > self.n:
                 self.notes.append(f"batch_global {in_all} is larger than the {self.n} samples: reduced to {self.n}")

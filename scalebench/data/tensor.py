@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ def cut(length: int, parts: int) -> Ints:
     sizes = np.full(parts, whole, dtype=np.int64)
     sizes[:rest] += 1
     return sizes
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Every array in an .npz file by name; pickled objects are refused. Raises DataError where it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: not a readable .npz archive ({error})") from None
 
 
 class DsTensor:
@@ -69,13 +79,10 @@ class DsTensor:
     @classmethod
     def from_npz(cls, path: Path, key: str, blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
         """The array called `key` in an .npz file, read into memory. Raises DataError where it cannot be read."""
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                if key not in archive:
-                    raise DataError(f"{path}: no array {key!r}; it holds {', '.join(archive.files) or 'nothing'}")
-                return cls(archive[key], blocks)
-        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: not a readable .npz archive ({error})") from None
+        arrays = read_npz(path)
+        if key not in arrays:
+            raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
+        return cls(arrays[key], blocks)
 
     @property
     def shape(self) -> tuple[int, ...]:

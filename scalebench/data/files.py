@@ -1,0 +1,86 @@
+"""Finds and reads the files of data sets that are not bundled; what goes wrong is said in one line."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.errors import DataError
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """Files that make a data set together. Each entry of `names` lists spellings of one file, any of which will do."""
+
+    names: tuple[tuple[str, ...], ...]
+    folders: tuple[str, ...] = (".",)  # looked in, in this order, below the data folder
+
+    def look_in(self, data_dir: Path) -> tuple[list[Path], list[str]]:
+        """The files that are there, and the names of those that are not."""
+        found, missing = [], []
+        for spellings in self.names:
+            places = (data_dir / folder / spelling for folder in self.folders for spelling in spellings)
+            place = next((place for place in places if place.is_file()), None)
+            if place is None:
+                missing.append(" or ".join(spellings))
+            else:
+                found.append(place)
+        return found, missing
+
+
+def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> Path:
+    """`data_dir` if it is a folder; else DataError says that it is needed and for what."""
+    if data_dir is None:
+        raise DataError(
+            f"data set {dataset} reads files: give --data-dir (data_dir in a study), a folder with {what}; {source}"
+        )
+    if not data_dir.is_dir():
+        raise DataError(f"data set {dataset}: no folder {data_dir}; give --data-dir, a folder with {what}; {source}")
+    return data_dir
+
+
+def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], source: str) -> list[Path]:
+    """The files of the first set that is complete, in the order of its names.
+
+    Raises:
+        DataError: none is complete; it names the missing files, the folders looked in and where to get them.
+    """
+    what = ", or with ".join(", ".join(spellings[0] for spellings in one.names) for one in sets)
+    folder = need_folder(dataset, data_dir, what, source)
+    lacks = []
+    for one in sets:
+        found, missing = one.look_in(folder)
+        if not missing:
+            return found
+        places = ", ".join(str(folder / place) for place in one.folders)
+        lacks.append(f"{', '.join(missing)} (looked in {places})")
+    raise DataError(f"data set {dataset}: missing {'; or else '.join(lacks)}; {source}")
+
+
+def only_file(dataset: str, data_dir: Path | None, name: str | None, suffix: str) -> Path:
+    """The file called `name` in `data_dir`, or without a name the only one there that ends in `suffix`."""
+    hint = f"put your own {suffix} file there"
+    folder = need_folder(dataset, data_dir, name or f"one {suffix} file", hint)
+    if name is not None:
+        return find_files(dataset, folder, (FileSet(((name,),)),), hint)[0]
+    found = sorted(folder.glob(f"*{suffix}"))
+    if len(found) != 1:
+        listed = ", ".join(path.name for path in found[:8]) or "none"
+        raise DataError(
+            f"data set {dataset}: expected one {suffix} file in {folder}, found {len(found)} ({listed}); "
+            f"say which with the option file: NAME{suffix}"
+        )
+    return found[0]
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of `path`, unpacked if it ends in .gz."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                return file.read()
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); it is corrupt or cut short: get it again") from None

@@ -1,0 +1,82 @@
+"""Your own arrays in an .npz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt
+
+from scalebench.data.dataset import ARRAY_NAMES, Task
+from scalebench.data.files import only_file
+from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
+from scalebench.data.split import hold_out
+from scalebench.data.tensor import read_npz
+from scalebench.errors import DataError
+
+
+@DATASETS.add
+class Npz(Recipe):
+    """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
+
+    Whole numbers in y are class numbers 0, 1, ..., other numbers are values to be predicted, unless `task` says
+    otherwise. Nothing is scaled.
+    """
+
+    name = "npz"
+    summary = "your own .npz in --data-dir: x_train, y_train, x_test, y_test, or x and y"
+
+    file: str | None = None
+    task: Task | None = None
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    seed: NonNegativeInt = 0
+
+    def files(self, data_dir: Path | None) -> list[Path]:
+        return [only_file(self.name, data_dir, self.file, ".npz")]
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        (path,) = files
+        found = read_npz(path)
+        if set(ARRAY_NAMES) <= set(found):
+            x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
+            task = self._task_of(y_train)
+        elif {"x", "y"} <= set(found):
+            x, y = found["x"], found["y"]
+            if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+                raise DataError(f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples")
+            task = self._task_of(y)
+            labels = y if task == "classification" and y.ndim == 1 else None
+            train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
+            x_train, y_train, x_test, y_test = x[train], y[train], x[test], y[test]
+        else:
+            listed = ", ".join(found) or "nothing"
+            raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
+        outputs, y_train, y_test = _targets(path, task, y_train, y_test)
+        return Arrays(task, outputs, _features(path, x_train), y_train, _features(path, x_test), y_test)
+
+    def _task_of(self, y: NDArray[Any]) -> Task:
+        return self.task or ("classification" if y.dtype.kind in "iub" else "regression")
+
+
+def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype.kind not in "iubf" or x.ndim < 2:
+        raise DataError(
+            f"{path}: features are {x.dtype} {x.shape}; expected numbers (N, ...) with two or more dimensions"
+        )
+    return x.astype(np.float32)
+
+
+def _targets(
+    path: Path, task: Task, y_train: NDArray[Any], y_test: NDArray[Any]
+) -> tuple[int, NDArray[Any], NDArray[Any]]:
+    for y in (y_train, y_test):
+        if y.dtype.kind not in ("iub" if task == "classification" else "iubf") or y.ndim not in (1, 2):
+            expected = "whole class numbers (N,)" if task == "classification" else "numbers (N,) or (N, columns)"
+            raise DataError(f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}")
+    if task == "classification":
+        outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
+        return max(outputs, 2), y_train.astype(np.int64), y_test.astype(np.int64)
+    columns = [y.reshape(len(y), -1).astype(np.float32) for y in (y_train, y_test)]
+    return columns[0].shape[1], columns[0], columns[1]
