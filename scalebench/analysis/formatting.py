@@ -1,0 +1,46 @@
+"""The one place where seconds, ratios and percentages become text."""
+
+from __future__ import annotations
+
+import math
+
+EMPTY = "–"
+
+
+def seconds(value: float) -> str:
+    """Three significant digits with the unit that suits them: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
+    if not math.isfinite(value):
+        return "never" if value == math.inf else EMPTY
+    size = abs(value)
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (600, 1, "s"), (36000, 1 / 60, "min")):
+        if size < limit * (1 - 5e-4):
+            return f"{digits(value * factor)} {unit}"
+    return f"{digits(value / 3600)} h"
+
+
+def seconds_with_interval(value: float, low: float, high: float) -> str:
+    """`1.23 s [1.20, 1.26]`, the interval in the unit of the value; without one only the value."""
+    text = seconds(value)
+    if not (math.isfinite(low) and math.isfinite(high)) or value == 0:
+        return text
+    number = float(text.split()[0].replace(",", ""))
+    scale = number / value
+    return f"{text} [{digits(low * scale)}, {digits(high * scale)}]"
+
+
+def percent(share: float) -> str:
+    """Signed, so that a loss cannot be taken for a gain: `+47 %`, `-3.1 %`."""
+    if not math.isfinite(share):
+        return EMPTY
+    number = 100 * share
+    return f"{number:+.0f} %" if abs(number) >= 9.95 else f"{number:+.1f} %"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """`value` with three significant digits and no exponent: `0.0123`, `1.23`, `1,230`."""
+    if not math.isfinite(value):
+        return EMPTY
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
+    return f"{value:,.{max(0, significant - 1 - magnitude)}f}"

@@ -1,0 +1,208 @@
+"""Reads a study's folder of records into tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import typing
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import BaseModel
+
+from scalebench.errors import ResultsError
+from scalebench.records.cells import from_line, to_text
+from scalebench.records.schema import EpochRow, RunRow, columns, kinds
+from scalebench.records.table import check_header, check_version
+
+PACE_OVERRUN_LIMIT = 0.01
+# What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
+CONDITION = [
+    *("model", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
+    *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
+]
+_DTYPES = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": "str"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The latest attempts at the runs of one study, whatever became of them, and their epochs.
+
+    `runs` has the columns of runs.csv and `label`, the strategy with its options as written; its `oversubscribed`
+    includes paced runs that could not keep the pace. `epochs` has the columns of epochs.csv.
+    """
+
+    folder: Path
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    study: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def completed(self) -> pd.DataFrame:
+        """The runs that enter statistics."""
+        return self.runs[self.runs["status"] == "completed"]
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """The runs that do not."""
+        return self.runs[self.runs["status"] != "completed"]
+
+
+def load(folder: Path | str) -> Results:
+    """Read `folder`.
+
+    The latest attempt at a run counts. Where a folder holds runs of several configurations (another learning rate,
+    another model), those of the last row count and a note tells how many were left out.
+
+    Raises:
+        ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
+    """
+    folder = Path(folder)
+    if not (folder / "runs.csv").is_file():
+        raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
+    runs = _read(folder / "runs.csv", RunRow)
+    if runs.empty:
+        raise ResultsError(f"{folder / 'runs.csv'} holds no runs yet; `scalebench run` fills it")
+    check_version(folder / "runs.csv", set(runs["schema_version"].astype(str)))
+    runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
+    runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
+    runs = runs.sort_values("attempt", kind="stable").drop_duplicates("run_id", keep="last").sort_index()
+    runs, notes = _one_configuration(runs)
+    path = folder / "epochs.csv"
+    epochs = _read(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
+    epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
+    epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
+    return Results(folder, runs.reset_index(drop=True), epochs.reset_index(drop=True), _read_study(folder), notes)
+
+
+def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    last = runs.iloc[-1]
+    notes: list[str] = []
+    for column in CONDITION:
+        other = (runs[column] != last[column]).fillna(False)
+        other |= runs[column].isna() != pd.isna(last[column])
+        if other.any():
+            values = ", ".join(sorted(str(value) for value in runs.loc[other, column].unique()))
+            notes.append(
+                f"left out {other.sum()} runs with {column} = {values}: the latest runs have {last[column]}; "
+                f"give each configuration a study name of its own"
+            )
+            runs = runs[~other]
+    latest = runs.groupby("execution")["cluster"].transform("last")
+    if (runs["cluster"] != latest).any():
+        clusters = ", ".join(sorted(runs.loc[runs["cluster"] != latest, "cluster"].unique()))
+        notes.append(f"left out {(runs['cluster'] != latest).sum()} runs of another cluster ({clusters})")
+        runs = runs[runs["cluster"] == latest]
+    return runs, notes
+
+
+def _label(strategy: str, options: str) -> str:
+    try:
+        chosen = json.loads(options)
+    except ValueError:
+        chosen = {"options": options}
+    if not chosen or not isinstance(chosen, dict):
+        return strategy
+    return f"{strategy}({', '.join(f'{key}={value}' for key, value in sorted(chosen.items()))})"
+
+
+def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
+    kind_of = kinds(row_type)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    data = data[: data.rfind(b"\n") + 1]  # a row is whole once its line break is there
+    header = from_line(data.partition(b"\n")[0])
+    if not header:
+        raise ResultsError(f"{path} is empty; expected a header line")
+    check_header(path, header, columns(row_type))
+    try:
+        try:
+            table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
+        except (ValueError, TypeError) as error:
+            text = _parse(data, dict.fromkeys(header, "str"))
+            raise _damaged(path, text, kind_of) or ResultsError(f"{path}: {error}") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise ResultsError(f"{path}: {_too_many(data, header) or error}; repair or remove the line") from None
+    for name, kind in kind_of.items():
+        if kind == "text" and table[name].notna().any():
+            escaped = table[name].str.startswith("'", na=False)
+            table.loc[escaped, name] = table.loc[escaped, name].map(to_text)
+    _check_values(path, table, row_type)
+    return table[columns(row_type)]
+
+
+def _parse(data: bytes, dtypes: dict[str, str]) -> pd.DataFrame:
+    missing = {name: ["", "nan"] if dtype == "float64" else [""] for name, dtype in dtypes.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header's
+        return pd.read_csv(
+            io.BytesIO(data),
+            dtype=dtypes,
+            na_values=missing,
+            keep_default_na=False,
+            index_col=False,
+            encoding="utf-8-sig",
+            encoding_errors="replace",
+        )
+
+
+def _too_many(data: bytes, header: list[str]) -> str | None:
+    for number, line in enumerate(data.splitlines(), start=1):
+        if (count := len(from_line(line))) > len(header):
+            return f"line {number} has {count} cells, expected {len(header)}"
+    return None
+
+
+def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> None:
+    for name, model_field in row_type.model_fields.items():
+        bad = table[name].isna() if model_field.is_required() else pd.Series(False, index=table.index)
+        expected = "a value"
+        if typing.get_origin(model_field.annotation) is Literal:
+            choices = typing.get_args(model_field.annotation)
+            bad |= ~table[name].isin(choices)
+            expected = f"one of {', '.join(choices)}"
+        elif name in ("workers", "attempt", "epochs"):
+            bad |= (table[name] < 1).fillna(False)
+            expected = "a number from 1 up"
+        if bad.any():
+            raise _bad_cell(path, int(bad.to_numpy().argmax()), name, table[name][bad].iloc[0], expected)
+
+
+def _damaged(path: Path, text: pd.DataFrame, kind_of: dict[str, Any]) -> ResultsError | None:
+    """The first cell that is not what its column holds."""
+    pattern = {"integer": r"[+-]?\d+", "flag": "(?i:true|false)"}
+    expected = {"integer": "a whole number", "number": "a number", "flag": "true or false"}
+    for name, kind in kind_of.items():
+        if kind == "text":
+            continue
+        cells = text[name].dropna()
+        if kind == "number":
+            bad = cells[pd.to_numeric(cells, errors="coerce").isna()]
+        else:
+            bad = cells[~cells.str.fullmatch(pattern[kind])]
+        if len(bad):
+            return _bad_cell(path, int(bad.index[0]), name, bad.iloc[0], expected[kind])
+    return None
+
+
+def _bad_cell(path: Path, row: int, name: str, value: object, expected: str) -> ResultsError:
+    found = "empty" if pd.isna(value) else repr(str(value))  # type: ignore[call-overload]
+    return ResultsError(f"{path}, line {row + 2}: {name} is {found}, expected {expected}; repair or remove the line")
+
+
+def _read_study(folder: Path) -> dict[str, Any]:
+    path = folder / "study.yaml"
+    if not path.is_file():
+        return {}
+    try:
+        study = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    return study if isinstance(study, dict) else {}

@@ -1,0 +1,112 @@
+"""The table at the end of a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from scalebench.analysis.comparing import ratios
+from scalebench.analysis.formatting import EMPTY, digits, percent, seconds_with_interval
+from scalebench.analysis.grouping import cells
+from scalebench.analysis.reading import Results
+from scalebench.analysis.validation import agreement, median_error
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OVERSUBSCRIBED = "×"
+HEADER = ("strategy", "workers", "time [interval]", "speedup", "vs allreduce", "metric", "execution")
+_KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
+
+
+def summary_rows(results: Results) -> list[tuple[str, ...]]:
+    """One row of text per cell, under `HEADER`."""
+    table, compared = cells(results), ratios(results)
+    if table.empty:
+        return []
+    for baseline, columns in (("serial", ["speedup"]), ("allreduce", ["reduction"])):
+        against = compared[compared["baseline"] == baseline]
+        table = table.merge(against[[*_KEY, *columns]], on=_KEY, how="left")
+    several = table["metric_name"].nunique() > 1
+    return [_texts(cell, several) for cell in table.to_dict("records")]
+
+
+def _texts(cell: dict[Hashable, Any], several_metrics: bool) -> tuple[str, ...]:
+    metric = f"{cell['metric']:.3f}" if math.isfinite(cell["metric"]) else EMPTY
+    oversubscribed = f" {OVERSUBSCRIBED}" if cell["oversubscribed"] else ""
+    where = cell["execution"] if cell["execution"] == cell["engine"] else f"{cell['execution']} {cell['engine']}"
+    return (
+        cell["label"],
+        str(cell["workers"]),
+        seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
+        f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
+        percent(cell["reduction"]),
+        f"{metric} {cell['metric_name']}" if several_metrics else metric,
+        where + oversubscribed,
+    )
+
+
+def summary_notes(results: Results) -> list[str]:
+    """What the table does not show: how far virtual and native agree, what failed or is missing."""
+    runs = results.completed
+    notes = []
+    if runs["oversubscribed"].any():
+        notes.append(f"{OVERSUBSCRIBED} more workers than the machine can feed: shown, never a baseline")
+    notes += _agreement_note(results)
+    notes += _missing_baselines(results)
+    notes += results.notes
+    failed = results.failed
+    if len(failed):
+        kinds = ", ".join(f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items())
+        first = failed.iloc[0]
+        why = f": {first['error']}" if isinstance(first["error"], str) else ""
+        notes.append(f"{kinds} of {len(results.runs)} runs, not in the table; first {first['run_id']}{why}")
+    return notes
+
+
+def summary_table(results: Results) -> Table:
+    """The summary for a terminal, with its notes as the caption."""
+    from rich.table import Table
+    from rich.text import Text
+
+    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
+    repetitions = int(results.runs["repetition"].nunique())
+    title = Text(f"{results.runs['study'].iloc[-1]}: {repetitions} repetition{'s' if repetitions > 1 else ''}")
+    notes = Text("\n".join(summary_notes(results)))
+    table = Table(title=title, caption=notes, caption_justify="left", title_justify="left")
+    for name in HEADER:
+        right = name not in ("strategy", "execution")
+        table.add_column(
+            Text(metrics if name == "metric" else name), justify="right" if right else "left", no_wrap=True
+        )
+    previous = None
+    for row in summary_rows(results):
+        block = (row[0], row[-1].split()[0])
+        if previous is not None and block != previous:
+            table.add_section()
+        previous = block
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _agreement_note(results: Results) -> list[str]:
+    table = agreement(results)
+    error = median_error(table)
+    if error is None:
+        return []
+    fair = table[~table["oversubscribed"].astype(bool)]
+    worst = fair.iloc[int(fair["error"].abs().to_numpy().argmax())]
+    return [
+        f"virtual against native times: median error {100 * error:.0f} % over {len(fair)} cells, "
+        f"largest {percent(worst['error'])} ({worst['label']}, {worst['workers']} workers)"
+    ]
+
+
+def _missing_baselines(results: Results) -> list[str]:
+    """The reasons why headline numbers are empty, each once."""
+    compared = ratios(results)
+    if compared.empty:
+        return []
+    headline = compared[compared["baseline"].isin(("serial", "allreduce"))]
+    return sorted({note for note in headline["note"] if note and "oversubscribed" not in note})

@@ -1,0 +1,140 @@
+"""Tables come back as they were written, and damage is reported by file, line and column."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.errors import ResultsError
+from scalebench.records.schema import RunRow, columns
+from scalebench.records.store import Store
+from tests.records_factory import epoch_row, run_row
+
+
+def test_rows_come_back_with_their_types(study):
+    results = study(
+        rows=[
+            run_row(run_id="a", train_s=1.25, comm_s=None, strategy_options={"every": 2}, strategy="epoch_average"),
+            run_row(run_id="b", train_s=2.5, comm_s=0.5, strategy="=cmd()", error="-x"),
+        ]
+    )
+    runs = results.runs
+    assert runs["train_s"].tolist() == [1.25, 2.5]
+    assert runs["comm_s"].isna().tolist() == [True, False]
+    assert runs["strategy"].tolist() == ["epoch_average", "=cmd()"]
+    assert runs["error"].iloc[1] == "-x"
+    assert runs["label"].tolist() == ["epoch_average(every=2)", "=cmd()"]
+    assert runs["workers"].dtype == "Int64"
+    assert list(results.epochs.columns)[:3] == ["run_id", "attempt", "epoch"]
+
+
+def test_the_latest_attempt_counts(study):
+    rows = [run_row(attempt=1, train_s=9.0), run_row(attempt=2, train_s=2.0), run_row(run_id="other", status="failed")]
+    results = study(rows=rows)
+    assert results.completed["train_s"].tolist() == [2.0]
+    assert results.failed["run_id"].tolist() == ["other"]
+
+
+def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path):
+    with Store(tmp_path) as store:
+        store.append(run_row(attempt=1, status="timeout"), [epoch_row(attempt=1, test_metric=0.1)])
+        store.append(run_row(attempt=2), [epoch_row(attempt=2, test_metric=0.9)])
+    with (tmp_path / "epochs.csv").open("a") as file:
+        file.write("lost,1,0" + 14 * "," + "\n")
+    assert load(tmp_path).epochs["test_metric"].tolist() == [0.9]
+
+
+def test_paced_runs_that_cannot_keep_the_pace_are_oversubscribed(study):
+    rows = [
+        run_row(run_id=str(share), execution="paced", engine="mpi", paced_overrun=share) for share in (0.0, 0.01, 0.02)
+    ]
+    assert study(rows=rows).runs["oversubscribed"].tolist() == [False, False, True]
+
+
+def test_the_latest_configuration_counts_and_a_note_says_what_was_left_out(study):
+    rows = [run_row(run_id="old", lr=0.2), run_row(run_id="old2", lr=0.3), run_row(run_id="new")]
+    results = study(rows=rows)
+    assert results.runs["run_id"].tolist() == ["new"]
+    assert results.notes == [
+        "left out 2 runs with lr = 0.2, 0.3: the latest runs have 0.1; give each configuration a study name of its own"
+    ]
+
+
+def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
+    rows = [
+        run_row(run_id="n", execution="native", engine="mpi", cluster="this-machine"),
+        run_row(run_id="v1", cluster="juwels-booster"),
+        run_row(run_id="v2", cluster="ethernet-10g"),
+    ]
+    results = study(rows=rows)
+    assert results.runs["run_id"].tolist() == ["n", "v2"]
+    assert results.notes == ["left out 1 runs of another cluster (juwels-booster)"]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "message"),
+    [
+        ("train_s", "1,5", "train_s is '1,5', expected a number"),
+        ("train_s", "1.2.3", "train_s is '1.2.3', expected a number"),
+        ("workers", "four", "workers is 'four', expected a whole number"),
+        ("workers", "2.5", "workers is '2.5', expected a whole number"),
+        ("workers", "0", "workers is '0', expected a number from 1 up"),
+        ("oversubscribed", "perhaps", "oversubscribed is 'perhaps', expected true or false"),
+        ("status", "fine", "status is 'fine', expected one of completed, failed"),
+        ("strategy", "", "strategy is empty, expected a value"),
+        ("epochs", "", "epochs is empty, expected a number from 1 up"),
+    ],
+)
+def test_a_damaged_cell_is_named(study, column, cell, message):
+    folder = study(rows=[run_row(run_id="a"), run_row(run_id="b")]).folder
+    with (folder / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[1][column] = cell
+    with (folder / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns(RunRow), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(ResultsError) as caught:
+        load(folder)
+    assert str(caught.value).startswith(f"{folder}/runs.csv, line 3: {message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n1,2\n", "its header lacks schema_version"),
+        (",".join(columns(RunRow)) + "\n", "holds no runs yet"),
+        (",".join(columns(RunRow)) + "\n" + 80 * "x," + "\n", "line 2 has 81 cells, expected 74"),
+    ],
+)
+def test_what_is_no_table_of_runs_is_refused(tmp_path, content, message):
+    (tmp_path / "runs.csv").write_text(content)
+    with pytest.raises(ResultsError, match=message):
+        load(tmp_path)
+
+
+def test_a_row_that_is_being_written_is_not_read(study):
+    folder = study(rows=[run_row(run_id="a"), run_row(run_id="b")]).folder
+    whole = (folder / "runs.csv").read_bytes()
+    for missing in (1, 10, 200):
+        (folder / "runs.csv").write_bytes(whole[:-missing])
+        assert load(folder).runs["run_id"].tolist() == ["a"]
+
+
+def test_a_folder_without_records_is_refused(tmp_path):
+    with pytest.raises(ResultsError, match=r"holds no runs\.csv"):
+        load(tmp_path / "nowhere")
+
+
+def test_columns_reordered_by_a_spreadsheet_are_read(study):
+    folder = study(rows=[run_row()]).folder
+    with (folder / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (folder / "runs.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, sorted(columns(RunRow)))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert load(folder).runs["train_s"].tolist() == [1.0]

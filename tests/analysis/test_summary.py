@@ -1,0 +1,99 @@
+"""The table at the end, and how numbers read in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+
+from scalebench.analysis import summary_notes, summary_table
+from scalebench.analysis.formatting import digits, percent, seconds, seconds_with_interval
+from tests.analysis.test_comparing import run
+
+
+def text(results) -> str:
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(summary_table(results))
+    return capture.get()
+
+
+def test_a_row_says_time_speedup_reduction_metric_and_execution(study):
+    rows = [run("serial", 1, 16.0), run("allreduce", 4, 8.0), run("epoch_average", 4, 4.0)]
+    page = text(study(rows=rows))
+    line = next(line for line in page.splitlines() if "epoch_average" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "epoch_average",
+        "4",
+        "4.00 s",
+        "4.00x",
+        "+50 %",
+        "0.970",
+        "virtual",
+    ]
+
+
+def test_notes_tell_of_failures_agreement_and_oversubscription(study):
+    rows = [
+        run("serial", 1, 10.0, "native"),
+        run("serial", 1, 9.0),
+        run("allreduce", 4, 4.0, "native", oversubscribed=True),
+        run("allreduce", 2, None, status="failed", error="rank 1 died: killed by signal 9"),
+        run("ddp", 2, None, status="diverged"),
+    ]
+    results = study(rows=rows)
+    notes = summary_notes(results)
+    assert notes[0].startswith("× more workers than the machine can feed")
+    assert notes[1] == "virtual against native times: median error 10 % over 1 cells, largest -10 % (serial, 1 workers)"
+    assert notes[-1] == (
+        "1 diverged, 1 failed of 5 runs, not in the table; "
+        "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
+    )
+    assert "native mpi ×" in text(results)
+
+
+def test_a_study_in_which_everything_failed_has_a_table_of_notes(study):
+    results = study(rows=[run("serial", 1, None, status="failed", error="no mpirun")])
+    assert "no mpirun" in text(results)
+
+
+def test_markup_in_names_stays_text(study):
+    assert "[red]x" in text(study(rows=[run("[red]x", 1, 1.0)]))
+
+
+def test_the_default_study_fits_a_terminal(study):
+    page = text(study())
+    assert max(len(line) for line in page.splitlines()) <= 120
+    assert "epoch_average" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0000123, "12.3 µs"),
+        (0.0123, "12.3 ms"),
+        (0.9999, "1.00 s"),
+        (1.234, "1.23 s"),
+        (59.96, "60.0 s"),
+        (750, "12.5 min"),
+        (36000, "10.0 h"),
+        (math.nan, "–"),
+        (math.inf, "never"),
+    ],
+)
+def test_seconds_have_three_digits_and_a_fitting_unit(value, expected):
+    assert seconds(value) == expected
+
+
+def test_an_interval_has_the_unit_of_its_value():
+    assert seconds_with_interval(0.0123, 0.0101, 0.0156) == "12.3 ms [10.1, 15.6]"
+    assert seconds_with_interval(0.0123, math.nan, math.nan) == "12.3 ms"
+
+
+def test_percentages_are_signed():
+    assert [percent(x) for x in (0.4712, -0.031, 0.0996, 0.0, math.nan)] == ["+47 %", "-3.1 %", "+10 %", "+0.0 %", "–"]
+
+
+def test_digits_round_across_a_power_of_ten():
+    assert [digits(x) for x in (9.996, 0.09996, 1234.5, 0)] == ["10.0", "0.100", "1,234", "0"]
