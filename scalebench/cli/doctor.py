@@ -1,0 +1,26 @@
+"""`scalebench doctor`: what this machine has, and for each missing part the one command that adds it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import rich_click as click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, and for each missing part the command that adds it."""
+    from scalebench.install.examine import examine
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return
+    width = max(len(finding.part) for finding in findings)
+    for finding in findings:
+        mark = click.style("ok", fg="green") if finding.present else click.style("--", fg="yellow")
+        click.echo(f"{mark}  {finding.part:<{width}}  {finding.detail}")
+        if finding.add:
+            click.echo(f"    {'':<{width}}  add it with: {click.style(finding.add, bold=True)}")

@@ -1,0 +1,162 @@
+"""Looks at the machine: what a scaling study can use here, and what would add the rest."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from scalebench.launch.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
+
+_SECONDS = 60  # no question to the machine takes longer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part: whether it is here, what it is, and the command that adds it if it is missing and can be added."""
+
+    part: str
+    present: bool
+    detail: str
+    add: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything that decides which executions and engines a study can use here."""
+    looks: tuple[Callable[[], Finding], ...] = (
+        _python,
+        _cores,
+        _memory,
+        _gpus,
+        _compiler,
+        _torch,
+        _mpirun,
+        _mpi4py,
+        _horovod,
+        _gloo,
+        _nccl,
+        _slurm,
+    )
+    return [look() for look in looks]
+
+
+def _python() -> Finding:
+    return Finding("Python", True, f"{platform.python_version()} at {sys.executable}")
+
+
+def _cores() -> Finding:
+    usable, there = cores(), os.cpu_count() or 1
+    return Finding("cores", True, f"{usable} usable" + (f" of {there}" if there != usable else ""))
+
+
+def _memory() -> Finding:
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    limit = _cgroup_limit_gib()
+    bound = f", limited to {limit:.1f} GiB" if limit is not None and limit < gib else ""
+    return Finding("memory", True, f"{gib:.1f} GiB{bound}")
+
+
+def _cgroup_limit_gib() -> float | None:
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return None
+    return int(text) / 2**30 if text.isdigit() else None
+
+
+def _gpus() -> Finding:
+    names = _said(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    if names:
+        return Finding("GPUs", True, "; ".join(names.splitlines()))
+    return Finding("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
+
+
+def _compiler() -> Finding:
+    command = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if command is None:
+        return Finding("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
+    said = _said([command, "--version"])
+    return Finding("C++ compiler", bool(said), f"{command}: {said.splitlines()[0] if said else 'does not run'}")
+
+
+def _torch() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("PyTorch", False, "not installed", "pip install torch")
+    return Finding("PyTorch", True, version("torch"))
+
+
+def _mpirun() -> Finding:
+    mpirun = find_mpirun()
+    if mpirun is None:
+        return Finding("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
+    said = _said([str(mpirun), "--version"])
+    name = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", said)
+    return Finding("MPI", bool(said), f"{mpirun}: {name.group(0) if name else 'does not run'}", "" if said else ADD_MPI)
+
+
+def _mpi4py() -> Finding:
+    try:
+        return Finding("mpi4py", True, version("mpi4py"))
+    except PackageNotFoundError:
+        return Finding("mpi4py", False, "not installed", ADD_MPI)
+
+
+def _horovod() -> Finding:
+    reason = available("horovod")
+    if reason is None:
+        return _loaded_horovod()
+    return Finding("Horovod", False, reason.partition("; add it with")[0], ADD_HOROVOD)
+
+
+def _loaded_horovod() -> Finding:
+    """Built is not enough: a library built for another torch does not load."""
+    program = (
+        "import horovod, horovod.torch as hvd, torch;"
+        "names = ['MPI', 'Gloo', 'NCCL'];"
+        "built = [hvd.mpi_built(), hvd.gloo_built(), hvd.nccl_built()];"
+        "print(horovod.__version__, 'for torch', torch.__version__, 'with',"
+        " ', '.join(name for name, there in zip(names, built) if there))"
+    )
+    done = _run([sys.executable, "-c", program])
+    if done is not None and done.returncode == 0:
+        return Finding("Horovod", True, done.stdout.strip())
+    last = done.stderr.strip().splitlines()[-1:] if done else ["does not answer"]
+    return Finding("Horovod", False, f"does not load: {' '.join(last)}", f"{ADD_HOROVOD} --force")
+
+
+def _gloo() -> Finding:
+    reason = None if find_spec("torch") else "needs PyTorch"
+    return Finding("gloo", reason is None, reason or "comes with PyTorch")
+
+
+def _nccl() -> Finding:
+    reason = available("nccl")
+    return Finding("NCCL", reason is None, reason or "comes with PyTorch")
+
+
+def _slurm() -> Finding:
+    said = _said(["sinfo", "--version"])
+    if said:
+        job = os.environ.get("SLURM_JOB_ID")
+        return Finding("Slurm", True, said + (f", in job {job}" if job else ""))
+    return Finding("Slurm", False, "not here; runs start on this machine alone")
+
+
+def _said(command: list[str]) -> str:
+    done = _run(command)
+    return done.stdout.strip() if done is not None and done.returncode == 0 else ""
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
