@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from scalebench.errors import StudyError, nearest
@@ -21,6 +21,12 @@ class _Options(BaseModel):
 class SgdOptions(_Options):
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> SgdOptions:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
 
 
 class AdamOptions(_Options):
@@ -51,21 +57,26 @@ _OPTIMIZERS: dict[str, tuple[type[_Options], Callable[..., torch.optim.Optimizer
 def build_optimizer(
     component: Component, parameters: Iterable[Tensor], lr: float, **flags: Any
 ) -> torch.optim.Optimizer:
-    """The optimizer `component` over `parameters`; `flags` go to torch (`foreach=False` for one flat tensor).
+    """The optimizer `component` over `parameters`; `flags` go to torch (`foreach=False` for one flat tensor)."""
+    return _OPTIMIZERS[component.name][1](parameters, lr, check_optimizer(component), **flags)
+
+
+def check_optimizer(component: Component) -> BaseModel:
+    """The options of the optimizer `component`.
 
     Raises:
-        StudyError: unknown optimizer or option, with the nearest name.
+        StudyError: unknown optimizer or option, with the nearest name, or a value out of its range.
     """
     if component.name not in _OPTIMIZERS:
-        raise StudyError(f"optimizer: unknown {component.name!r}; {nearest(component.name, _OPTIMIZERS)}")
-    options, build = _OPTIMIZERS[component.name]
+        raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIMIZERS)}")
+    options = _OPTIMIZERS[component.name][0]
     try:
-        return build(parameters, lr, options(**component.options), **flags)
+        return options(**component.options)
     except ValidationError as error:
         first = error.errors()[0]
-        raise StudyError(f"optimizer {component.name}: option {first['loc'][0]!r}: {first['msg']}") from None
-    except ValueError as error:
-        raise StudyError(f"optimizer {component.name}: {error}") from None
+        name = str(first["loc"][0]) if first["loc"] else ""
+        hint = f"; {nearest(name, options.model_fields)}" if name not in options.model_fields else ""
+        raise StudyError(f"optimizer {component.name}: option {name!r}: {first['msg']}{hint}") from None
 
 
 def learning_rate(training: Training, workers: int, epochs_done: float) -> float:

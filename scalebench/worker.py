@@ -17,13 +17,14 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.data.shard import Shard
-from scalebench.errors import DivergedError, EngineError, ModelError
+from scalebench.errors import DivergedError, EngineError
 from scalebench.flat import flatten, views
 from scalebench.models.registry import build_model, loss_for
 from scalebench.optimizers import build_optimizer, learning_rate
 from scalebench.outcome import EpochReport
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
+from scalebench.weights import load_weights
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Replica:
         ).to(self.device)
         self.parameters, self.gradients = flatten(self.model)
         if run.init_weights is not None:
-            self.parameters.copy_(load_weights(run, self.parameters.numel()))
+            self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
         self.initial = self.parameters.clone()
         self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
@@ -229,21 +230,3 @@ class Replica:
             elapsed = self.clock.elapsed()
             with self.clock.paused():
                 self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True))
-
-
-def load_weights(run: Run, parameters: int) -> Tensor:
-    """The vector `final` (else `initial`, else the only one) of `run.init_weights`, of length `parameters`.
-
-    Raises:
-        ModelError: no such file, not an .npz of numbers, or of another length.
-    """
-    path = run.init_weights
-    try:
-        with np.load(str(path), allow_pickle=False) as archive:
-            name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
-            vector = np.asarray(archive[name], dtype=np.float64).reshape(-1)
-    except (OSError, ValueError, IndexError, EOFError) as error:
-        raise ModelError(f"init_weights: cannot read {path}: {error}") from None
-    if vector.size != parameters:
-        raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")
-    return torch.from_numpy(vector)

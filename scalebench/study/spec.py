@@ -133,6 +133,7 @@ class Study(Training):
     seed: NonNegativeInt = 0
     execution: Literal["auto", "native", "paced", "virtual"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
+    calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
 
 
 class Run(Training):

@@ -1,0 +1,82 @@
+"""What a study looks like while it runs: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from scalebench.cli.options import verbosity
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from scalebench.outcome import Outcome
+    from scalebench.study.spec import Run
+
+
+class Watcher:
+    """Implements `launch.study_run.Reporter`. `--quiet` shows failures only, `--verbose` every run."""
+
+    def __init__(self, console: Console, progress: Progress | None) -> None:
+        self._console, self._progress = console, progress
+        self._task: TaskID | None = None
+        self._level = verbosity()
+        self._phase, self._done, self._total = "", 0, 0
+
+    def note(self, text: str) -> None:
+        if self._level >= 0:
+            self._print(f"note: {text}")
+
+    def phase(self, name: str, runs: int) -> None:
+        self._phase, self._done, self._total = name, 0, runs
+        if self._progress is not None:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(name, total=runs or None, run="")
+        elif self._level >= 0:
+            self._print(f"{name}: {runs} runs" if runs else f"{name} ...")
+
+    def started(self, run: Run) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, run=f"{run.strategy}, {run.workers} workers")
+        if self._level > 0:
+            self._print(f"start {run.run_id}")
+
+    def ended(self, run: Run, outcome: Outcome) -> None:
+        self._done += 1
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task)
+        elif self._level >= 0 and self._done in {self._total, *range(0, self._total, max(1, self._total // 5))}:
+            self._print(f"{self._phase}: {self._done} of {self._total} runs")
+        if outcome.status != "completed":
+            self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
+        elif self._level > 0:
+            self._print(f"done {run.run_id}: {max(worker.train_s for worker in outcome.workers):.3f} s")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def watching() -> Iterator[Watcher]:
+    """A watcher on standard error, with bars if that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if verbosity() < 0 or not console.is_terminal:
+        yield Watcher(console, None)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[run]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Watcher(console, progress)

@@ -1,0 +1,124 @@
+"""`scalebench run`: a whole scaling study with one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from scalebench.cli.options import verbosity, verbosity_options
+
+if TYPE_CHECKING:
+    from scalebench.launch.study_run import Plan, Tally
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path), required=False)
+@click.option("--workers", metavar="COUNTS", help="1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.")
+@click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Strategy to run; repeatable.")
+@click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie.")
+@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@click.option("--epochs", type=int)
+@click.option("--repetitions", type=int, help="Runs of every point, each with its own seed.")
+@click.option("--scaling", type=click.Choice(["strong", "weak"]), help="Samples fixed in all, or per worker.")
+@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@click.option("--batch-global", type=int, help="Samples in one step of all workers.")
+@click.option("--lr", type=float, help="Learning rate.")
+@click.option("--lr-policy", type=click.Choice(["constant", "linear"]), help="linear: multiplied by the workers.")
+@click.option("--execution", type=click.Choice(["auto", "native", "paced", "virtual"]))
+@click.option(
+    "--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine of all strategies."
+)
+@click.option("--cluster", metavar="NAME|FILE", help="What virtual runs stand for.")
+@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
+@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]))
+@click.option("--seed", type=int)
+@click.option("--name", metavar="NAME", help="Name of the study, and of its results folder.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@click.option("--save-weights", is_flag=True, default=None, help="Keep each run's initial and final weights as .npz.")
+@click.option("--init-weights", type=click.Path(path_type=Path), metavar="FILE.npz", help="Start from these weights.")
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge virtual runs by this file."
+)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time; default: all cores.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
+@verbosity_options
+def run(study: Path | None, jobs: int | None, output: Path, dry_run: bool, sets: tuple[str, ...], **flags: Any) -> int:
+    """Run the study in the file STUDY, or the default one, with flags over it.
+
+    Virtual runs at every worker count, native ones (real processes) where the cores allow; every number says which
+    it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped.
+    """
+    from scalebench.cli.progress import watching
+    from scalebench.launch.study_run import plan_study, run_study
+    from scalebench.study.load import load_study
+
+    strategies = list(flags.pop("strategies")) or None
+    plan = plan_study(load_study(study, {**flags, "strategies": strategies}, list(sets)))
+    if dry_run:
+        _show(plan, jobs)
+        return 0
+    with watching() as watcher:
+        for note in plan.notes:
+            watcher.note(note)
+        tally = run_study(plan, output, watcher, jobs=jobs)
+    _summarise(tally)
+    return 1 if tally.failed else 0
+
+
+def _summarise(tally: Tally) -> None:
+    from rich.console import Console
+
+    from scalebench.analysis import load, summary_notes, summary_table
+
+    console = Console()
+    if verbosity() >= 0:
+        results = load(tally.folder)
+        console.print(summary_table(results))
+        for line in summary_notes(results):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    done = f", {tally.done_before} were there before" if tally.done_before else ""
+    failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
+    console.print(
+        f"{tally.completed} runs completed{done}{failed}; results in {tally.folder}/",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _show(plan: Plan, jobs: int | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from scalebench.launch.engines import cores
+    from scalebench.launch.estimate import estimate
+    from scalebench.launch.study_run import is_oversubscribed
+
+    table = Table(title=f"{plan.study.name}: {len(plan.sweep.runs)} runs")
+    for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
+        table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
+    cells: dict[tuple[Any, ...], int] = {}
+    for item in sorted(plan.sweep.runs, key=lambda item: (item.execution, str(item.strategy), item.workers)):
+        mark = " (oversubscribed)" if is_oversubscribed(item) else ""
+        key = (str(item.strategy), item.workers, item.execution + mark, item.engine)
+        cells[key] = cells.get(key, 0) + 1
+    for (strategy, workers, execution, engine), repetitions in cells.items():
+        shards = plan.prepared.plans[workers]
+        table.add_row(
+            strategy, str(workers), execution, engine, str(repetitions), str(shards.steps(0)), str(shards.batch_size)
+        )
+    console = Console()
+    console.print(table)
+    expected = estimate(plan, jobs or cores())
+    console.print(
+        f"about {expected.wall_s:.0f} s and {expected.core_hours:.3f} core-hours of training compute, from a step of "
+        f"{expected.step_s * 1e3:.3f} ms measured here; communication, start-up and calibration come on top",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for note in plan.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""What a study will take, before it runs: its steps, counted, times a step, measured here for a moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from scalebench.launch.study_run import Plan
+from scalebench.study.spec import Run
+
+_WARM_UP, _STEPS = 20, 60
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Training compute only: communication, start-up of processes and calibration come on top."""
+
+    step_s: float
+    wall_s: float
+    core_hours: float
+
+
+def estimate(plan: Plan, jobs: int) -> Estimate:
+    """Seconds for all runs of `plan` with `jobs` virtual runs at a time, from one measured local step."""
+    step_s = measured_step(plan)
+    native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
+    paced_step = plan.study.device_step_time or step_s
+    native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
+    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
+    busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
+    return Estimate(step_s, native + virtual / jobs, busy / 3600)
+
+
+def run_steps(plan: Plan, run: Run) -> int:
+    """Optimizer steps of one worker in the whole run."""
+    return plan.prepared.plans[run.workers].steps(0) * run.epochs
+
+
+def measured_step(plan: Plan) -> float:
+    """Seconds of one local step of the study's model at its smallest worker count, here and now."""
+    import torch
+
+    from scalebench.clock import WallClock
+    from scalebench.virtual.calibration import Alone
+    from scalebench.worker import Replica
+
+    torch.set_num_threads(plan.study.threads_per_worker)
+    run = min(plan.sweep.runs, key=lambda run: run.workers)
+    dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
+    replica = Replica(run, dataset, shards, Alone(), WallClock())  # type: ignore[arg-type]
+    done, begin = 0, time.perf_counter()
+    while True:
+        for batch in replica.batches(0):
+            replica.local_step(batch)
+            done += 1
+            if done == _WARM_UP:
+                begin = time.perf_counter()
+            if done == _WARM_UP + _STEPS:
+                return (time.perf_counter() - begin) / _STEPS

@@ -1,0 +1,73 @@
+"""Before anything runs: the data of each worker count, the plan of who trains on what, and what is odd about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.data.plan import Plan
+from scalebench.errors import DataError
+from scalebench.models.registry import check_model
+from scalebench.optimizers import check_optimizer
+from scalebench.strategies import registry
+from scalebench.study.spec import Run, Study
+
+FEW_STEPS = 8  # between synchronisations: fewer, and averaging can hardly show what it saves
+
+
+@dataclass
+class Preparation:
+    """Data sets on disk and plans, by worker count."""
+
+    folders: dict[int, Path] = field(default_factory=dict)
+    datasets: dict[int, Dataset] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def batch_sizes(self, epochs: int, workers: set[int]) -> set[int]:
+        """Every batch size that occurs at these worker counts."""
+        return set().union(*(self.plans[count].all_batch_sizes(epochs) for count in workers))
+
+
+def prepare_study(study: Study, runs: list[Run]) -> Preparation:
+    """Fetch or build the data, and check that every worker count can be served.
+
+    Raises:
+        DataError, ModelError, StudyError: the data are missing or corrupt, there are more workers than samples or
+            blocks, or the model or optimizer has a name or option that does not exist.
+    """
+    check_model(study.model)
+    check_optimizer(study.optimizer)
+    made = Preparation()
+    for workers in sorted({run.workers for run in runs}):
+        made.folders[workers] = prepare(study, workers)
+        made.datasets[workers] = open_dataset(made.folders[workers])
+        try:
+            made.plans[workers] = Plan.of(study, workers, study.seed, made.datasets[workers])
+        except DataError as error:
+            raise DataError(f"at {workers} workers: {error}") from None
+        for note in made.plans[workers].notes:
+            made.notes.append(f"{workers} workers: {note}")
+    made.notes += _few_steps(study, made)
+    return made
+
+
+def _few_steps(study: Study, made: Preparation) -> list[str]:
+    """Averaging every s steps can hide at most 1 - 1/s of the communication of averaging every step."""
+    notes = []
+    for component in study.strategies:
+        strategy = registry.create(component.name, component.options)
+        if strategy.sync_unit != "epoch":
+            continue
+        steps = {workers: strategy.sync_every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
+        few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
+        if few:
+            worst = min(few.values())
+            counts = ", ".join(str(workers) for workers in few)
+            notes.append(
+                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {counts} workers (down to "
+                f"{worst}); there it can save at most {1 - 1 / worst:.0%} of the communication"
+            )
+    return notes

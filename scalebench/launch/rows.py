@@ -1,0 +1,171 @@
+"""Turns an outcome into the rows that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import fmean
+from typing import Any
+
+from scalebench.outcome import EpochReport, Evaluation, Outcome, WorkerReport
+from scalebench.records.schema import EpochRow, RunRow
+from scalebench.strategies import registry
+from scalebench.study.spec import Run
+
+PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep the pace
+
+
+def rows_of(
+    run: Run, outcome: Outcome, *, attempt: int, oversubscribed: bool, started_utc: str, provenance: dict[str, Any]
+) -> tuple[RunRow, list[EpochRow]]:
+    """The run's row and its epochs' rows. Times are of the slowest worker, parts of them means over workers."""
+    facts, workers = outcome.facts, outcome.workers
+    train_s = max((worker.train_s for worker in workers), default=None)
+    evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
+    overrun = _mean(worker.paced_overrun for worker in workers)
+    row = RunRow(
+        study=run.study,
+        run_id=run.run_id,
+        config_hash=run.config_hash,
+        attempt=attempt,
+        status=outcome.status,
+        error=outcome.error or None,
+        execution=run.execution,
+        engine=run.engine,
+        oversubscribed=oversubscribed or (overrun or 0.0) > PACED_OVERRUN_LIMIT,
+        paced_overrun=overrun,
+        cluster=run.cluster,
+        **_described(run),
+        **_configured(run, facts),
+        optimizer_steps=workers[0].optimizer_steps if workers else None,
+        syncs=workers[0].syncs if workers else None,
+        bytes_sent_per_worker=_mean(worker.bytes_sent for worker in workers),
+        train_s=train_s,
+        **_parts(workers, train_s),
+        eval_s=outcome.eval_s,
+        final_train_loss=_mean(worker.epochs[-1].train_loss for worker in workers if worker.epochs),
+        metric_name=facts.get("metric_name"),
+        final_metric=evaluations[-1].metric if evaluations else None,
+        best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
+        target_metric=run.target_metric,
+        **_reached(run, evaluations),
+        peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
+        peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
+        started_utc=started_utc,
+        **provenance,
+    )
+    return row, _epoch_rows(run, outcome, attempt)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    return {
+        "strategy": run.strategy.name,
+        "strategy_options": run.strategy.options,
+        "sync_every": strategy.sync_every or None,
+        "sync_unit": strategy.sync_unit,
+        "averaged_state": strategy.averaged_state,
+        "optimizer_state_policy": strategy.optimizer_state_policy,
+        "merge_policy": strategy.merge_policy,
+    }
+
+
+def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
+    batch = facts.get("batch_per_worker", run.batch_per_worker)
+    return {
+        "launcher": facts.get("launcher"),
+        "binding": facts.get("binding"),
+        "model": str(run.model),
+        "parameters": facts.get("parameters"),
+        "dtype": run.dtype,
+        "dataset": str(run.dataset),
+        "dataset_sha256": facts.get("dataset_sha256"),
+        "n_train": facts.get("n_train"),
+        "n_test": facts.get("n_test"),
+        "partition": str(run.partition),
+        "shuffle": run.shuffle,
+        "workers": run.workers,
+        "nodes": facts.get("nodes"),
+        "workers_per_node": facts.get("workers_per_node"),
+        "threads_per_worker": run.threads_per_worker,
+        "device": facts.get("device"),
+        "scaling": run.scaling,
+        "batch_policy": run.batch_policy,
+        "batch_per_worker": batch,
+        "batch_global": run.batch_global or (batch * run.workers if batch else None),
+        "lr": run.lr,
+        "lr_policy": run.lr_policy,
+        "optimizer": str(run.optimizer),
+        "epochs": run.epochs,
+        "steps_per_epoch": facts.get("steps_per_epoch"),
+        "seed": run.seed,
+        "repetition": run.repetition,
+        "run_order": run.run_order,
+    }
+
+
+def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, float | None]:
+    """Compute, communication, data and other; who finished early waits, in communication, for the last."""
+    if train_s is None:
+        return {}
+    idle = fmean(train_s - worker.train_s for worker in workers)
+    comm, wait = _mean(worker.comm_s for worker in workers), _mean(worker.wait_s for worker in workers)
+    return {
+        "compute_s": _mean(worker.compute_s for worker in workers),
+        "comm_s": None if comm is None else comm + idle,
+        "wait_s": None if wait is None else wait + idle,
+        "data_s": _mean(worker.data_s for worker in workers),
+        "other_s": _mean(worker.other_s for worker in workers),
+    }
+
+
+def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
+    if run.target_metric is None:
+        return {}
+    first = next((e for e in evaluations if e.metric >= run.target_metric), None)
+    return {
+        "time_to_target_s": first.elapsed_s if first else None,
+        "epochs_to_target": first.epoch + 1 if first else None,
+    }
+
+
+def _epoch_rows(run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
+    metrics = {evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations}
+    epochs = min((len(worker.epochs) for worker in outcome.workers), default=0)
+    rows = []
+    for index in range(epochs):
+        reports = [worker.epochs[index] for worker in outcome.workers]
+        rows.append(
+            EpochRow(
+                run_id=run.run_id,
+                attempt=attempt,
+                epoch=reports[0].epoch,
+                elapsed_s=max(report.elapsed_s for report in reports),
+                epoch_s_max=max(report.epoch_s for report in reports),
+                epoch_s_min=min(report.epoch_s for report in reports),
+                epoch_s_mean=fmean(report.epoch_s for report in reports),
+                **{name: _over(reports, name) for name in ("compute_s", "comm_s", "wait_s", "data_s")},
+                train_loss=_over(reports, "train_loss"),
+                test_metric=metrics.get(reports[0].epoch),
+                syncs=reports[0].syncs,
+                bytes_sent=_over(reports, "bytes_sent"),
+                mean_staleness=_over(reports, "mean_staleness"),
+                max_staleness=_over(reports, "max_staleness", max),
+            )
+        )
+    return rows
+
+
+def _over(
+    reports: list[EpochReport], name: str, join: Callable[[Iterable[float]], float] | None = None
+) -> float | None:
+    values = [getattr(report, name) for report in reports]
+    if any(value is None for value in values):
+        return None
+    return (join or fmean)(values)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    if not found or any(value is None for value in found):
+        return None
+    return fmean(value for value in found if value is not None)

@@ -1,0 +1,180 @@
+"""From a study to its runs: which strategy, how many workers, executed how and by which engine, in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalebench.cluster.spec import Cluster, require_step_times
+from scalebench.comm.base import Capability
+from scalebench.errors import EngineError, StudyError
+from scalebench.launch import engines
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
+
+_ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP})
+VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE
+# What a run's result does not depend on: changing it repeats no run.
+_NOT_HASHED = {"study", "run_id", "config_hash", "attempt", "run_order", "time_limit_s", "save_weights", "data_dir"}
+
+
+@dataclass
+class Sweep:
+    """The runs of a study in the order in which they are executed, and what the user should know of them."""
+
+    runs: list[Run]
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, execution: str) -> list[Run]:
+        return [run for run in self.runs if run.execution == execution]
+
+    def engines(self) -> list[str]:
+        """Native engines in use, in the order of their launches."""
+        return list(dict.fromkeys(run.engine for run in self.runs if run.execution != "virtual"))
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What the repetitions of one point have in common."""
+
+    execution: Execution
+    engine: str
+    strategy: Component
+    workers: int
+
+
+def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
+    """Every run of `study`.
+
+    `auto` is virtual at every worker count plus native where the cores allow. Serial runs once, at one worker, for
+    each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a seeded draw.
+
+    Raises:
+        StudyError: unknown strategy or option, or nothing is left to run.
+        EngineError: an engine that was asked for is missing or cannot carry a strategy.
+        ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
+    """
+    cores = cores or engines.cores()
+    sweep = Sweep([])
+    cells = [cell for component in study.strategies for cell in _cells(study, component, cores, sweep.notes)]
+    cells = _distinct(cells)
+    if not cells:
+        raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
+    if any(cell.execution == "virtual" for cell in cells):
+        require_step_times(cluster, study)
+        cluster.nodes_for(max(cell.workers for cell in cells if cell.execution == "virtual"))
+    _check_paced(study, cluster, cells)
+    sweep.runs = _ordered(study, cells)
+    return sweep
+
+
+def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> list[_Cell]:
+    known = registry.create(component.name, component.options)
+    counts = [1] if known.single_worker else study.workers
+    cells: list[_Cell] = []
+    if study.execution in ("auto", "virtual"):
+        virtual = registry.create(component.name, component.options, "virtual")
+        _check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
+        cells += [_Cell("virtual", "virtual", component, workers) for workers in counts]
+    if study.execution == "virtual":
+        return cells
+    engine = _engine_for(study, known)
+    reason = engines.available(engine)
+    if reason is not None:
+        if study.execution != "auto":
+            raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
+        notes.append(f"{component.name}: no native runs, {reason}")
+        return cells
+    strategy = registry.create(component.name, component.options, engine)
+    _check_provided(strategy, engine, engines.provides(engine))
+    if not engines.carries(engine, study.dtype):
+        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
+    if study.execution == "auto":
+        counts = [workers for workers in counts if workers * study.threads_per_worker <= cores]
+    execution: Execution = "native" if study.execution == "auto" else study.execution
+    return cells + [_Cell(execution, engine, component, workers) for workers in counts]
+
+
+def _engine_for(study: Study, strategy: Strategy) -> str:
+    if study.engine == "auto":
+        if "nccl" in strategy.engines and engines.available("nccl") is None:
+            return "nccl"
+        return strategy.engines[0]
+    return study.engine
+
+
+def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
+    missing = sorted(str(capability) for capability in strategy.requires - provided)
+    if missing:
+        able = [name for name in engines.NAMES if strategy.requires <= engines.provides(name)]
+        raise EngineError(
+            f"strategy {strategy.name} cannot run on engine {engine}, which has no {', '.join(missing)}; "
+            f"use --engine {' or '.join(able)}, or leave --engine out"
+        )
+
+
+def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell]) -> None:
+    paced = any(cell.execution == "paced" for cell in cells)
+    if paced and study.device_step_time is None and not cluster.step_times_of(str(study.model), study.dtype):
+        raise StudyError(
+            "paced runs stretch compute to the step time of a stated device; "
+            "say its seconds with --device-step-time, or name a cluster that has step times for this model"
+        )
+
+
+def _distinct(cells: list[_Cell]) -> list[_Cell]:
+    seen: dict[str, _Cell] = {}
+    for cell in cells:
+        seen.setdefault(f"{cell.execution} {cell.engine} {cell.strategy} {cell.workers}", cell)
+    return list(seen.values())
+
+
+def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
+    """Native launches first, engine by engine, then virtual runs; in each, repetition by repetition in drawn order."""
+    random = np.random.default_rng([study.seed, 0x0DE2])
+    launches = list(dict.fromkeys((cell.execution, cell.engine) for cell in cells))
+    launches.sort(key=lambda launch: launch[0] == "virtual")
+    runs: list[Run] = []
+    for launch in launches:
+        group = [cell for cell in cells if (cell.execution, cell.engine) == launch]
+        for repetition in range(study.repetitions):
+            runs += [
+                _run(study, group[index], repetition, order)
+                for order, index in enumerate(random.permutation(len(group)), start=len(runs))
+            ]
+    return runs
+
+
+def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
+    shared = {name: getattr(study, name) for name in Training.model_fields}
+    if cell.execution != "virtual":
+        shared["virtual"] = Training.model_fields["virtual"].default
+    run = Run.model_construct(
+        **shared,
+        study=study.name,
+        run_id="",
+        config_hash="",
+        attempt=1,
+        execution=cell.execution,
+        engine=cell.engine,
+        strategy=cell.strategy,
+        workers=cell.workers,
+        repetition=repetition,
+        seed=study.seed + repetition,
+        run_order=order,
+    )
+    digest = config_hash(run)
+    place = "virtual" if cell.execution == "virtual" else f"{cell.execution}-{cell.engine}"
+    run_id = f"{slug(cell.strategy.name)}-w{cell.workers}-r{repetition}-{place}-{digest[:8]}"
+    return run.model_copy(update={"run_id": run_id, "config_hash": digest})
+
+
+def config_hash(run: Run) -> str:
+    """16 hex digits of everything that decides the run's result."""
+    values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,49 @@
+"""Weights on disk: `<run_id>.npz` with the flat vectors `initial` and `final`, in parameter order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalebench.errors import ModelError, ResultsError
+
+
+def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> Path:
+    """Write the vectors (n,) of one run, whole or not at all.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    path = folder / f"{run_id}.npz"
+    part = folder / f"{run_id}.part.npz"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(part, initial=_numbers(initial), final=_numbers(final))
+        part.replace(path)
+    except OSError as error:
+        raise ResultsError(f"cannot write the weights {path}: {error.strerror}") from None
+    return path
+
+
+def load_weights(path: Path, parameters: int) -> Tensor:
+    """The vector `final` (else `initial`, else the first) in `path`, (parameters,) in float64.
+
+    Raises:
+        ModelError: no such file, not an .npz of numbers, or of another length.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
+            vector = np.array(archive[name], dtype=np.float64).reshape(-1)
+    except (OSError, ValueError, IndexError, EOFError, AttributeError) as error:
+        raise ModelError(f"init_weights: cannot read {path}: {' '.join(str(error).split())}") from None
+    if vector.size != parameters:
+        raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")
+    return torch.from_numpy(vector)
+
+
+def _numbers(vector: Tensor) -> np.ndarray:  # numpy has no bfloat16
+    return (vector.float() if vector.dtype == torch.bfloat16 else vector).cpu().numpy()
