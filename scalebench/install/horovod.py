@@ -71,7 +71,8 @@ def install_horovod(
     _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
     _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
     progress("checking that two processes add up")
-    return Installed(wheel, from_cache, time.monotonic() - start, check_horovod(toolchain.mpirun))
+    report = check_horovod(toolchain.mpirun)
+    return Installed(wheel, from_cache, time.monotonic() - start, report)
 
 
 def check_horovod(mpirun: Path) -> str:

@@ -1,0 +1,100 @@
+"""Which strategy runs where: what strategies require against what engines provide, as data and as a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalebench.comm.base import Capability
+from scalebench.launch.engines import NAMES, provides
+from scalebench.launch.sweep import VIRTUAL_PROVIDES
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+
+COLUMNS = ("virtual", *NAMES)
+_NATIVE = frozenset().union(*(provides(engine) for engine in NAMES))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy's line."""
+
+    name: str
+    summary: str
+    source: str
+    engines: tuple[str, ...]  # of COLUMNS, the native one it prefers first
+    missing: dict[str, tuple[str, ...]]  # per other engine, the capabilities it has not
+    one_worker: bool
+
+
+def describe_strategies() -> list[Entry]:
+    """Every strategy with the engines that provide what it requires."""
+    return [_entry(name) for name in registry.names()]
+
+
+def _entry(name: str) -> Entry:
+    cls = registry.find(name)
+    missing: dict[str, tuple[str, ...]] = {}
+    for engine in COLUMNS:
+        provided = VIRTUAL_PROVIDES if engine == "virtual" else provides(engine)
+        lacking = _class_on(name, engine).requires - provided
+        if lacking:
+            missing[engine] = tuple(sorted(str(capability) for capability in lacking))
+    able = [engine for engine in COLUMNS if engine not in missing]
+    preferred = {engine: place for place, engine in enumerate(cls.engines)}
+    able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
+    return Entry(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker)
+
+
+def _class_on(name: str, engine: str) -> type[Strategy]:
+    """The class that would run; where a native engine has none, the one of the engine the strategy prefers."""
+    cls = registry.find(name, engine)
+    return cls if engine == "virtual" or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
+
+
+def matrix_markdown() -> str:
+    """The page `docs/strategies.md`."""
+    entries = describe_strategies()
+    lines = [
+        "# Strategies and engines",
+        "",
+        "A strategy is written once and runs on every engine that provides what it requires; anything else is refused",
+        "before a run starts. ● marks the engine that `--engine auto` takes (`nccl` instead where there is a GPU and",
+        "the strategy names it), ○ one that `--engine` may name, – one that lacks something. `virtual` is the",
+        "simulated cluster, in which the same class trains for real and time is computed.",
+        "",
+        "*Generated from the code; after a change run `python -m scalebench.launch.matrix docs/strategies.md`.*",
+        "",
+        "| strategy | " + " | ".join(COLUMNS) + " | what it does |",
+        "|---|" + ":-:|" * len(COLUMNS) + "---|",
+    ]
+    lines += [_row(entry) for entry in entries]
+    lines += ["", "## What is missing where", ""]
+    for entry in entries:
+        lacks = [f"{engine} has no {', '.join(what)}" for engine, what in entry.missing.items()]
+        if lacks:
+            lines.append(f"- `{entry.name}`: {'; '.join(lacks)}")
+    lines += ["", "## What the engines provide", "", "| | " + " | ".join(COLUMNS) + " |"]
+    lines.append("|---|" + ":-:|" * len(COLUMNS))
+    for capability in Capability:
+        marks = [
+            "●" if capability in (VIRTUAL_PROVIDES if engine == "virtual" else provides(engine)) else "–"
+            for engine in COLUMNS
+        ]
+        lines.append(f"| {capability.value} | {' | '.join(marks)} |")
+    lines += ["", "## Sources", ""]
+    lines += [f"- `{entry.name}`: {entry.source}" for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _row(entry: Entry) -> str:
+    preferred = next((engine for engine in entry.engines if engine != "virtual"), None)
+    marks = ["–" if engine in entry.missing else "●" if engine in (preferred, "virtual") else "○" for engine in COLUMNS]
+    note = " (one worker)" if entry.one_worker else ""
+    return f"| `{entry.name}` | {' | '.join(marks)} | {entry.summary}{note} |"
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    Path(sys.argv[1]).write_text(matrix_markdown(), encoding="utf-8")

@@ -1,0 +1,69 @@
+"""`scalebench doctor` looks at the real machine; what is missing comes with the command that adds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.main import main
+from scalebench.install import examine as examination
+from scalebench.install.examine import examine
+
+PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
+
+
+def test_it_looks_at_every_part_and_leaves_with_zero() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    assert result.exit_code == 0
+    findings = {finding["part"]: finding for finding in json.loads(result.stdout)}
+    assert set(findings) == PARTS | {"Slurm"}
+    assert findings["cores"]["detail"].startswith(f"{len(os.sched_getaffinity(0))} usable")
+    for finding in findings.values():
+        assert finding["detail"]
+        assert not (finding["present"] and finding["add"])
+
+
+def test_on_a_bare_path_it_names_what_adds_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(examination, "find_spec", lambda name: None)
+    findings = {finding.part: finding for finding in examine()}
+    assert findings["C++ compiler"].add == "apt-get install g++"
+    assert findings["PyTorch"].add == "pip install torch"
+    assert findings["MPI"].add == 'pip install "scalebench[mpi]"'
+    assert findings["Horovod"].add == "scalebench install horovod"
+    assert not findings["Slurm"].present
+
+
+def test_plain_lines_show_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    said = CliRunner().invoke(main, ["doctor"]).output
+    assert "--  C++ compiler  none; needed to build Horovod" in said
+    assert "add it with: apt-get install g++" in said
+
+
+def test_slurm_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho slurm-wlm 22.05.8\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    (finding,) = [finding for finding in examine() if finding.part == "Slurm"]
+    assert (finding.present, finding.detail) == (True, "slurm-wlm 22.05.8, in job 42")
+
+
+def test_a_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: libtorch_cpu.so: not found\n")
+    monkeypatch.setattr(examination, "available", lambda engine: None)
+    monkeypatch.setattr(examination, "_run", lambda command: broken)
+    (finding,) = [finding for finding in examine() if finding.part == "Horovod"]
+    assert finding.detail == "does not load: ImportError: libtorch_cpu.so: not found"
+    assert finding.add == "scalebench install horovod --force"

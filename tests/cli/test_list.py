@@ -1,0 +1,42 @@
+"""`scalebench list` names what a study can name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.list import KINDS
+from scalebench.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("what", "some"),
+    [
+        ("strategies", {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"}),
+        ("datasets", {"digits", "digits_shifted", "breast_cancer", "wine", "diabetes", "synthetic", "mnist", "csv"}),
+        ("models", {"mlp", "cnn"}),
+        ("clusters", {"this-machine", "ethernet-10g", "marenostrum5-acc", "juwels-booster", "dgx-h100"}),
+        ("figures", {"strong-scaling", "time-reduction", "convergence", "breakdown", "agreement"}),
+    ],
+)
+def test_a_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
+    plain = CliRunner().invoke(main, ["list", what])
+    assert plain.exit_code == 0, plain.output
+    rows = json.loads(CliRunner().invoke(main, ["list", what, "--json"]).stdout)
+    assert some <= {row["name"] for row in rows}
+    for row in rows:
+        assert row["summary"]
+        assert "\n" not in row["summary"]
+        assert any(line.startswith(f"{row['name']} ") and row["summary"] in line for line in plain.output.splitlines())
+
+
+def test_every_kind_is_tested_above() -> None:
+    assert set(KINDS) == {"strategies", "datasets", "models", "clusters", "figures"}
+
+
+def test_strategies_say_where_they_run() -> None:
+    said = CliRunner().invoke(main, ["list", "strategies"]).output
+    assert "runs on horovod, virtual" in said
+    assert "runs on mpi, gloo, horovod, nccl, virtual" in said

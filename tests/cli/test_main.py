@@ -1,0 +1,184 @@
+"""The command line as a user meets it: quick, one line per mistake, the right leave code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from scalebench import __version__
+from scalebench.cli import main as module
+from scalebench.cli.main import COMMANDS, main
+from scalebench.cli.options import verbosity, verbosity_options
+from scalebench.errors import RunError, StudyError
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scalebench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command `probe`, to be given a body by each test through `Probe.body`."""
+    monkeypatch.setitem(COMMANDS, "probe", (f"{__name__}:probe", "A probe."))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+class Probe:
+    body = staticmethod(lambda: None)
+
+
+@click.command()
+@verbosity_options
+def probe() -> None:
+    Probe.body()
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    program = (
+        "import sys; from scalebench.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as leave: assert leave.code == 0\n"
+        "print(sorted(name for name in sys.modules if name.startswith('scalebench.') or name in"
+        " {'rich', 'pydantic', 'torch', 'numpy', 'yaml'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+    *_, loaded = done.stdout.splitlines()
+    allowed = ["scalebench.cli", "scalebench.cli.main", "scalebench.cli.options", "scalebench.errors"]
+    assert loaded == str(allowed)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_exists_and_has_help(name: str) -> None:
+    target, _, attribute = COMMANDS[name][0].partition(":")
+    assert isinstance(getattr(importlib.import_module(target), attribute), click.Command)
+    result = invoke(name, "--help")
+    assert (result.exit_code, "Usage: main " in result.output) == (0, True), result.output
+
+
+def test_version() -> None:
+    assert __version__ in invoke("--version").output
+    assert run("--version").stdout == f"scalebench, version {__version__}\n"
+
+
+def test_no_arguments_show_the_help() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Usage: scalebench" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rnu"], "unknown command 'rnu'; did you mean 'run'? (see 'scalebench --help')"),
+        (["--nope"], "No such option '--nope' (see 'scalebench --help')"),
+        (["list"], "Missing argument"),
+        (["list", "startegies"], "'startegies' is not one of"),
+        (["schema", "--nope"], "No such option '--nope' (see 'scalebench schema --help')"),
+        (["-q", "-v", "schema"], "--quiet and --verbose exclude each other"),
+    ],
+)
+def test_a_usage_mistake_is_one_line(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("scalebench: error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(("error", "code"), [(StudyError("no such\nkey"), 2), (RunError("it died"), 1)])
+def test_our_errors_are_one_line_with_their_code(error: Exception, code: int) -> None:
+    def body() -> None:
+        raise error
+
+    Probe.body = body  # type: ignore[assignment]
+    result = invoke("probe")
+    assert result.exit_code == code
+    assert result.stderr == f"scalebench: error: {' '.join(str(error).split())}\n"
+
+
+@pytest.mark.usefixtures("command")
+def test_bugs_keep_their_traceback() -> None:
+    def body() -> None:
+        raise ZeroDivisionError("a bug")
+
+    Probe.body = body  # type: ignore[assignment]
+    assert isinstance(invoke("probe").exception, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (1, 1)])
+def test_a_command_may_return_its_leave_code(returned: int | None, code: int) -> None:
+    Probe.body = lambda: click.get_current_context().exit(returned or 0)  # type: ignore[assignment]
+    assert invoke("probe").exit_code == code
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [(["probe"], 0), (["-q", "probe"], -1), (["probe", "--quiet"], -1), (["probe", "-v"], 1), (["-v", "probe"], 1)],
+)
+def test_verbosity_may_stand_before_or_after_the_command(arguments: list[str], level: int) -> None:
+    said: list[int] = []
+    Probe.body = lambda: said.append(verbosity())  # type: ignore[assignment]
+    assert invoke(*arguments).exit_code == 0
+    assert said == [level]
+
+
+def test_verbosity_outside_a_command_is_normal() -> None:
+    assert verbosity() == 0
+
+
+def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = (
+        "import sys, time, types, pathlib, click\n"
+        "from scalebench.cli.main import COMMANDS, main\n"
+        "@click.command()\n"
+        f"def wait(): pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
+        "sys.modules['waiting'] = types.SimpleNamespace(wait=wait)\n"
+        "COMMANDS['wait'] = ('waiting:wait', '')\n"
+        "main(['wait'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip() == "scalebench: error: interrupted"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scalebench", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(reader)
+    os.close(writer)
+    _, said = process.communicate(timeout=30)
+    assert said == ""
+    assert process.returncode in (0, 1)
+
+
+def test_the_module_runs_as_a_program() -> None:
+    assert module.main.name == "main"
+    assert run("schema").stdout.startswith("{")
