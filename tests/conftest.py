@@ -1,1 +1,86 @@
-"""What every test may use."""
+"""What every test may use: small data, runs, and virtual runs that take no calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.load import load_cluster
+from scalebench.data.dataset import Dataset
+from scalebench.outcome import Outcome
+from scalebench.study.spec import Component, Run
+from scalebench.virtual.engine import Scenery, simulate
+from scalebench.virtual.step_times import BatchTimes, StepTable
+
+
+@pytest.fixture(scope="session")
+def blobs() -> Dataset:
+    """Three overlapping clouds of points in the plane: 96 to train on, 48 to test."""
+    random = np.random.default_rng(7)
+    y = np.arange(144) % 3
+    x = (random.standard_normal((144, 2)) + 1.5 * np.stack([np.cos(2.1 * y), np.sin(2.1 * y)], 1)).astype(np.float32)
+    return Dataset("blobs", "classification", 3, x[:96], y[:96].astype(np.int64), x[96:], y[96:].astype(np.int64))
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Run]:
+    """A run with small defaults: `make_run("allreduce", 4, epochs=2)`."""
+
+    def make(strategy: Any = "serial", workers: int = 1, **values: Any) -> Run:
+        batch = {} if "batch_global" in values else {"batch_per_worker": 8}
+        defaults: dict[str, Any] = {
+            "model": Component(name="mlp", options={"hidden": [6]}),
+            "dtype": "float64",
+            "epochs": 2,
+            "lr": 0.1,
+            "study": "test",
+            "run_id": "test-run",
+            "config_hash": "0" * 16,
+            "execution": "virtual",
+            "engine": "virtual",
+            "repetition": 0,
+            "seed": 3,
+        }
+        return Run.model_validate({**defaults, **batch, **values, "strategy": strategy, "workers": workers})
+
+    return make
+
+
+@pytest.fixture
+def scenery() -> Scenery:
+    """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
+    batch = BatchTimes(samples=8, data_s=[5e-5], forward_s=[3e-4], backward_s=[6e-4], update_s=[5e-5])
+    table = StepTable(
+        source="test",
+        busy_workers=2,
+        batches=[batch],
+        shuffle_s_per_sample=0.0,
+        release=[1.0, 0.8, 0.6, 0.5],
+        jitter=[],
+    )
+    costs = [
+        EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5), (1 << 20, 1e-3)], source="test")
+        for name in ("mpi", "horovod", "gloo", "mpi-onesided")
+    ]
+    cluster = load_cluster("this-machine")
+    node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
+    return Scenery(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
+
+
+@pytest.fixture
+def play(
+    make_run: Callable[..., Run], blobs: Dataset, scenery: Scenery
+) -> Callable[..., tuple[Outcome, dict[str, Any]]]:
+    """Simulate a run on the blobs: `outcome, weights = play("epoch_average", 4, epochs=3)`."""
+
+    def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
+        dataset = values.pop("data", blobs)
+        outcome, weights = simulate(make_run(strategy, workers, **values), dataset, values.pop("scenery", scenery))
+        assert outcome.status == "completed", outcome.error
+        return outcome, weights
+
+    return run

@@ -7,6 +7,7 @@ steps, S = ceil(max_i n_i / b), because uneven steps hang Horovod and DDP.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ class Plan:
     (blocks permuted over workers each epoch, and `in_block`) or `global` (a permutation of all rows over all workers
     each epoch, block sizes kept). The order of a worker's samples depends on (seed, epoch, worker) only.
 
-    `batch_size` is the batch per worker in use (with a global batch, B / workers rounded up), `notes` says what was
+    `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` says what was
     changed to make the plan possible.
 
     Raises:
@@ -67,9 +68,11 @@ class Plan:
         self._dealt = rule.deal(n, workers, self.blocks, labels, self._rng(_DEAL))
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
+        self._in_all = batch_global is not None
         self._batch = self._settle_batch(batch_per_worker, batch_global)
-        self.batch_size = -(-self._batch.numerator // self._batch.denominator)
         self._check_steps()
+        largest = self._shard_range()[1]
+        self.batch_size = -(-largest // self._steps_for(largest)) if self._in_all else int(self._batch)
 
     @classmethod
     def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> Plan:
@@ -95,7 +98,7 @@ class Plan:
         return sizes
 
     def steps(self, epoch: int) -> int:
-        """S = ceil(max_i n_i / b), the same for every worker."""
+        """S = ceil(max_i n_i / b), or ceil(n / B) with a global batch B; the same for every worker."""
         return self._steps_for(int(self.shard_sizes(epoch).max()))
 
     def indices(self, epoch: int, worker: int) -> Ints:
@@ -169,7 +172,9 @@ class Plan:
         return np.random.default_rng([self.seed, *stream])
 
     def _steps_for(self, largest_shard: int) -> int:
-        return -(-largest_shard * self._batch.denominator // self._batch.numerator)
+        """ceil(n_i / b); with a global batch ceil(n / B), so that the steps do not depend on the worker count."""
+        samples = Fraction(self.n, self.workers) if self._in_all else Fraction(largest_shard)
+        return math.ceil(samples / self._batch)
 
     def _shard_range(self) -> tuple[int, int]:
         """The smallest and largest shard any epoch can bring."""

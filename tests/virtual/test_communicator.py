@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.clock import Task
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.load import load_cluster
+from scalebench.cluster.network import Network
+from scalebench.errors import RunError
+from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.communicator import Group, VirtualCommunicator
+from scalebench.virtual.costs import Costs
+from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
+
+TABLE = StepTable(
+    source="test",
+    busy_workers=1,
+    batches=[BatchTimes(samples=1, data_s=[0.0], forward_s=[1.0], backward_s=[0.0], update_s=[0.0])],
+    shuffle_s_per_sample=0.0,
+    release=[],
+    jitter=[],
+)
+
+
+class World:
+    """`workers` communicators whose clocks are ahead by `ahead[rank]` seconds; `FORWARD` takes one second a sample."""
+
+    def __init__(self, workers: int, ahead: list[float] | None = None) -> None:
+        self.scheduler = Scheduler(seed=1, ties="rank")
+        self.costs = Costs(Network(load_cluster("ethernet-10g"), 1), EngineCosts(), "mpi")
+        group = Group(tuple(range(workers)))
+        times = StepTimes(TABLE, seed=0, repetition=0)
+        self.clocks = [VirtualClock(times, speed=1.0) for _ in range(workers)]
+        self.comms = [VirtualCommunicator(self.scheduler, group, r, self.clocks[r], self.costs) for r in range(workers)]
+        for clock, seconds in zip(self.clocks, ahead or [0.0] * workers, strict=True):
+            clock.start()
+            clock.now += seconds
+
+    def run(self, program):
+        return self.scheduler.run({comm.rank: lambda comm=comm: program(comm) for comm in self.comms})
+
+
+@given(workers=st.integers(1, 9), size=st.integers(1, 20), seed=st.integers(0, 99))
+def test_collectives_agree_with_numpy(workers, size, seed):
+    values = np.random.default_rng(seed).standard_normal((workers, size))
+    world = World(workers)
+
+    def program(comm):
+        mine = torch.tensor(values[comm.rank])
+        results = {}
+        for op in ("sum", "mean", "max", "min"):
+            tensor = mine.clone()
+            comm.allreduce_(tensor, op)
+            results[op] = tensor.numpy()
+        tensor = mine.clone()
+        comm.allreduce_(tensor, "mean", weight=comm.rank + 1.0)
+        results["weighted"] = tensor.numpy()
+        tensor = mine.clone()
+        comm.broadcast_(tensor, workers - 1)
+        results["broadcast"] = tensor.numpy()
+        tensor = mine.clone()
+        comm.reduce_(tensor, 0)
+        results["reduce"] = tensor.numpy()
+        results["gather"] = np.stack([each.numpy() for each in comm.allgather(mine)])
+        given_to = [mine[: 1 + (comm.rank + to) % size] for to in range(workers)]
+        results["alltoallv"] = [each.numpy() for each in comm.alltoallv(given_to)]
+        return results
+
+    weights = np.arange(1, workers + 1)[:, None]
+    for rank, got in world.run(program).items():
+        np.testing.assert_allclose(got["sum"], values.sum(0), atol=1e-12)
+        np.testing.assert_allclose(got["mean"], values.mean(0), atol=1e-12)
+        np.testing.assert_array_equal(got["max"], values.max(0))
+        np.testing.assert_array_equal(got["min"], values.min(0))
+        np.testing.assert_allclose(got["weighted"], (values * weights).sum(0) / weights.sum(), atol=1e-12)
+        np.testing.assert_array_equal(got["broadcast"], values[-1])
+        np.testing.assert_allclose(got["reduce"], values.sum(0) if rank == 0 else values[rank], atol=1e-12)
+        np.testing.assert_array_equal(got["gather"], values)
+        for source in range(workers):
+            np.testing.assert_array_equal(got["alltoallv"][source], values[source, : 1 + (source + rank) % size])
+
+
+def test_a_collective_ends_at_the_last_arrival_plus_its_cost_and_books_the_waiting():
+    world = World(3, ahead=[0.0, 2.0, 1.0])
+    world.run(lambda comm: comm.allreduce_(torch.ones(1000, dtype=torch.float32)))
+    end = 2.0 + world.costs.allreduce(4000, (0, 1, 2))
+    assert [clock.now for clock in world.clocks] == pytest.approx([end] * 3)
+    assert [clock.ledger.wait for clock in world.clocks] == pytest.approx([2.0, 0.0, 1.0])
+    assert [clock.ledger.comm_s for clock in world.clocks] == pytest.approx([end, end - 2.0, end - 1.0])
+
+
+def test_a_nonblocking_sum_hides_behind_compute():
+    world = World(2)
+    cost = world.costs.allreduce(4_000_000, (0, 1))
+    assert cost < 1.0
+
+    def program(comm):
+        tensor = torch.full((1_000_000,), float(comm.rank + 1))
+        request = comm.iallreduce_(tensor)
+        comm.clock.did(Task.FORWARD, 1)  # one second
+        assert request.done()
+        request.wait()
+        return tensor[0].item(), comm.clock.now
+
+    assert world.run(program) == {0: (3.0, 1.0), 1: (3.0, 1.0)}
+
+
+def test_what_is_not_hidden_of_a_nonblocking_sum_is_charged():
+    world = World(2)
+    cost = world.costs.allreduce(4_000_000, (0, 1))
+
+    def program(comm):
+        request = comm.iallreduce_(torch.ones(1_000_000))
+        request.wait()
+        return comm.clock.ledger.comm_s
+
+    assert world.run(program) == pytest.approx({0: cost, 1: cost})
+
+
+def test_groups_split_by_colour_and_key():
+    world = World(5)
+
+    def program(comm):
+        part = comm.split(comm.rank % 2, key=-comm.rank)
+        tensor = torch.tensor([float(comm.rank)])
+        part.allreduce_(tensor)
+        return part.rank, part.size, tensor.item()
+
+    assert world.run(program) == {0: (2, 3, 6.0), 2: (1, 3, 6.0), 4: (0, 3, 6.0), 1: (1, 2, 4.0), 3: (0, 2, 4.0)}
+
+
+def test_a_message_arrives_after_its_travel_time():
+    world = World(2)
+    travel = world.costs.message(8, 0, 1)
+
+    def program(comm):
+        tensor = torch.tensor([7.0], dtype=torch.float64)
+        if comm.rank == 0:
+            comm.clock.did(Task.FORWARD, 1)
+            comm.send(tensor, 1)
+        else:
+            tensor.zero_()
+            comm.recv_(tensor, 0)
+        return tensor.item(), comm.clock.now
+
+    assert world.run(program) == {0: (7.0, 1.0), 1: (7.0, pytest.approx(1.0 + travel))}
+
+
+def test_different_operations_at_one_meeting_are_refused():
+    world = World(2)
+
+    def program(comm):
+        comm.barrier() if comm.rank else comm.allreduce_(torch.ones(1))
+
+    with pytest.raises(RunError, match="calls barrier while others call allreduce"):
+        world.run(program)
+
+
+def test_half_precision_on_the_wire_halves_the_bytes_and_rounds():
+    world = World(2)
+
+    def program(comm):
+        tensor = torch.tensor([1.0 + 2.0**-12], dtype=torch.float32)
+        comm.allreduce_(tensor, "sum", wire="float16")
+        return tensor.item(), comm.bytes_sent, comm.collectives
+
+    assert world.run(program) == {0: (2.0, 2, 1), 1: (2.0, 2, 1)}
+
+
+def test_counting_stops_in_a_pause():
+    world = World(2)
+
+    def program(comm):
+        with comm.clock.paused():
+            comm.allreduce_(torch.ones(4))
+        return comm.collectives, comm.clock.now
+
+    assert world.run(program) == {0: (0, 0.0), 1: (0, 0.0)}
+
+
+def test_visitors_of_a_shared_state_queue_in_the_order_of_arrival():
+    world = World(3, ahead=[0.2, 0.0, 0.1])
+    store = VirtualStore(torch.zeros(250_000))
+    visit = world.costs.exclusive(1_000_000, 1, 0)
+
+    def program(comm):
+        shared = VirtualShared(store, comm)
+        with shared.exclusive() as model:
+            before = shared.merges
+            model.add_(comm.rank)
+        return before
+
+    assert world.run(program) == {1: 0, 2: 1, 0: 2}
+    assert store.merges == 3
+    assert store.model[0].item() == 3.0
+    assert world.clocks[1].now == pytest.approx(visit)
+    assert world.clocks[1].ledger.wait == 0.0
+
+
+def test_a_server_answers_when_its_rule_releases():
+    """The rule holds every request until all three have come: a barrier."""
+    world = World(3, ahead=[0.0, 1.0, 2.0])
+    held: list[int] = []
+
+    def rule(worker, payload, now):
+        held.append(worker)
+        return [(rank, torch.tensor([float(now > 2.0)])) for rank in held] if len(held) == 3 else []
+
+    desk = ServerDesk(rule, host=0)
+    answers = world.run(lambda comm: VirtualServer(desk, comm).request(torch.ones(8)).item())
+    assert answers == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert held == [0, 1, 2]
+    assert all(clock.now > 2.0 for clock in world.clocks)

@@ -1,0 +1,152 @@
+"""Identities: what must hold exactly, whatever the clock says. All in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+PARALLEL = ["allreduce", "horovod", "ddp", "epoch_average", {"epoch_average": {"aggregation": "master"}}]
+
+
+@pytest.mark.parametrize("strategy", PARALLEL, ids=str)
+def test_one_worker_is_serial_bit_for_bit(play, strategy):
+    _, serial = play("serial", epochs=3, optimizer={"sgd": {"momentum": 0.9}})
+    _, weights = play(strategy, 1, epochs=3, optimizer={"sgd": {"momentum": 0.9}})
+    assert torch.equal(weights["final"], serial["final"])
+    assert not torch.equal(serial["final"], serial["initial"])
+
+
+def test_one_asynchronous_worker_is_what_its_rule_says(play):
+    """`half` pulls a lone worker back: after one epoch the model is halfway between its start and serial's end."""
+    _, serial = play("serial", epochs=1)
+    _, half = play("epoch_async", 1, epochs=1)
+    expected = (serial["initial"] + serial["final"]) / 2
+    torch.testing.assert_close(half["final"], expected, atol=1e-15, rtol=0)
+    _, whole = play({"epoch_async": {"merge": "inverse_k"}}, 1, epochs=1)
+    assert torch.equal(whole["final"], serial["final"])
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_averaging_after_one_step_of_plain_sgd_is_averaging_gradients(play, workers):
+    """mean_i (w - eta g_i) = w - eta mean_i g_i, where all batches are equal: 96 samples, one step an epoch."""
+    options = {"epochs": 4, "optimizer": "sgd", "batch_per_worker": 96 // workers}
+    _, averaged = play("epoch_average", workers, **options)
+    _, reduced = play("allreduce", workers, **options)
+    torch.testing.assert_close(averaged["final"], reduced["final"], atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", ["horovod", "ddp"])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_the_baselines_share_the_arithmetic_of_allreduce(play, strategy, workers):
+    _, reduced = play("allreduce", workers)
+    _, weights = play(strategy, workers)
+    assert torch.equal(weights["final"], reduced["final"])
+
+
+def test_a_global_batch_gives_the_same_gradient_steps_at_any_worker_count(play):
+    """Plain SGD on the whole data set a step: the weighted mean of uneven shards' gradients is the full gradient."""
+    options = {"batch_global": 96, "epochs": 5, "optimizer": "sgd", "partition": "by_order", "shuffle": "none"}
+    _, serial = play("serial", **options)
+    for workers in (2, 5, 7):
+        _, weights = play("allreduce", workers, **options)
+        torch.testing.assert_close(weights["final"], serial["final"], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", "epoch_average", "epoch_async", {"epoch_average": {"every": 2}}], ids=str
+)
+def test_evaluation_never_changes_training(play, strategy):
+    finals = []
+    for every in (1, 3, 0):
+        outcome, weights = play(strategy, 3, epochs=4, evaluate_every=every)
+        finals.append((weights["final"], [report.train_s for report in outcome.workers]))
+        moments = sorted(evaluation.epoch for evaluation in outcome.evaluations)
+        assert moments[-1] == 3
+        if strategy != "epoch_async":
+            assert moments == {1: [0, 1, 2, 3], 3: [2, 3], 0: [3]}[every]
+    assert torch.equal(finals[0][0], finals[1][0])
+    assert torch.equal(finals[0][0], finals[2][0])
+    assert finals[0][1] == finals[1][1] == finals[2][1]
+
+
+@pytest.mark.parametrize("strategy", [*PARALLEL, "epoch_async"], ids=str)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_every_second_is_booked_once(play, strategy, workers):
+    outcome, _ = play(strategy, workers, epochs=3, virtual={"slowdown": {0: 1.7}, "jitter": "lognormal"})
+    for report in outcome.workers:
+        parts = report.compute_s + report.comm_s + report.data_s + report.other_s
+        assert parts == pytest.approx(report.train_s, rel=1e-9)
+        assert 0 <= report.wait_s <= report.comm_s + 1e-12
+        elapsed = [epoch.elapsed_s for epoch in report.epochs]
+        assert elapsed == sorted(elapsed)
+        assert sum(epoch.epoch_s for epoch in report.epochs) <= report.train_s + 1e-12
+
+
+def test_the_same_run_twice_is_the_same_to_the_bit(play):
+    first, weights = play("epoch_async", 5, epochs=4)
+    second, again = play("epoch_async", 5, epochs=4)
+    assert torch.equal(weights["final"], again["final"])
+    assert [r.train_s for r in first.workers] == [r.train_s for r in second.workers]
+
+
+def test_serial_time_is_the_steps_times_the_step(play):
+    outcome, _ = play("serial", epochs=2)
+    steps = outcome.facts["steps_per_epoch"]
+    assert steps == 12
+    assert outcome.workers[0].train_s == pytest.approx(2 * steps * 1e-3)
+    assert outcome.workers[0].optimizer_steps == 2 * steps
+
+
+def test_a_slow_worker_holds_up_a_barrier_but_not_the_asynchronous_form(play):
+    slow = {"virtual": {"slowdown": {1: 4.0}}, "epochs": 4}
+    barrier, _ = play("epoch_average", 4, **slow)
+    free, _ = play("epoch_async", 4, **slow)
+    others = [report for report in free.workers if report.rank != 1]
+    assert all(report.epochs[-1].elapsed_s < 0.5 * free.workers[1].epochs[-1].elapsed_s for report in others)
+    assert all(report.wait_s > 0.5 * report.train_s for report in barrier.workers if report.rank != 1)
+
+
+def test_synchronisations_and_bytes_are_counted_as_the_rule_says(play):
+    expected = {"allreduce": 6 * 3, "epoch_average": 3, "serial": 0}
+    for strategy, syncs in expected.items():
+        outcome, weights = play(strategy, 1 if strategy == "serial" else 2, epochs=3)
+        nbytes = weights["final"].numel() * 8
+        for report in outcome.workers:
+            assert report.syncs == syncs
+            assert report.bytes_sent == syncs * nbytes
+            assert sum(epoch.syncs for epoch in report.epochs) == syncs
+
+
+def test_rows_that_change_workers_are_charged(play):
+    fixed, _ = play("epoch_average", 4, epochs=3, shuffle="in_block")
+    moving, _ = play("epoch_average", 4, epochs=3, shuffle="global")
+    assert sum(r.bytes_sent for r in moving.workers) > sum(r.bytes_sent for r in fixed.workers)
+
+
+def test_dropout_draws_the_same_numbers_however_workers_are_interleaved(play, tmp_path):
+    source = tmp_path / "net.py"
+    source.write_text(
+        "from torch import nn\n"
+        "def build(input_shape, outputs):\n"
+        "    return nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.5), nn.Linear(16, outputs))\n"
+    )
+    model = f"{source}:build"
+    _, plain = play("epoch_average", 3, model=model)
+    _, slowed = play("epoch_average", 3, model=model, virtual={"slowdown": {0: 3.0}})
+    assert torch.equal(plain["final"], slowed["final"])
+
+
+def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, scenery):
+    from scalebench.virtual.engine import simulate
+
+    outcome, weights = simulate(make_run("allreduce", 2, lr=1e200, epochs=3), blobs, scenery)
+    assert outcome.status == "diverged"
+    assert "training loss is" in outcome.error
+    assert weights == {}
+
+
+def test_the_time_limit_ends_a_run(make_run, blobs, scenery):
+    from scalebench.virtual.engine import simulate
+
+    outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, scenery)
+    assert outcome.status == "timeout"

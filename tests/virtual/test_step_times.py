@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalebench.clock import Task
+from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes, jitter_source
+
+
+def table(jitter=(0.9, 1.1), blocks=(1e-3, 3e-3)) -> StepTable:
+    def batch(samples: int, scale: float) -> BatchTimes:
+        seconds = [scale * value for value in blocks]
+        return BatchTimes(samples=samples, data_s=seconds, forward_s=seconds, backward_s=seconds, update_s=seconds)
+
+    return StepTable(
+        source="test",
+        busy_workers=1,
+        batches=[batch(4, 1.0), batch(8, 2.0)],
+        shuffle_s_per_sample=1e-6,
+        release=[1.0],
+        jitter=list(jitter),
+    )
+
+
+def test_a_repetition_draws_once_and_always_the_same():
+    first, again = (StepTimes(table(), seed=1, repetition=2).task_seconds(Task.FORWARD, 4) for _ in range(2))
+    assert first == again
+    drawn = {StepTimes(table(), seed=1, repetition=r).task_seconds(Task.FORWARD, 4) for r in range(20)}
+    assert len(drawn) > 1
+    assert drawn <= {1e-3, 2e-3, 3e-3}
+
+
+def test_between_measured_batches_times_are_interpolated_and_beyond_them_proportional():
+    times = StepTimes(table(blocks=(1e-3,)), seed=0, repetition=0)
+    assert times.task_seconds(Task.BACKWARD, 6) == pytest.approx(1.5e-3)
+    assert times.task_seconds(Task.BACKWARD, 16) == pytest.approx(4e-3)
+    assert times.task_seconds(Task.BACKWARD, 1) == pytest.approx(1e-3)
+    assert times.task_seconds(Task.SHUFFLE, 1000) == pytest.approx(1e-3)
+    assert times.task_seconds(Task.OTHER, 1) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["measured", "normal", "lognormal", "exponential"])
+def test_jitter_has_mean_one_and_is_keyed_by_seed_worker_and_step(kind):
+    source = jitter_source(kind, 0.1, table(), seed=3, worker=1)
+    values = np.array([source(step) for step in range(5000)])
+    assert values.mean() == pytest.approx(1.0, abs=0.01)
+    assert values.std() > 0.05
+    again = jitter_source(kind, 0.1, table(), seed=3, worker=1)
+    assert [again(step) for step in (4000, 7, 4000)] == [values[4000], values[7], values[4000]]
+    other = jitter_source(kind, 0.1, table(), seed=3, worker=2)
+    assert [other(step) for step in range(50)] != values[:50].tolist()
+
+
+def test_without_jitter_every_step_is_alike():
+    assert jitter_source("none", 0.1, table(), seed=0, worker=0)(5) == 1.0
+    assert jitter_source("measured", 0.1, table(jitter=()), seed=0, worker=0)(5) == 1.0
