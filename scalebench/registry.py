@@ -72,7 +72,6 @@ class Registry(Generic[C]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
             importlib.import_module(f"{self._package}.{module.name}")
@@ -84,6 +83,7 @@ class Registry(Generic[C]):
                     f"the entry point {point.name!r} ({point.value}) of group {self._group!r} cannot be loaded: "
                     f"{type(error).__name__}: {error}; update or uninstall the package that brings it"
                 ) from error
+        self._loaded = True
 
 
 def _first_fault(error: ValidationError, cls: type[Choice]) -> str:

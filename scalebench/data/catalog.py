@@ -81,13 +81,20 @@ def default_cache_dir() -> Path:
 
 def _key(recipe: Recipe, files: list[Path]) -> str:
     """What the arrays depend on; a changed file shows by its size or time without being read."""
-    try:
-        maker = version("scikit-learn")
-    except PackageNotFoundError:
-        maker = ""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    facts = [FORMAT_VERSION, recipe.name, recipe.model_dump(mode="json"), maker, stats]
+    facts = [FORMAT_VERSION, recipe.name, recipe.model_dump(mode="json"), _makers(), stats]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _makers() -> list[str]:
+    """Versions of what makes arrays: another one may make others."""
+    found = []
+    for package in ("scalebench", "scikit-learn"):
+        try:
+            found.append(version(package))
+        except PackageNotFoundError:
+            found.append("")
+    return found
 
 
 def _is_whole(folder: Path) -> bool:

@@ -31,11 +31,12 @@ class FileSet:
 
 
 def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> Path:
-    """`data_dir` if it is a folder; else DataError says that it is needed and for what."""
+    """`data_dir`, ~ expanded, if it is a folder; else DataError says that it is needed and for what."""
     if data_dir is None:
         raise DataError(
             f"data set {dataset} reads files: give --data-dir (data_dir in a study), a folder with {what}; {source}"
         )
+    data_dir = data_dir.expanduser()
     if not data_dir.is_dir():
         raise DataError(f"data set {dataset}: no folder {data_dir}; give --data-dir, a folder with {what}; {source}")
     return data_dir

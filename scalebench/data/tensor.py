@@ -27,7 +27,7 @@ def cut(length: int, parts: int) -> Ints:
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Every array in an .npz file by name; pickled objects are refused. Raises DataError where it cannot be read."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable .npz archive ({error})") from None

@@ -65,11 +65,11 @@ def _load(file: Path) -> Any:
     sys.modules[name] = module  # where dataclasses and pickle look a class's module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
         del sys.modules[name]
         raise ModelError(f"model file {file}: cannot be imported, it raised {_line(error)}") from error
     return module
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -78,5 +78,5 @@ def _targets(
     if task == "classification":
         outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
         return max(outputs, 2), y_train.astype(np.int64), y_test.astype(np.int64)
-    columns = [y.reshape(len(y), -1).astype(np.float32) for y in (y_train, y_test)]
+    columns = [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in (y_train, y_test)]
     return columns[0].shape[1], columns[0], columns[1]

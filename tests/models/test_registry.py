@@ -1,0 +1,190 @@
+"""Models are built as asked, from the seed, without disturbing anybody's random numbers."""
+
+import pytest
+import torch
+from torch import nn
+
+from scalebench.errors import ModelError
+from scalebench.models.registry import build_model, check_model, describe_models, model_names
+from scalebench.study.spec import Component
+
+
+def build(component, input_shape=(64,), outputs=10, dtype=torch.float32, seed=0, task="classification"):
+    return build_model(Component.model_validate(component), input_shape, outputs, task, dtype, seed)
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_list_says_how_to_bring_ones_own():
+    assert {"mlp", "cnn"} <= set(model_names())
+    assert dict(describe_models())["file.py:factory"].startswith("your own")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "parameters"),
+    [([], 64 * 10 + 10), ([128], 64 * 128 + 128 + 128 * 10 + 10), ([3, 2], 64 * 3 + 3 + 3 * 2 + 2 + 2 * 10 + 10)],
+)
+def test_mlp_of_any_widths(hidden, parameters):
+    assert count(build({"mlp": {"hidden": hidden}})) == parameters
+    assert count(build({"mlp": {"hidden": hidden}}, (4, 4, 4))) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("relu", torch.relu), ("tanh", torch.tanh), ("gelu", nn.functional.gelu)]
+)
+def test_mlp_computes_what_it_says(name, function):
+    model = build({"mlp": {"hidden": [5], "activation": name}}, (3,), 2)
+    first, second = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    x = torch.randn(7, 3)
+    expected = function(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
+    assert torch.allclose(model(x), expected, atol=1e-6)  # float32 sums in another order
+
+
+@pytest.mark.parametrize(
+    "shape", [(64,), (8, 8), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 1), (1, 3, 2), (2, 4, 1), (1,)]
+)
+def test_cnn_takes_images_of_any_size_and_form(shape):
+    model = build("cnn", shape, 4)
+    assert model(torch.zeros(3, *shape)).shape == (3, 4)
+
+
+def test_cnn_sees_a_flat_image_as_the_square_it_is():
+    flat, square = build("cnn", (64,)), build("cnn", (1, 8, 8))
+    x = torch.randn(5, 64)
+    assert torch.equal(flat(x), square(x.reshape(5, 1, 8, 8)))
+
+
+def test_cnn_on_mnist_has_the_layers_of_lenet():
+    shapes = [tuple(parameter.shape) for parameter in build("cnn", (1, 28, 28)).parameters() if parameter.ndim > 1]
+    assert shapes == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 16 * 7 * 7), (84, 120), (10, 84)]
+
+
+def test_weights_are_a_function_of_the_seed_and_leave_global_randomness_alone():
+    torch.manual_seed(123)
+    expected = torch.randn(3)
+    torch.manual_seed(123)
+    first, again, other = build("mlp", seed=1), build("mlp", seed=1), build("mlp", seed=2)
+    assert torch.equal(torch.randn(3), expected)
+    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_precisions_start_from_the_same_numbers():
+    single, double = build("mlp"), build("mlp", dtype=torch.float64)
+    for a, b in zip(single.parameters(), double.parameters(), strict=True):
+        assert b.dtype == torch.float64
+        assert torch.equal(a.double(), b)
+    assert all(p.dtype == torch.bfloat16 for p in build("cnn", dtype=torch.bfloat16).parameters())
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        ("mlpp", "unknown model 'mlpp'; did you mean 'mlp'"),
+        ({"mlp": {"hiden": [3]}}, "model mlp: unknown option 'hiden'; did you mean 'hidden'"),
+        ({"mlp": {"hidden": [0]}}, r"option 'hidden\.0': Input should be greater than 0, got 0"),
+        ({"mlp": {"activation": "sigmoid"}}, "'relu', 'tanh' or 'gelu', got 'sigmoid'"),
+        ({"cnn": {"channels": [1]}}, "model cnn: option 'channels"),
+    ],
+)
+def test_unknown_models_and_options(component, message):
+    with pytest.raises(ModelError, match=message):
+        build(component)
+    with pytest.raises(ModelError, match=message):
+        check_model(Component.model_validate(component))
+
+
+def test_cnn_refuses_what_is_no_image():
+    with pytest.raises(ModelError, match=r"cannot read samples of shape \(30,\) as images; .* use model: mlp"):
+        build("cnn", (30,))
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self, inputs, outputs, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Linear(width, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def build(input_shape, outputs, width=4):
+    return Tiny(input_shape[0], outputs, width)
+
+def broken(input_shape, outputs):
+    raise RuntimeError("no such luck\\nsecond line")
+
+def wrong(input_shape, outputs):
+    return 3
+
+def narrow(input_shape, outputs):
+    return nn.Linear(input_shape[0], outputs - 1)
+
+def other_input(input_shape, outputs):
+    return nn.Linear(input_shape[0] + 1, outputs)
+
+value = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "my model.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_users_own_model(own):
+    model = build({"name": f"{own}:build", "width": 9})
+    assert count(model) == 64 * 9 + 9 + 9 + 9 + 9 * 10 + 10
+    assert model.training
+    statistics = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d))
+    assert statistics.num_batches_tracked == 0  # looking at the output shape leaves no trace
+    check_model(Component(name=f"{own}:build"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("biuld", "has no function 'biuld'; did you mean 'build'"),
+        ("value", "has no function 'value'"),
+        ("broken", r"raised RuntimeError: no such luck second line"),
+        ("wrong", "returned int, expected a torch.nn.Module"),
+        ("narrow", r"gives \(2, 9\) for 2 samples; classification needs a tensor \(2, 10\)"),
+        ("other_input", r"fails on an input of shape \(64,\): RuntimeError"),
+        ("not a name", "expected file.py:factory"),
+    ],
+)
+def test_a_users_own_model_that_fails(own, factory, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        build(f"{own}:{factory}")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_the_factory_does_not_take(own):
+    with pytest.raises(ModelError, match=r"build\(input_shape=\(64,\), outputs=10, depth=2\) raised TypeError"):
+        build({"name": f"{own}:build", "depth": 2})
+
+
+@pytest.mark.parametrize("text", ["import nothing_like_this", "def f(:", "raise SystemExit(3)"])
+def test_a_users_file_that_cannot_be_imported(tmp_path, text):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ModelError, match=r"bad\.py: cannot be imported, it raised") as caught:
+        build(f"{tmp_path}/bad.py:build")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nowhere.py:build", "no file .*nowhere.py"), ("model.py", "expected file.py:factory"), (":f", "expected file")],
+)
+def test_a_users_file_that_is_not_there(name, message):
+    for refuse in (build, lambda component: check_model(Component.model_validate(component))):
+        with pytest.raises(ModelError, match=message):
+            refuse(name)
