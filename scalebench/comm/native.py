@@ -22,21 +22,12 @@ OPS = ("sum", "mean", "max", "min")
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class Traffic:
-    """What a worker has sent, over its communicator and all that were split off it."""
-
-    __slots__ = ("bytes_sent", "collectives")
-
-    def __init__(self) -> None:
-        self.collectives = 0
-        self.bytes_sent = 0
-
-
 class NativeCommunicator(ABC):
     """A group of real processes; `clock` is this worker's.
 
-    A split shares the counts of its parent, so that a worker's communicator knows all that the worker sent.
-    `departures` are the moments at which this worker left the collectives of the world, one per `clock.arrivals`.
+    What is sent over a split counts for its parent too, so that a worker's communicator knows all that the worker
+    sent. `departures` are the moments at which this worker left the collectives of the world, one per
+    `clock.arrivals`; `went_elsewhere` says that something else carried synchronisations too, at moments unknown here.
     """
 
     engine: str
@@ -45,17 +36,17 @@ class NativeCommunicator(ABC):
         self.rank = rank
         self.size = size
         self.clock = clock
+        self.collectives = 0
+        self.bytes_sent = 0
         self.departures: list[float] = []
-        self._traffic: Traffic = parent._traffic if parent is not None else Traffic()
-        self._is_world = parent is None
+        self.went_elsewhere = False
+        self._parent = parent
 
-    @property
-    def collectives(self) -> int:
-        return self._traffic.collectives
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._traffic.bytes_sent
+    def count(self, nbytes: int) -> None:
+        """Count one synchronisation of `nbytes` that something else carried (Horovod, DDP, a shared state)."""
+        if self.clock.running and self.size > 1:
+            self.went_elsewhere = True
+            self._tally(1, nbytes)
 
     def split(self, color: int, key: int = 0) -> NativeCommunicator:
         self.clock.did(Task.OTHER)
@@ -64,7 +55,7 @@ class NativeCommunicator(ABC):
         return part
 
     def barrier(self) -> None:
-        self._enter(0)
+        self._enter()
         self._barrier()
         self._leave()
 
@@ -73,15 +64,17 @@ class NativeCommunicator(ABC):
     ) -> None:
         if weight is None and wire is None:
             self._enter(tensor.numel() * tensor.element_size())
-            self._allreduce(tensor, "sum" if op == "mean" else op)
-            if op == "mean" and self.size > 1:
-                tensor.div_(self.size)
+            if self.size > 1:  # a lone worker has nobody to ask; engines would take their time all the same
+                self._allreduce(tensor, "sum" if op == "mean" else op)
+                if op == "mean":
+                    tensor.div_(self.size)
             self._leave()
         else:
             total = self._total(weight, op)
             packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
             self._enter(packed.numel() * packed.element_size())
-            self._allreduce(packed, "sum" if op == "mean" else op)
+            if self.size > 1:
+                self._allreduce(packed, "sum" if op == "mean" else op)
             _unpack(packed, tensor, total)
             self._leave()
 
@@ -90,7 +83,8 @@ class NativeCommunicator(ABC):
     ) -> Request:
         total = self._total(weight, op)
         packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
-        self._count(packed.numel() * packed.element_size())
+        if self.clock.running and self.size > 1:
+            self._tally(1, packed.numel() * packed.element_size())
         self.clock.did(Task.OTHER)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
@@ -124,7 +118,7 @@ class NativeCommunicator(ABC):
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         if self.clock.running:
-            self._traffic.bytes_sent += tensor.numel() * tensor.element_size()
+            self._tally(0, tensor.numel() * tensor.element_size())
         self.clock.did(Task.OTHER)
         self._send(tensor, to, tag)
         self.clock.did(Task.COMM)
@@ -134,12 +128,19 @@ class NativeCommunicator(ABC):
         self._recv(tensor, source, tag)
         self.clock.did(Task.COMM)
 
-    def _enter(self, nbytes: int) -> None:
+    def _tally(self, collectives: int, nbytes: int) -> None:
+        comm: NativeCommunicator | None = self
+        while comm is not None:
+            comm.collectives += collectives
+            comm.bytes_sent += nbytes
+            comm = comm._parent
+
+    def _enter(self, nbytes: int | None = None) -> None:
         clock = self.clock
         if clock.running:
-            self._traffic.collectives += 1
-            self._traffic.bytes_sent += nbytes
-            if self._is_world:
+            if nbytes is not None and self.size > 1:
+                self._tally(1, nbytes)
+            if self._parent is None:
                 clock.arrived()
             else:
                 clock.did(Task.OTHER)
@@ -148,13 +149,8 @@ class NativeCommunicator(ABC):
         clock = self.clock
         if clock.running:
             clock.did(Task.COMM)
-            if self._is_world:
+            if self._parent is None:
                 self.departures.append(time.perf_counter())
-
-    def _count(self, nbytes: int) -> None:
-        if self.clock.running:
-            self._traffic.collectives += 1
-            self._traffic.bytes_sent += nbytes
 
     def _total(self, weight: float | None, op: str) -> float | None:
         """By what a sum is divided to be the mean asked for; None if by nothing."""

@@ -25,6 +25,11 @@ class TorchCommunicator(NativeCommunicator):
         self.group = group
         self.engine = dist.get_backend(group)
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """What DistributedDataParallel wants."""
+        return self.group
+
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         dist.all_reduce(tensor, _OPS[op], self.group)
 

@@ -38,6 +38,7 @@ _PROVIDES = {
     "gloo": _TORCH,
     "nccl": _TORCH,
 }
+NAMES = tuple(_PROVIDES)
 PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1}  # threads that move bytes beside compute
 
 
@@ -61,6 +62,17 @@ def carries(engine: str, dtype: str) -> bool:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def physical_cores() -> int:
+    """How many cores without their hardware threads: what a process can be bound to."""
+    folders = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in os.sched_getaffinity(0))
+    try:
+        return len(
+            {tuple((folder / name).read_text() for name in ("physical_package_id", "core_id")) for folder in folders}
+        )
+    except OSError:
+        return cores()
 
 
 def is_oversubscribed(

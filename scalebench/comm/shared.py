@@ -1,0 +1,75 @@
+"""A model all may merge into, over MPI one-sided: it lies on rank 0, which goes on training and serves nobody.
+
+Asynchronous merging needs no server rank: a worker locks the window, fetches, changes, stores and unlocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from scalebench.clock import Task
+from scalebench.comm.mpi import MpiCommunicator
+
+_HOST = 0
+_HEADER = 64  # bytes before the vector: the number of accesses so far, then nothing, so that the vector is aligned
+
+
+class OneSidedState:
+    """Implements `comm.base.SharedState`: a window on rank 0 holds a counter and the vector.
+
+    Made by all ranks together; it starts as rank 0's `initial` (n,). The whole of an access, from asking for the lock
+    to releasing it, is communication: whoever else wants the model waits for all of it.
+    """
+
+    def __init__(self, comm: MpiCommunicator, initial: Tensor) -> None:
+        self._comm = comm
+        nbytes = initial.numel() * initial.element_size()
+        hosted = comm.rank == _HOST
+        self._window = MPI.Win.Allocate(_HEADER + nbytes if hosted else 0, 1, comm=MPI.Intracomm(comm.mpi))
+        self._fetched = np.zeros(_HEADER + nbytes, dtype=np.uint8)
+        self._counter = self._fetched[:8].view(np.int64)
+        self._vector = torch.from_numpy(self._fetched[_HEADER:]).view(initial.dtype)
+        self._staged = torch.empty_like(initial) if initial.is_cuda else None
+        self.merges = 0
+        if hosted:
+            self._vector.copy_(initial)
+            self._window.Lock(_HOST, MPI.LOCK_EXCLUSIVE)
+            self._window.Put([self._fetched, MPI.BYTE], _HOST)
+            self._window.Unlock(_HOST)
+        comm.mpi.Barrier()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Tensor]:
+        """The vector, fetched under the lock; stored on leaving, or left as it was if the block raises."""
+        clock = self._comm.clock
+        clock.did(Task.OTHER)
+        self._window.Lock(_HOST, MPI.LOCK_EXCLUSIVE)
+        try:
+            self._window.Get([self._fetched, MPI.BYTE], _HOST)
+            self._window.Flush(_HOST)
+            self.merges = int(self._counter[0])
+            yield self._to_device()
+            self._from_device()
+            self._counter[0] += 1
+            self._window.Put([self._fetched, MPI.BYTE], _HOST)
+        finally:
+            self._window.Unlock(_HOST)
+            clock.did(Task.COMM)
+        self._comm.count(self._vector.numel() * self._vector.element_size())
+
+    def close(self) -> None:
+        """Give the window back; all ranks together."""
+        self._window.Free()
+
+    def _to_device(self) -> Tensor:
+        return self._vector if self._staged is None else self._staged.copy_(self._vector)
+
+    def _from_device(self) -> None:
+        if self._staged is not None:
+            self._vector.copy_(self._staged)

@@ -1,0 +1,278 @@
+"""Starts real processes through mpirun and stays with them: one launch serves a whole sweep.
+
+A run that exceeds its limit, or whose rank dies, ends its launch; it is recorded with rank and cause and the rest is
+launched again. Nothing is left behind, whatever ends this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+from scalebench.launch.postmortem import Death, Pulse, cause_of_death
+from scalebench.native.heartbeat import create_heartbeats
+from scalebench.native.job import EventReader, Job, settings_of
+from scalebench.outcome import Outcome
+from scalebench.study.spec import Run
+
+_POLL_S = 0.05
+_GRACE_S = 5.0  # between asking processes to end and ending them
+_BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+OVERRUN_LIMIT = 0.01  # share of steps: beyond it a paced run counts as oversubscribed
+
+
+def launch(
+    engine: str,
+    runs: Sequence[Run],
+    folders: Mapping[int, Path],
+    *,
+    ranks: int,
+    work_dir: Path,
+    on_start: Callable[[Run], None],
+    on_outcome: Callable[[Run, Outcome], None],
+    log: Callable[[str], None],
+    weights_folder: Path | None = None,
+    startup_limit_s: float | None = None,
+) -> None:
+    """Execute `runs` in their order with `engine`, in as few launches of `ranks` processes as their failures allow.
+
+    `folders` are the prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged,
+    failed or timeout. Logs of the processes stay in `work_dir`.
+
+    Raises:
+        EngineError: the engine is not here.
+    """
+    engines.require(engine)
+    for settings, left, ranks_needed in _by_settings(runs, ranks):
+        barren = 0
+        while left:
+            folder = _new_folder(work_dir, engine)
+            watch = _Launch(engine, left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome)
+            # A first launch that came to nothing may have failed to bind (some containers forbid it).
+            watch.run(bind=barren == 0, startup_limit_s=startup_limit_s or 120.0 + 5.0 * ranks)
+            left = list(watch.left.values())
+            barren = 0 if watch.achieved else barren + 1
+            if left and barren == _BARREN_LAUNCHES:
+                for run in left:
+                    on_outcome(run, Outcome(run.run_id, "failed", f"the launch failed before its runs: {watch.cause}"))
+                break
+            if left:
+                log(f"{engine}: launching the remaining {len(left)} runs again ({watch.cause})")
+
+
+def mpirun_command(
+    ranks: int, threads: int = 1, progress_threads: int = 0, *, bind: bool = True
+) -> tuple[list[str], str]:
+    """The command that starts `ranks` processes, up to the program, and how it binds them, for the records.
+
+    Raises:
+        EngineError: there is no mpirun.
+    """
+    mpirun = engines.find_mpirun()
+    if mpirun is None:
+        raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
+    command = [str(mpirun), "-n", str(ranks)]
+    here = engines.physical_cores()
+    if bind and (ranks * threads <= here or _nodes_of_allocation() > 1):
+        width = threads + progress_threads if ranks * (threads + progress_threads) <= here else threads
+        if width == 1:
+            return [*command, "--map-by", "core", "--bind-to", "core"], "core"
+        return [*command, "--map-by", f"slot:PE={width}", "--bind-to", "core"], f"core:{width}"
+    return [*command, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], "none"
+
+
+def environment(threads: int, *, oversubscribed: bool = False) -> dict[str, str]:
+    """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root."""
+    additions = {
+        **dict.fromkeys(_THREADS, str(threads)),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    if oversubscribed:
+        additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
+    if _nodes_of_allocation() == 1:
+        additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
+    kept = {name: value for name, value in os.environ.items() if name not in _OURS}
+    return additions | kept
+
+
+def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, str], list[Run], int]]:
+    """The runs that one launch can serve: all without settings, others by settings and number of workers."""
+    parts: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        settings = settings_of(run)
+        key = (json.dumps(settings, sort_keys=True), run.workers if settings else ranks)
+        parts.setdefault(key, []).append(run)
+    for (settings_text, needed), part in parts.items():
+        yield json.loads(settings_text), part, needed
+
+
+def _new_folder(work_dir: Path, engine: str) -> Path:
+    for number in count(1):
+        folder = work_dir / f"{engine}-{number}"
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("unreachable")
+
+
+class _Launch:
+    """One mpirun and the runs it serves."""
+
+    def __init__(
+        self,
+        engine: str,
+        runs: list[Run],
+        folders: Mapping[int, Path],
+        ranks: int,
+        settings: dict[str, str],
+        folder: Path,
+        weights_folder: Path | None,
+        on_start: Callable[[Run], None],
+        on_outcome: Callable[[Run, Outcome], None],
+    ) -> None:
+        self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
+        self.achieved = False  # whether a run was started, or brought to an end
+        self.cause = ""
+        self._engine, self._folders, self._ranks, self._folder = engine, folders, ranks, folder
+        self._weights, self._settings = weights_folder, settings
+        self._on_start, self._on_outcome = on_start, on_outcome
+        self._under_way: Run | None = None
+        self._since = 0.0  # when the run under way, or the waiting for one, began
+
+    def run(self, *, bind: bool, startup_limit_s: float) -> None:
+        """Start, attend and clean up; afterwards `left` holds the runs that are still to be done."""
+        runs = list(self.left.values())
+        threads = max(run.threads_per_worker for run in runs)
+        command, binding = mpirun_command(self._ranks, threads, engines.PROGRESS_THREADS[self._engine], bind=bind)
+        job = Job(
+            engine=self._engine,
+            runs=runs,
+            datasets={run.workers: self._folders[run.workers] for run in runs},
+            folder=self._folder,
+            weights=self._weights,
+            settings=self._settings,
+            binding=binding,
+        )
+        create_heartbeats(job.heartbeats, self._ranks)
+        pulse, events = Pulse(job.heartbeats), EventReader(job.events)
+        with (self._folder / "stdout.txt").open("wb") as out, (self._folder / "stderr.txt").open("wb") as err:
+            process = subprocess.Popen(
+                [*command, sys.executable, "-m", "scalebench.native", str(job.save())],
+                env=environment(threads, oversubscribed=binding == "none") | self._settings,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        try:
+            death = self._attend(process, events, pulse, startup_limit_s)
+        finally:
+            _stop(process, pulse.pids)
+        self._hear(events)
+        if self.left:
+            self._record(death)
+
+    def _attend(
+        self, process: subprocess.Popen[bytes], events: EventReader, pulse: Pulse, startup_limit_s: float
+    ) -> Death:
+        """Pass on what the ranks say until they end, or have to be ended."""
+        self._since = time.monotonic()
+        while process.poll() is None:
+            self._hear(events)
+            pulse.feel()
+            elapsed = time.monotonic() - self._since
+            run = self._under_way
+            if run is not None and elapsed > run.time_limit_s:
+                stopped = pulse.stopped(run.workers)
+                return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)
+            if run is None and self.left and elapsed > startup_limit_s:
+                stopped = pulse.stopped(self._ranks)
+                return Death("failed", f"no run began within {startup_limit_s:g} s; {stopped}")
+            time.sleep(_POLL_S)
+        return cause_of_death(self._folder, process.returncode)
+
+    def _hear(self, events: EventReader) -> None:
+        for event, run_id, outcome in events.new():
+            run = self.left.get(run_id)
+            if run is None:
+                continue
+            self.achieved = True
+            self._since = time.monotonic()
+            if event == "start":
+                self._under_way = run
+                self._on_start(run)
+            elif outcome is not None:
+                self._end(run, outcome)
+
+    def _record(self, death: Death) -> None:
+        """Blame the run under way, or the one in which a rank failed before rank 0 could say that it began."""
+        self.cause = death.error
+        run = self._under_way or self.left.get(death.run_id)
+        if run is not None:
+            self.achieved = True
+            self._end(run, Outcome(run.run_id, death.status, death.error))
+
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        del self.left[run.run_id]
+        self._under_way = None
+        if run.execution == "native":
+            gpus = outcome.facts.get("gpus_per_node") or 0
+            crowded = engines.is_oversubscribed(self._engine, run.workers, run.threads_per_worker)
+            if gpus:
+                crowded = outcome.facts["workers_per_node"] > gpus
+            outcome.facts["oversubscribed"] = crowded
+        elif outcome.workers:
+            overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
+            outcome.facts["oversubscribed"] = max(overruns) > OVERRUN_LIMIT
+        self._on_outcome(run, outcome)
+
+
+def end_with_parent() -> None:
+    """In a child, before its program: end when the parent does, even by SIGKILL. No orphan trains on for hours."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
+    """End mpirun, which ends its ranks; then whatever is left of both."""
+    if process.poll() is not None and process.returncode == 0:
+        return
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pid in ranks:
+        if _is_rank(pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether `pid` is still a process of ours: its number may have been given to another."""
+    try:
+        return b"scalebench.native" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _nodes_of_allocation() -> int:
+    return int(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)

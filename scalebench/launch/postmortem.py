@@ -1,0 +1,88 @@
+"""Why a launch ended, and who had stopped: read from a rank's last words, mpirun's messages and the heartbeats."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.native.heartbeat import Beat, read_heartbeats
+from scalebench.native.job import LastWords
+
+_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
+_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
+_NOISE = re.compile(r"^(-+|\s*)$")
+_SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a launch ended; `run_id` where a rank said which run it was in."""
+
+    status: str
+    error: str
+    run_id: str = ""
+
+
+def cause_of_death(folder: Path, returncode: int) -> Death:
+    """What ended the launch whose files are in `folder`."""
+    words = LastWords.first(folder)
+    if words is not None:
+        return Death(words.status, f"rank {words.rank}: {words.error}", words.run_id)
+    said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+    flat = " ".join(said.split())
+    if match := _SIGNALLED.search(flat):
+        rank, number, name = match.groups()
+        hint = ", perhaps for want of memory" if number == "9" else ""
+        return Death("failed", f"rank {rank} was ended by signal {number} ({name}{hint})")
+    if match := _IMPROPER.search(flat):
+        return Death("failed", f"rank {match[1]} exited before reporting")
+    if returncode == 0:
+        return Death("failed", "the ranks exited before reporting")
+    lines = [line.strip() for line in said.splitlines() if not _NOISE.match(line)]
+    last = f": {lines[0]}" if lines else ""
+    return Death("failed", f"mpirun exited with code {returncode}{last}; see {folder / 'stderr.txt'}")
+
+
+class Pulse:
+    """Watches the heartbeats of a launch to say, when a run hangs, which ranks had stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._beats: list[Beat] = read_heartbeats(path)
+        self._changed = [time.monotonic()] * len(self._beats)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that ever said they are there."""
+        return [beat.pid for beat in read_heartbeats(self._path) if beat.pid]
+
+    def feel(self) -> None:
+        """Look at the file; call often."""
+        now = time.monotonic()
+        for rank, beat in enumerate(read_heartbeats(self._path)):
+            if beat != self._beats[rank]:
+                self._beats[rank] = beat
+                self._changed[rank] = now
+
+    def stopped(self, workers: int) -> str:
+        """Which of the first `workers` ranks stopped first, in words.
+
+        Those that wait for it are silent too, but had come further: only the ones furthest behind are named.
+        """
+        now = time.monotonic()
+        silent = [rank for rank in range(workers) if now - self._changed[rank] > _SILENCE_S]
+        if not silent:
+            return "all ranks were still working"
+        furthest_behind = min((self._beats[rank].phase, self._beats[rank].beats) for rank in silent)
+        named = [rank for rank in silent if (self._beats[rank].phase, self._beats[rank].beats) == furthest_behind]
+        seconds = now - max(self._changed[rank] for rank in named)
+        phase = self._beats[named[0]].phase.name.lower()
+        return f"{_ranks(named)} had stopped {seconds:.1f} s before, while {phase}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -1,0 +1,78 @@
+"""Connects the workers of one run by an engine, for as long as the run lasts.
+
+Horovod and process groups have background threads that slow everything else on the machine: they are made before
+their own runs and taken down after them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mpi4py import MPI
+
+from scalebench.clock import Clock
+from scalebench.comm.native import NativeCommunicator
+
+
+@contextmanager
+def connected(
+    engine: str, mpi: MPI.Comm, clock: Clock, *, one_node: bool, for_good: bool = False
+) -> Iterator[NativeCommunicator]:
+    """The communicator of `engine` over the ranks of `mpi`.
+
+    `for_good` leaves Horovod up for the next run, which has to have the same ranks.
+    """
+    if engine == "mpi":
+        from scalebench.comm.mpi import MpiCommunicator
+
+        yield MpiCommunicator(mpi, clock)
+    elif engine == "horovod":
+        import horovod.torch as hvd
+
+        from scalebench.comm.horovod import HorovodCommunicator
+
+        if not hvd.is_initialized():
+            hvd.init(comm=mpi)
+        yield HorovodCommunicator(clock)
+        if not for_good:
+            hvd.shutdown()
+    else:
+        yield from _process_group(engine, mpi, clock, one_node)
+
+
+def _process_group(engine: str, mpi: MPI.Comm, clock: Clock, one_node: bool) -> Iterator[NativeCommunicator]:
+    import torch.distributed as dist
+
+    from scalebench.comm.torch_dist import TorchCommunicator
+
+    host = "127.0.0.1" if one_node else mpi.bcast(MPI.Get_processor_name())
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if one_node and engine == "gloo" else {}
+    # The operating system picks the port while rank 0 already listens on it: no other process can take it between.
+    store: Any = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if mpi.rank == 0 else None  # type: ignore[attr-defined]
+    port = mpi.bcast(store.port if store is not None else None)
+    if store is None:
+        store = dist.TCPStore(host, port)  # type: ignore[attr-defined]
+    with _environment(interface):
+        dist.init_process_group(engine, store=store, rank=mpi.rank, world_size=mpi.size)
+    try:
+        yield TorchCommunicator(clock)
+        mpi.Barrier()  # who leaves first would cut off the others' last messages
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

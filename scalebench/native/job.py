@@ -1,0 +1,125 @@
+"""What one launch is told and what it tells: the job file, the events of its runs, and a rank's last words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from scalebench.outcome import Outcome
+from scalebench.strategies import registry
+from scalebench.study.spec import Engine, Run
+
+
+class Job(BaseModel):
+    """The runs of one launch, in their order, and where everything lies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: Engine
+    runs: list[Run]
+    datasets: dict[int, Path]  # prepared data by worker count
+    folder: Path  # of this launch
+    weights: Path | None = None  # where `save_weights` puts <run_id>.npz
+    settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
+    launcher: str = "mpirun"
+    binding: str = "none"
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.folder / "heartbeats"
+
+    def save(self) -> Path:
+        """Write the job file into the launch's folder."""
+        path = self.folder / "job.json"
+        path.write_text(self.model_dump_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read what `save` wrote."""
+        return cls.model_validate_json(path.read_bytes())
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """What `run` sets in its engine's environment, other than the engine's defaults.
+
+    Horovod 0.28.1 dies of a null pointer when it is initialised again in a process in which both its cycle time and
+    its fusion threshold were ever set: defaults are not passed on, and runs with other settings get their own launch.
+    """
+    strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    if not hasattr(strategy, "environment"):
+        return {}
+    defaults = type(strategy)().environment()
+    return {name: value for name, value in strategy.environment().items() if defaults.get(name) != value}
+
+
+class EventWriter:
+    """Rank 0's voice: one JSON line per event, there as soon as it is said."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def started(self, run_id: str) -> None:
+        self._say({"event": "start", "run_id": run_id})
+
+    def ended(self, outcome: Outcome) -> None:
+        self._say({"event": "outcome", "run_id": outcome.run_id, "outcome": outcome.to_json()})
+
+    def _say(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+
+class EventReader:
+    """The launcher's ear: whole lines only, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[tuple[str, str, Outcome | None]]:
+        """(event, run_id, outcome) of each line since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                event = json.loads(line)
+                outcome = Outcome.from_json(event["outcome"]) if "outcome" in event else None
+                yield event["event"], event["run_id"], outcome
+
+
+class LastWords(BaseModel):
+    """Why a rank ended its launch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int
+    run_id: str
+    status: str
+    error: str
+
+    def save(self, folder: Path) -> None:
+        (folder / f"rank-{self.rank}.error").write_text(self.model_dump_json(), encoding="utf-8")
+
+    @classmethod
+    def first(cls, folder: Path) -> LastWords | None:
+        """Of all ranks that failed, the first one: what the others say is usually its consequence."""
+        files = sorted(folder.glob("rank-*.error"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        for file in files:
+            try:
+                return cls.model_validate_json(file.read_bytes())
+            except ValueError:  # killed while writing
+                continue
+        return None

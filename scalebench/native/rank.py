@@ -1,0 +1,113 @@
+"""What runs inside each real process: one launch serves a whole sweep.
+
+Runs follow in the job's order. The first W ranks work on a run of W workers; the others sleep until it is over, for a
+spinning rank would take a core from those that compute. Rank 0 gathers the books and tells the launcher.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from mpi4py import MPI
+
+from scalebench.errors import RunError, ScalebenchError
+from scalebench.native.heartbeat import Heartbeat, Phase
+from scalebench.native.job import EventWriter, Job, LastWords
+from scalebench.native.session import Session
+from scalebench.outcome import Outcome
+from scalebench.study.spec import Run
+
+_PR_SET_PDEATHSIG = 1
+_NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core
+
+
+def main(path: Path) -> None:
+    """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
+    _end_with_parent()
+    job = Job.load(path)
+    world = MPI.COMM_WORLD
+    heart = Heartbeat(job.heartbeats, world.rank)
+    loop = RankLoop(job, world, heart)
+    try:
+        loop.serve()
+    except BaseException as error:
+        status = error.status if isinstance(error, RunError) else "failed"
+        LastWords(rank=world.rank, run_id=loop.current, status=status, error=_said(error)).save(job.folder)
+        world.Abort(1)
+    heart.enter(Phase.FINISHED)
+
+
+class RankLoop:
+    """One rank's way through the job."""
+
+    def __init__(self, job: Job, world: MPI.Comm, heart: Heartbeat) -> None:
+        self.job, self.world, self.heart = job, world, heart
+        self.current = ""  # the run under way, for the last words
+        self._events = EventWriter(job.events) if world.rank == 0 else None
+        self._groups: dict[int, MPI.Comm] = {}
+        on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED).size
+        self._nap = _NAP * max(1.0, on_this_node / len(os.sched_getaffinity(0)) / 8)
+
+    def serve(self) -> None:
+        for run in self.job.runs:
+            self.current = run.run_id
+            group = self._group_of(run.workers)
+            if self.world.rank < run.workers:
+                self._take_part(run, group)
+            self._rest()
+
+    def _take_part(self, run: Run, group: MPI.Comm) -> None:
+        if self._events is not None:
+            self._events.started(run.run_id)
+        gc.collect()
+        try:
+            outcome = Session(self.job, run, group, self.heart).execute()
+        except Exception as error:
+            if run.workers > 1:
+                raise  # the others wait for this rank inside a collective
+            status = error.status if isinstance(error, RunError) else "failed"
+            outcome = Outcome(run.run_id, status, f"rank 0: {_said(error)}")
+        if self._events is not None and outcome is not None:
+            self._events.ended(outcome)
+
+    def _group_of(self, workers: int) -> MPI.Comm:
+        """The first `workers` ranks; made once by all ranks together."""
+        if workers not in self._groups:
+            color = 0 if self.world.rank < workers else MPI.UNDEFINED
+            self._groups[workers] = self.world.Split(color, self.world.rank)
+        return self._groups[workers]
+
+    def _rest(self) -> None:
+        """Sleep until every rank has come here."""
+        self.heart.enter(Phase.IDLE)
+        barrier = self.world.Ibarrier()
+        while not barrier.Test():
+            time.sleep(self._nap)
+
+
+def _end_with_parent() -> None:
+    """When mpirun is killed outright its ranks go with it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _said(error: BaseException) -> str:
+    """An error in one line, with the place it came from unless it was meant for the user."""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, ScalebenchError):
+        return text
+    if isinstance(error, SystemExit):
+        return f"exited with code {error.code} before reporting"
+    where = ""
+    trace = error.__traceback__
+    with suppress(AttributeError):
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        assert trace is not None
+        where = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    return f"{type(error).__name__}: {text}{where}"

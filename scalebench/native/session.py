@@ -1,0 +1,228 @@
+"""One run on one rank: connect, train, evaluate, gather."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from scalebench.clock import WallClock
+from scalebench.cluster.load import load_cluster
+from scalebench.comm.base import Server, ServerRule, SharedState
+from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.shared import OneSidedState
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.data.plan import Plan
+from scalebench.errors import ClusterError, EngineError
+from scalebench.native.connection import connected
+from scalebench.native.heartbeat import Heartbeat, Phase
+from scalebench.native.job import Job
+from scalebench.native.waiting import Attendance, waits
+from scalebench.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.pacing import PacedClock, StepTime
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+from scalebench.study.spec import Run
+from scalebench.training import Verdict, evaluate, train
+from scalebench.weights import save_weights
+from scalebench.worker import Replica
+
+
+class Session:
+    """A run as one of its workers sees it; `mpi` joins the run's workers."""
+
+    def __init__(self, job: Job, run: Run, mpi: MPI.Comm, heart: Heartbeat) -> None:
+        self.job, self.run, self.mpi, self.heart = job, run, mpi, heart
+        on_node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.workers_here = on_node.rank, on_node.size
+        on_node.Free()
+        self.workers_per_node = int(mpi.allreduce(self.workers_here, MPI.MAX))
+        self.nodes = len(set(mpi.allgather(MPI.Get_processor_name())))
+        self.device = self._choose_device()
+
+    def execute(self) -> Outcome | None:
+        """The whole run; the outcome is rank 0's, the others have None.
+
+        Raises:
+            DivergedError: this worker's training loss became NaN or infinite.
+        """
+        self.heart.enter(Phase.PREPARING)
+        run = self.run
+        torch.set_num_threads(run.threads_per_worker)
+        random.seed(run.seed)
+        np.random.seed(run.seed % (1 << 32))
+        torch.manual_seed((run.seed * 1_000_003 + self.mpi.rank + 1) % (1 << 63))  # as virtual workers are seeded
+        _forget_peak_memory(self.device)
+        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        dataset = open_dataset(self.job.datasets[run.workers])
+        clock = self._clock()
+        for_good = bool(self.job.settings)
+        with connected(run.engine, self.mpi, clock, one_node=self.nodes == 1, for_good=for_good) as comm:
+            return self._train(strategy, dataset, clock, comm)
+
+    def _train(
+        self, strategy: Strategy, dataset: Dataset, clock: WallClock, comm: NativeCommunicator
+    ) -> Outcome | None:
+        plan = Plan.of(self.run, self.run.workers, self.run.seed, dataset)
+        states: list[OneSidedState] = []
+
+        def shared(initial: Tensor) -> SharedState:
+            assert isinstance(comm, MpiCommunicator)
+            states.append(OneSidedState(comm, initial))
+            return states[0]
+
+        replica = Replica(
+            self.run, dataset, plan, comm, clock, self.device, shared if self.run.engine == "mpi" else None, _no_server
+        )
+        if isinstance(clock, PacedClock):
+            clock.attach(replica.model)
+        ends: list[int] = []
+
+        def on_epoch(epoch: int) -> None:
+            ends.append(len(clock.arrivals))
+
+        self.heart.enter(Phase.TRAINING)
+        report = train(
+            replica,
+            strategy,
+            warm=self.run.warmup_steps > 0,
+            measured_split=strategy.split_is_measured,
+            on_epoch=on_epoch,
+        )
+        report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
+        arrivals = [] if comm.went_elsewhere else list(clock.arrivals)
+        attendance = Attendance(arrivals, list(comm.departures), ends)
+        self.heart.enter(Phase.EVALUATING)
+        began = time.perf_counter()
+        verdict = evaluate(replica, strategy, dataset)
+        eval_s = time.perf_counter() - began
+        report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
+        for state in states:
+            state.close()
+        self.heart.enter(Phase.REPORTING)
+        gathered = self.mpi.gather((report, verdict.evaluations, attendance))
+        if gathered is None:
+            return None
+        reports, evaluations, attendances = zip(*gathered, strict=True)
+        self._book_waiting(reports, list(attendances), strategy)
+        self._save_weights(replica, verdict)
+        found: list[Evaluation] = [item for share in evaluations for item in share]
+        found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
+        facts = self._facts(replica, plan, dataset)
+        return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
+
+    def _book_waiting(
+        self, reports: tuple[WorkerReport, ...], attendances: list[Attendance], strategy: Strategy
+    ) -> None:
+        """Waiting is known where all clocks are one; a lone worker waits for nobody."""
+        alone = self.run.workers == 1
+        waited = waits(attendances) if self.nodes == 1 and strategy.split_is_measured and not alone else None
+        for worker, report in enumerate(reports):
+            lone = 0.0 if alone and strategy.split_is_measured else None
+            report.wait_s = sum(waited[worker]) if waited else lone
+            for place, epoch in enumerate(report.epochs):
+                epoch.wait_s = waited[worker][place] if waited else lone
+
+    def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
+        if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
+            save_weights(self.job.weights, self.run.run_id, replica.initial, verdict.final)
+
+    def _facts(self, replica: Replica, plan: Plan, dataset: Dataset) -> dict[str, Any]:
+        return {
+            "parameters": replica.parameters.numel(),
+            "n_train": dataset.n_train,
+            "n_test": dataset.n_test,
+            "metric_name": dataset.metric_name,
+            "dataset_sha256": dataset.sha256,
+            "steps_per_epoch": plan.steps(0),
+            "batch_per_worker": plan.batch_size,
+            "nodes": self.nodes,
+            "workers_per_node": self.workers_per_node,
+            "device": _device_name(self.device),
+            "gpus_per_node": torch.cuda.device_count() if self.device.type == "cuda" else 0,
+            "launcher": self.job.launcher,
+            "binding": self.job.binding,
+            "engine": self.run.engine,
+            "notes": plan.notes,
+        }
+
+    def _choose_device(self) -> torch.device:
+        if self.run.engine == "nccl":
+            if not torch.cuda.is_available():
+                raise EngineError("engine nccl needs a CUDA GPU on every node; use --engine gloo")
+            device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            return device
+        return torch.device("cpu")
+
+    def _clock(self) -> WallClock:
+        """Every reading is a heartbeat; a GPU's queue is drained before it."""
+        beat = self.heart.beat
+        if self.device.type == "cuda":
+
+            def synchronise() -> None:
+                torch.cuda.synchronize(self.device)
+                beat()
+
+        else:
+            synchronise = beat
+        if self.run.execution != "paced":
+            return WallClock(synchronise)
+        return PacedClock(_pace(self.run), synchronise)
+
+
+def _pace(run: Run) -> StepTime | float:
+    """The step of the stated device: the study's number, else the cluster's table."""
+    if run.device_step_time is not None:
+        return run.device_step_time
+    known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
+    batch = run.batch_per_worker if run.batch_per_worker is not None else (run.batch_global or 0) // run.workers
+    if batch not in known:
+        raise ClusterError(
+            f"cluster {run.cluster}: no step time for {run.model} in {run.dtype} at batch {batch}; "
+            "state the seconds of one step with --device-step-time"
+        )
+    entry = known[batch]
+    return StepTime(entry.forward_s, entry.backward_s, entry.update_s)
+
+
+def _no_server(rule: ServerRule) -> Server:
+    raise EngineError("strategies with a server run virtually so far; use --execution virtual")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "cpu"
+
+
+def _forget_peak_memory(device: torch.device) -> None:
+    """A launch serves many runs: the kernel's high-water mark is put back before each."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_memory(device: torch.device) -> tuple[float, float | None]:
+    """MiB of this process since `_forget_peak_memory`, and of the device."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                peak = int(line.split()[1]) / 1024
+    on_device = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return peak, on_device

@@ -1,0 +1,49 @@
+"""Every communicator against numpy, the shared state and the server, on real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalebench.launch.engines import available
+from scalebench.launch.mpirun import environment, mpirun_command
+
+PROGRAMS = Path(__file__).parent / "programs"
+LACKS = {"mpi": [], "gloo": [], "horovod": ["bfloat16", "bfloat16", "sub-communicators", "point-to-point"]}
+
+
+def run(program, ranks, *arguments):
+    command = [*mpirun_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
+    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("engine", ["mpi", "horovod", "gloo"])
+def test_every_operation_equals_numpy(engine, ranks):
+    if reason := available(engine):
+        pytest.skip(reason)
+    found = run("operations.py", ranks, engine)
+    assert found["size"] == ranks
+    assert {"allreduce mean", "iallreduce max", "weighted mean", "alltoallv", "reduce", "allgather"} <= set(
+        found["checked"]
+    )
+    assert len(found["lacks"]) == len(LACKS[engine])
+    for said, expected in zip(found["lacks"], LACKS[engine], strict=True):
+        assert f"engine {engine}" in said
+        assert expected in said
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shared_state_conserves_and_server_keeps_the_order_of_arrival(ranks):
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    found = run("shared_and_server.py", ranks)
+    assert found["positions"] == list(range(10 * ranks))  # every access saw its own, none twice
+    assert found["ascending"]
+    assert found["handled"] == 3 * (ranks - 1)
+    assert found["tickets"] == list(range(ranks - 1, 0, -1))
+    assert "leaves every worker waiting" in found["deaf"]
