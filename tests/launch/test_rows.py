@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from scalebench.launch.rows import rows_of
+from scalebench.outcome import EpochReport, Evaluation, Outcome, WorkerReport
+
+NOTHING = {"host_hash": None, "git_commit": None, "git_dirty": None, "packages_hash": None, "scheduler_job_id": None}
+
+
+def worker(rank: int, train_s: float, **values) -> WorkerReport:
+    epochs = [
+        EpochReport(e, train_s * (e + 1) / 2, train_s / 2, 0.3, 0.1, 0.05, 0.0, 1.0 - 0.1 * e, 2, 80) for e in (0, 1)
+    ]
+    parts = {"compute_s": 0.6, "comm_s": train_s - 0.7, "wait_s": 0.1, "data_s": 0.0, "other_s": 0.1, **values}
+    return WorkerReport(rank, train_s, **parts, optimizer_steps=10, syncs=4, bytes_sent=160, epochs=epochs)
+
+
+def convert(run, outcome, **values):
+    settings = {"attempt": 1, "oversubscribed": False, "started_utc": "2026-01-01T00:00:00+00:00", **values}
+    return rows_of(run, outcome, provenance=NOTHING, **settings)
+
+
+def test_time_is_the_slowest_workers_and_who_is_early_waits(make_run):
+    outcome = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.4)], [Evaluation(1, 1.4, 0.9)])
+    row, epochs = convert(make_run("allreduce", 2), outcome)
+    assert row.train_s == 1.4
+    assert row.compute_s + row.comm_s + row.data_s + row.other_s == pytest.approx(1.4)
+    assert row.wait_s == pytest.approx(0.1 + 0.2)
+    assert row.final_metric == 0.9
+    assert [epoch.epoch_s_max for epoch in epochs] == [0.7, 0.7]
+    assert [epoch.test_metric for epoch in epochs] == [None, 0.9]
+
+
+def test_what_was_not_measured_stays_empty(make_run):
+    blank = {"compute_s": None, "comm_s": None, "wait_s": None, "other_s": None}
+    outcome = Outcome("test-run", "completed", "", [worker(0, 1.0, **blank), worker(1, 1.2, **blank)], [])
+    row, _ = convert(make_run("ddp", 2), outcome)
+    assert (row.compute_s, row.comm_s, row.wait_s, row.other_s) == (None, None, None, None)
+    assert row.data_s == 0.0
+    assert row.peak_rss_mib is None
+
+
+def test_a_failed_run_is_a_row_with_its_reason(make_run):
+    row, epochs = convert(make_run("allreduce", 2), Outcome("test-run", "failed", "rank 1 was killed"))
+    assert (row.status, row.error, row.train_s, epochs) == ("failed", "rank 1 was killed", None, [])
+
+
+def test_time_to_target_is_the_first_moment_at_or_above_it(make_run):
+    evaluations = [Evaluation(0, 0.5, 0.7), Evaluation(1, 1.0, 0.85), Evaluation(2, 1.5, 0.8)]
+    outcome = Outcome("test-run", "completed", "", [worker(0, 1.5)], evaluations)
+    row, _ = convert(make_run(target_metric=0.8), outcome)
+    assert (row.time_to_target_s, row.epochs_to_target, row.best_metric) == (1.0, 2, 0.85)
+    missed, _ = convert(make_run(target_metric=0.99), outcome)
+    assert (missed.time_to_target_s, missed.target_metric) == (None, 0.99)
+
+
+def test_a_pace_that_was_not_kept_counts_as_oversubscribed(make_run):
+    run = make_run("allreduce", 2, execution="paced", engine="mpi", device_step_time=0.1)
+    kept = Outcome("test-run", "completed", "", [worker(0, 1.0)], [])
+    kept.workers[0].paced_overrun = 0.005
+    assert convert(run, kept)[0].oversubscribed is False
+    kept.workers[0].paced_overrun = 0.02
+    assert convert(run, kept)[0].oversubscribed is True

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import ClusterError, EngineError, StudyError
+from scalebench.launch import engines
+from scalebench.launch.sweep import expand
+from scalebench.study.spec import Study
+
+
+@pytest.fixture(autouse=True)
+def _all_engines_but_nccl(monkeypatch):
+    monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
+
+
+def sweep(cores: int = 4, **values):
+    study = Study(**values)
+    return expand(study, load_cluster(study.cluster), cores)
+
+
+def points(runs):
+    return {(run.execution, run.engine, run.strategy.name, run.workers) for run in runs}
+
+
+def test_auto_is_virtual_everywhere_and_native_where_the_cores_allow():
+    found = points(sweep(workers="1..64", strategies=["allreduce", "horovod", "ddp"]).runs)
+    counts = [1, 2, 4, 8, 16, 32, 64]
+    virtual = {("virtual", "virtual", name, n) for name in ("allreduce", "horovod", "ddp") for n in counts}
+    engine = {"allreduce": "mpi", "horovod": "horovod", "ddp": "gloo"}
+    native = {("native", engine[name], name, n) for name in engine for n in (1, 2, 4)}
+    assert found == virtual | native
+
+
+def test_serial_runs_once_at_one_worker_even_if_no_count_is_one():
+    found = points(sweep(workers="4,8", strategies=["serial"]).runs)
+    assert found == {("virtual", "virtual", "serial", 1), ("native", "mpi", "serial", 1)}
+
+
+def test_the_order_is_drawn_within_each_repetition():
+    runs = sweep(workers="1..64", execution="virtual", repetitions=3).runs
+    assert [run.run_order for run in runs] == list(range(len(runs)))
+    assert [run.repetition for run in runs] == sorted(run.repetition for run in runs)
+    orders = [[(run.strategy.name, run.workers) for run in runs if run.repetition == r] for r in range(3)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1]
+    assert [run.run_id for run in runs] == [run.run_id for run in sweep(workers="1..64", execution="virtual").runs]
+
+
+def test_runs_have_distinct_names_and_hashes_that_follow_the_configuration():
+    runs = sweep(workers="1,2", strategies=["epoch_average", {"epoch_average": {"every": 2}}]).runs
+    assert len({run.run_id for run in runs}) == len({run.config_hash for run in runs}) == len(runs)
+    before = {run.config_hash for run in sweep(workers="2", strategies=["allreduce"]).runs}
+    assert before == {run.config_hash for run in sweep(workers="2", strategies=["allreduce"], time_limit_s=9).runs}
+    assert not before & {run.config_hash for run in sweep(workers="2", strategies=["allreduce"], lr=0.2).runs}
+
+
+def test_native_runs_do_not_depend_on_how_virtual_ones_are_timed():
+    def native(**values):
+        return {r.config_hash for r in sweep(workers="2", strategies=["allreduce"], **values).runs if r.engine == "mpi"}
+
+    assert native() == native(virtual={"jitter": "none"})
+
+
+def test_repetitions_share_their_seed_over_strategies_and_counts():
+    runs = sweep(workers="1,2", seed=5, repetitions=2).runs
+    assert {(run.repetition, run.seed) for run in runs} == {(0, 5), (1, 6)}
+
+
+def test_a_missing_engine_leaves_the_virtual_runs_and_says_why(monkeypatch):
+    monkeypatch.setattr(engines, "available", lambda name: "not built" if name == "horovod" else None)
+    found = sweep(strategies=["horovod"], workers="1,2")
+    assert {run.execution for run in found.runs} == {"virtual"}
+    assert found.notes == ["horovod: no native runs, not built"]
+    with pytest.raises(EngineError, match="engine horovod is not available: not built"):
+        sweep(strategies=["horovod"], workers="1,2", execution="native")
+
+
+def test_a_strategy_on_an_engine_that_cannot_carry_it_is_refused():
+    with pytest.raises(
+        EngineError, match="epoch_async cannot run on engine gloo, which has no shared_state; use --engine mpi"
+    ):
+        sweep(strategies=["epoch_async"], engine="gloo", execution="native")
+    with pytest.raises(EngineError, match="horovod cannot run on engine mpi"):
+        sweep(strategies=["horovod"], engine="mpi")
+
+
+def test_an_engine_that_is_asked_for_is_taken():
+    runs = sweep(strategies=["allreduce", "epoch_average"], engine="gloo", workers="2", execution="native").runs
+    assert {run.engine for run in runs} == {"gloo"}
+
+
+def test_another_machine_needs_step_times():
+    with pytest.raises(ClusterError, match="--device-step-time"):
+        sweep(cluster="dgx-h100", strategies=["allreduce"])
+    assert sweep(cluster="dgx-h100", strategies=["allreduce"], device_step_time=1e-3).runs
+
+
+def test_paced_runs_need_a_pace():
+    with pytest.raises(StudyError, match="--device-step-time"):
+        sweep(execution="paced", strategies=["allreduce"])
+    runs = sweep(execution="paced", strategies=["allreduce"], workers="8", device_step_time=1e-2).runs
+    assert points(runs) == {("paced", "mpi", "allreduce", 8)}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from scalebench.errors import StudyError
+from scalebench.strategies import registry
+from scalebench.strategies.serial import Serial
+
+
+def test_every_strategy_says_what_it_is():
+    assert {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"} <= set(registry.names())
+    for name in registry.names():
+        for engine in ("virtual", *registry.find(name).engines):
+            strategy = registry.create(name, {}, engine)
+            assert strategy.name == name
+            assert len(strategy.summary) > 10
+            assert strategy.source
+            assert strategy.engines
+
+
+def test_horovod_is_the_real_one_on_its_engine_and_a_model_of_it_in_virtual_runs():
+    assert registry.find("horovod", "horovod").__name__ == "Horovod"
+    assert registry.find("horovod", "virtual").__name__ == "VirtualHorovod"
+    assert registry.find("ddp", "gloo") is registry.find("ddp", "nccl")
+
+
+def test_an_unknown_strategy_names_the_nearest():
+    with pytest.raises(StudyError, match="unknown strategy 'epoch_averge'; did you mean 'epoch_average'"):
+        registry.create("epoch_averge", {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evry": 2}, "option 'evry'.*did you mean 'every'"),
+        ({"every": 0}, "option 'every'.*greater than or equal to 1"),
+        ({"aggregation": "ring"}, "option 'aggregation'.*'allreduce' or 'master'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(options, message):
+    with pytest.raises(StudyError, match=message):
+        registry.create("epoch_average", options)
+
+
+def test_a_name_can_be_taken_once():
+    class Other(Serial):
+        name: ClassVar[str] = "serial"
+
+    with pytest.raises(ValueError, match="registered twice"):
+        registry.register()(Other)
+
+
+def test_options_are_checked_without_torch():
+    code = (
+        "import sys; from scalebench.strategies import registry; registry.create('epoch_async', {'merge': 'half'});"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
