@@ -1,0 +1,143 @@
+"""The package as a whole: what it pins, what it imports, what its pages and files promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+import yaml
+
+import scalebench
+from scalebench.cluster.spec import Cluster
+from scalebench.launch.matrix import COLUMNS, describe_strategies, matrix_markdown
+from scalebench.study.load import load_study
+from scalebench.study.spec import Study
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "pandas", "sklearn", "matplotlib", "scipy", "mpi4py", "horovod")
+
+
+def named(requirement: str) -> str:
+    """The package that a requirement names, as indexes compare it."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match
+    return re.sub(r"[-_.]+", "-", match.group(0)).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    return {named(line): line.partition("==")[2] for line in lines}
+
+
+def test_versions_agree() -> None:
+    assert scalebench.__version__ == PROJECT["version"] == version("scalebench")
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == scalebench.__version__
+
+
+def test_every_requirement_is_pinned_to_one_version() -> None:
+    wanted = [
+        *PROJECT["dependencies"],
+        *(item for extra in PROJECT["optional-dependencies"].values() for item in extra),
+    ]
+    assert {named(item) for item in wanted} <= set(pins())
+    assert all(re.fullmatch(r"[0-9][A-Za-z0-9.]*", pinned) for pinned in pins().values())
+
+
+def test_the_needs_of_requirements_are_pinned_too() -> None:
+    """What is installed here and is needed by something pinned is pinned itself: no version drifts."""
+    for package in pins():
+        try:
+            needs = requires(package) or []
+        except PackageNotFoundError:
+            continue  # an extra that is not installed here
+        for need in needs:
+            plain = need.partition(";")[0]
+            if ";" in need or named(plain) in pins():
+                continue
+            with pytest.raises(PackageNotFoundError):
+                version(named(plain))
+
+
+def test_studies_and_strategies_are_read_without_anything_heavy() -> None:
+    program = (
+        "import sys, scalebench.cli.main, scalebench.study.load, scalebench.cluster.load\n"
+        "from scalebench.strategies import registry\n"
+        "scalebench.cluster.load.load_cluster('this-machine'); registry.create('epoch_average', {})\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_strategy_page_is_generated() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    assert page == matrix_markdown(), "run: python -m scalebench.launch.matrix docs/strategies.md"
+
+
+def test_the_matrix_knows_what_must_not_run() -> None:
+    entries = {entry.name: entry for entry in describe_strategies()}
+    assert entries["horovod"].engines == ("horovod", "virtual")
+    assert entries["ddp"].missing["mpi"] == ("process_group",)
+    assert entries["epoch_async"].missing["gloo"] == ("shared_state",)
+    for entry in entries.values():
+        assert set(entry.engines) | set(entry.missing) == set(COLUMNS)
+        assert entry.engines[-1] == "virtual"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_files_shown_in_the_quick_start_are_valid(tmp_path: Path) -> None:
+    study, _, cluster = blocks("docs/quick-start.md", "yaml")
+    path = tmp_path / "study.yaml"
+    path.write_text(study)
+    assert load_study(path, {}, []).name == "averaging-every-n"
+    assert Cluster.model_validate(yaml.safe_load(cluster)).name == "our-cluster"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
+def test_flags_and_keys_shown_exist(page: str) -> None:
+    from click.testing import CliRunner
+
+    from scalebench.cli.main import COMMANDS, main
+
+    for line in "\n".join(blocks(page, "sh")).splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] != ["scalebench"]:
+            continue
+        assert words[1] in COMMANDS, line
+        said = CliRunner().invoke(main, [words[1], "--help"], env={"COLUMNS": "200"}).output
+        for flag in (word for word in words if word.startswith("--")):
+            assert flag in said, f"{line!r}: {words[1]} has no {flag}"
+        for key in (words[at + 1] for at, word in enumerate(words) if word == "--set"):
+            assert key.partition("=")[0].partition(".")[0] in Study.model_fields
+
+
+def test_the_readme_names_every_strategy_and_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for entry in describe_strategies():
+        assert f"| `{entry.name}` |" in text
+    for link in re.findall(r"\]\((docs/[^)#]+\.md)\)", text):
+        assert (ROOT / link).is_file(), link
+
+
+def test_the_licence_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_continuous_integration_runs_the_readmes_command() -> None:
+    assert "pip install tox && tox" in (ROOT / "README.md").read_text(encoding="utf-8")
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "set -euo pipefail" in script.read_text()
