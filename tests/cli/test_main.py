@@ -43,8 +43,8 @@ class Probe:
 
 @click.command()
 @verbosity_options
-def probe() -> None:
-    Probe.body()
+def probe() -> object:
+    return Probe.body()
 
 
 def test_help_names_every_command_and_imports_none() -> None:
@@ -126,7 +126,7 @@ def test_bugs_keep_their_traceback() -> None:
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (1, 1)])
 def test_a_command_may_return_its_leave_code(returned: int | None, code: int) -> None:
-    Probe.body = lambda: click.get_current_context().exit(returned or 0)  # type: ignore[assignment]
+    Probe.body = lambda: returned  # type: ignore[assignment,return-value]
     assert invoke("probe").exit_code == code
 
 
