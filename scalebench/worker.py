@@ -54,9 +54,11 @@ class Replica:
         device: torch.device | None = None,
         shared: Callable[[Tensor], SharedState] | None = None,
         server: Callable[[ServerRule], Server] | None = None,
+        workers_per_node: int | None = None,
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
         self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
+        self.workers_per_node = min(workers_per_node or comm.size, comm.size)
         self.task = dataset.task
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
@@ -78,6 +80,7 @@ class Replica:
         self._lr = run.lr
         self._open_shared, self._open_server = shared, server
         self._shared: SharedState | None = None
+        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.on_epoch: Callable[[int], None] | None = None
         self._begin()
@@ -126,7 +129,8 @@ class Replica:
         loss = self._loss(self.forward(batch.x), batch.y)
         self.clock.did(Task.FORWARD, samples)
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
-        self._loss_sum.add_(loss.detach(), alpha=samples)
+        self.last_loss = loss.detach()
+        self._loss_sum.add_(self.last_loss, alpha=samples)
         self._epoch_samples += samples
         self.clock.did(Task.BACKWARD, samples)
 

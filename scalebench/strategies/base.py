@@ -36,6 +36,7 @@ class Worker(Protocol):
 
     rank: int
     size: int
+    workers_per_node: int
     epochs: int
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
@@ -44,6 +45,7 @@ class Worker(Protocol):
     comm: Communicator
     clock: Clock
     state: SimpleNamespace  # a strategy's own, per worker
+    last_loss: Tensor  # () the mean loss of the latest batch, before its update
 
     @property
     def samples(self) -> int:
@@ -120,6 +122,14 @@ class Strategy(BaseModel):
     def merge_policy(self) -> str:
         """How replicas are combined, for the records."""
         return "mean"
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        """Before anything runs: warnings about this set-up.
+
+        Raises:
+            StudyError: it cannot work at all, in one line that says what could.
+        """
+        return []
 
     def setup(self, worker: Worker) -> None:
         """Prepare; replicas already start from equal weights."""

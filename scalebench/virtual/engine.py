@@ -156,7 +156,8 @@ class _Stage:
                 self.desk = ServerDesk(rule)
             return VirtualServer(self.desk, comm)
 
-        return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server)
+        per_node = self.scenery.cluster.node.workers_per_node
+        return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
 
     def _costs(self) -> Costs:
         cluster, run = self.scenery.cluster, self.run
