@@ -13,6 +13,7 @@ from scalebench.native.job import LastWords
 
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
+_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
 _SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
 
@@ -42,8 +43,8 @@ def cause_of_death(folder: Path, returncode: int) -> Death:
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
     lines = [line.strip() for line in said.splitlines() if not _NOISE.match(line)]
-    last = f": {lines[0]}" if lines else ""
-    return Death("failed", f"mpirun exited with code {returncode}{last}; see {folder / 'stderr.txt'}")
+    telling = next((line for line in lines if _EXCEPTION.match(line)), lines[0] if lines else "it said nothing")
+    return Death("failed", f"mpirun exited with code {returncode}: {telling}; see {folder / 'stderr.txt'}")
 
 
 class Pulse:

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from mpi4py import MPI
 
 from scalebench.errors import RunError, ScalebenchError
@@ -55,6 +56,7 @@ class RankLoop:
         self._nap = _NAP * max(1.0, on_this_node / len(os.sched_getaffinity(0)) / 8)
 
     def serve(self) -> None:
+        _finish_importing()
         for run in self.job.runs:
             self.current = run.run_id
             group = self._group_of(run.workers)
@@ -89,6 +91,11 @@ class RankLoop:
         barrier = self.world.Ibarrier()
         while not barrier.Test():
             time.sleep(self._nap)
+
+
+def _finish_importing() -> None:
+    """The first optimizer makes torch import its compiler, for a second or two: not on the first run's account."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def _end_with_parent() -> None:

@@ -11,17 +11,16 @@ from mpi4py import MPI
 from scalebench.clock import Task, WallClock
 from scalebench.errors import EngineError
 
-ENGINE = sys.argv[1]
 WORLD = MPI.COMM_WORLD
 torch.set_num_threads(1)
 
 
-def connect(clock):
-    if ENGINE == "mpi":
+def connect(engine, clock):
+    if engine == "mpi":
         from scalebench.comm.mpi import MpiCommunicator
 
         return MpiCommunicator(WORLD, clock)
-    if ENGINE == "horovod":
+    if engine == "horovod":
         import horovod.torch as hvd
 
         from scalebench.comm.horovod import HorovodCommunicator
@@ -40,178 +39,179 @@ def connect(clock):
     return TorchCommunicator(clock)
 
 
-clock = WallClock()
-comm = connect(clock)
-rank, size = comm.rank, comm.size
-checked = []
-lacks = []  # what the engine says it has not
+def disconnect(engine):
+    if engine == "horovod":
+        import horovod.torch as hvd
+
+        hvd.shutdown()
+    elif engine == "gloo":
+        import torch.distributed as dist
+
+        WORLD.Barrier()
+        dist.destroy_process_group()
 
 
 def values(who, n=1001, dtype=np.float64, seed=0):
     return np.random.default_rng(100 * seed + who).standard_normal(n).astype(dtype)
 
 
-def expect(name, tensor, wanted, tolerance=1e-12):
-    wanted = np.asarray(wanted)
-    got = tensor.double().numpy()
-    error = float(np.abs(got - wanted).max()) if got.size else 0.0
-    scale = max(1.0, float(np.abs(wanted).max()) if wanted.size else 1.0)
-    assert got.shape == wanted.shape, (name, got.shape, wanted.shape)
-    assert error <= tolerance * scale, (name, rank, error)
-    checked.append(name)
+def check(engine):
+    clock = WallClock()
+    comm = connect(engine, clock)
+    rank, size = comm.rank, comm.size
+    checked = []
+    lacks = []  # what the engine says it has not
 
+    def expect(name, tensor, wanted, tolerance=1e-12):
+        wanted = np.asarray(wanted)
+        got = tensor.double().numpy()
+        error = float(np.abs(got - wanted).max()) if got.size else 0.0
+        scale = max(1.0, float(np.abs(wanted).max()) if wanted.size else 1.0)
+        assert got.shape == wanted.shape, (name, got.shape, wanted.shape)
+        assert error <= tolerance * scale, (name, rank, error)
+        checked.append(name)
 
-every = np.stack([values(who) for who in range(size)])
+    every = np.stack([values(who) for who in range(size)])
 
+    def mine(dtype=torch.float64):
+        return torch.from_numpy(values(rank)).to(dtype)
 
-def mine(dtype=torch.float64):
-    return torch.from_numpy(values(rank)).to(dtype)
+    reduced = {"sum": every.sum(0), "mean": every.mean(0), "max": every.max(0), "min": every.min(0)}
+    weights = np.arange(1, size + 1, dtype=float)
 
-
-reduced = {"sum": every.sum(0), "mean": every.mean(0), "max": every.max(0), "min": every.min(0)}
-weights = np.arange(1, size + 1, dtype=float)
-
-# allreduce: operations, weights, dtypes, the wire
-for op, wanted in reduced.items():
+    # allreduce: operations, weights, dtypes, the wire
+    for op, wanted in reduced.items():
+        tensor = mine()
+        comm.allreduce_(tensor, op)
+        expect(f"allreduce {op}", tensor, wanted)
+        tensor = mine()
+        request = comm.iallreduce_(tensor, op)
+        request.wait()
+        request.wait()
+        assert request.done()
+        expect(f"iallreduce {op}", tensor, wanted)
     tensor = mine()
-    comm.allreduce_(tensor, op)
-    expect(f"allreduce {op}", tensor, wanted)
+    comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
+    expect("weighted mean", tensor, (weights[:, None] * every).sum(0) / weights.sum())
     tensor = mine()
-    request = comm.iallreduce_(tensor, op)
-    request.wait()
-    request.wait()
-    assert request.done()
-    expect(f"iallreduce {op}", tensor, wanted)
-tensor = mine()
-comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
-expect("weighted mean", tensor, (weights[:, None] * every).sum(0) / weights.sum())
-tensor = mine()
-comm.allreduce_(tensor, "sum", weight=float(weights[rank]))
-expect("weighted sum", tensor, (weights[:, None] * every).sum(0))
-tensor = mine(torch.float32)
-comm.allreduce_(tensor, "mean")
-expect("float32", tensor, reduced["mean"], 1e-6)
-for dtype, tolerance in ((torch.float16, 3e-3), (torch.bfloat16, 2e-2)):  # a few units of the last place
-    if ENGINE == "horovod" and dtype is torch.bfloat16:
-        for attempt in (comm.allreduce_, comm.iallreduce_):
-            try:
-                attempt(mine(dtype))
-                raise AssertionError("bfloat16 went through")
-            except EngineError as error:
-                lacks.append(str(error))
-        continue
-    tensor = mine(dtype)
+    comm.allreduce_(tensor, "sum", weight=float(weights[rank]))
+    expect("weighted sum", tensor, (weights[:, None] * every).sum(0))
+    tensor = mine(torch.float32)
     comm.allreduce_(tensor, "mean")
-    assert tensor.dtype == dtype
-    expect(f"{dtype}", tensor, reduced["mean"], tolerance)
-    tensor = mine(torch.float32)
-    comm.allreduce_(tensor, "mean", wire=str(dtype).removeprefix("torch."))
-    assert tensor.dtype == torch.float32
-    expect(f"wire {dtype}", tensor, reduced["mean"], tolerance)
-    tensor = mine(torch.float32)
-    comm.iallreduce_(tensor, "mean", wire=str(dtype).removeprefix("torch.")).wait()
-    expect(f"non-blocking wire {dtype}", tensor, reduced["mean"], tolerance)
-two = [mine(), 2 * mine()]
-requests = [comm.iallreduce_(tensor) for tensor in two]
-for request in reversed(requests):
-    request.wait()
-expect("two in flight", two[1], 2 * reduced["sum"])
-expect("two in flight", two[0], reduced["sum"])
-scalar = torch.tensor(float(rank), dtype=torch.float64)
-comm.allreduce_(scalar)
-expect("scalar", scalar, sum(range(size)))
-counts = torch.tensor([rank, 1])
-comm.allreduce_(counts)
-expect("int64", counts, [sum(range(size)), size])
-for repeat in range(3):  # remembered buffers must follow the data
-    again = torch.full((7,), float(repeat + rank), dtype=torch.float64)
-    comm.allreduce_(again)
-    expect("again", again, np.full(7, sum(repeat + r for r in range(size))))
+    expect("float32", tensor, reduced["mean"], 1e-6)
+    for dtype, tolerance in ((torch.float16, 3e-3), (torch.bfloat16, 2e-2)):  # a few units of the last place
+        if engine == "horovod" and dtype is torch.bfloat16:
+            for attempt in (comm.allreduce_, comm.iallreduce_):
+                try:
+                    attempt(mine(dtype))
+                    raise AssertionError("bfloat16 went through")
+                except EngineError as error:
+                    lacks.append(str(error))
+            continue
+        tensor = mine(dtype)
+        comm.allreduce_(tensor, "mean")
+        assert tensor.dtype == dtype
+        expect(f"{dtype}", tensor, reduced["mean"], tolerance)
+        tensor = mine(torch.float32)
+        comm.allreduce_(tensor, "mean", wire=str(dtype).removeprefix("torch."))
+        assert tensor.dtype == torch.float32
+        expect(f"wire {dtype}", tensor, reduced["mean"], tolerance)
+        tensor = mine(torch.float32)
+        comm.iallreduce_(tensor, "mean", wire=str(dtype).removeprefix("torch.")).wait()
+        expect(f"non-blocking wire {dtype}", tensor, reduced["mean"], tolerance)
+    two = [mine(), 2 * mine()]
+    requests = [comm.iallreduce_(tensor) for tensor in two]
+    for request in reversed(requests):
+        request.wait()
+    expect("two in flight", two[1], 2 * reduced["sum"])
+    expect("two in flight", two[0], reduced["sum"])
+    scalar = torch.tensor(float(rank), dtype=torch.float64)
+    comm.allreduce_(scalar)
+    expect("scalar", scalar, sum(range(size)))
+    counts = torch.tensor([rank, 1])
+    comm.allreduce_(counts)
+    expect("int64", counts, [sum(range(size)), size])
+    for repeat in range(3):  # remembered buffers must follow the data
+        again = torch.full((7,), float(repeat + rank), dtype=torch.float64)
+        comm.allreduce_(again)
+        expect("again", again, np.full(7, sum(repeat + r for r in range(size))))
 
-# to and from one rank
-root = size - 1
-tensor = mine()
-comm.reduce_(tensor, root)
-expect("reduce", tensor, reduced["sum"] if rank == root else values(rank))
-tensor = mine()
-comm.reduce_(tensor, root, "mean")
-expect("reduce mean", tensor, reduced["mean"] if rank == root else values(rank))
-tensor = mine()
-comm.broadcast_(tensor, root)
-expect("broadcast", tensor, values(root))
-
-# all to all
-gathered = comm.allgather(mine())
-assert len(gathered) == size
-expect("allgather", torch.stack(gathered), every)
-expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
-give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
-got = comm.alltoallv(give)
-for source, tensor in enumerate(got):
-    expect("alltoallv", tensor, np.full((source + 2 * rank, 3), 10.0 * source + rank))
-labels = comm.alltoallv([torch.full((to,), rank) for to in range(size)])
-for source, tensor in enumerate(labels):
-    assert tensor.dtype == torch.int64
-    expect("alltoallv int64", tensor, np.full(rank, source))
-comm.barrier()
-
-# groups and messages, where the engine has them
-try:
-    part = comm.split(color=rank % 2, key=-rank)
-    members = sorted((who for who in range(size) if who % 2 == rank % 2), reverse=True)
-    assert (part.size, part.rank) == (len(members), members.index(rank))
+    # to and from one rank
+    root = size - 1
     tensor = mine()
-    part.allreduce_(tensor)
-    expect("split", tensor, every[members].sum(0))
+    comm.reduce_(tensor, root)
+    expect("reduce", tensor, reduced["sum"] if rank == root else values(rank))
     tensor = mine()
-    part.broadcast_(tensor, 0)
-    expect("split broadcast", tensor, values(members[0]))
-except EngineError as error:
-    lacks.append(str(error))
-try:
-    after, before = (rank + 1) % size, (rank - 1) % size
-    if rank == 0:
-        comm.send(torch.arange(5.0), after, tag=3)
-    tensor = torch.zeros(5)
-    comm.recv_(tensor, before, tag=3)
-    expect("message", tensor, np.arange(5) + before)
-    if rank != 0:
-        comm.send(torch.arange(5.0) + rank, after, tag=3)
-except EngineError as error:
-    lacks.append(str(error))
+    comm.reduce_(tensor, root, "mean")
+    expect("reduce mean", tensor, reduced["mean"] if rank == root else values(rank))
+    tensor = mine()
+    comm.broadcast_(tensor, root)
+    expect("broadcast", tensor, values(root))
 
-# the books: nothing so far was counted, for the clock did not run
-assert (comm.collectives, comm.bytes_sent, clock.arrivals, comm.departures) == (0, 0, [], [])
-clock.start()
-comm.allreduce_(torch.ones(10))
-comm.allreduce_(torch.ones(10), "mean", wire="float16")
-comm.broadcast_(torch.ones(5), 0)
-with clock.paused():
+    # all to all
+    gathered = comm.allgather(mine())
+    assert len(gathered) == size
+    expect("allgather", torch.stack(gathered), every)
+    expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
+    give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
+    got = comm.alltoallv(give)
+    for source, tensor in enumerate(got):
+        expect("alltoallv", tensor, np.full((source + 2 * rank, 3), 10.0 * source + rank))
+    labels = comm.alltoallv([torch.full((to,), rank) for to in range(size)])
+    for source, tensor in enumerate(labels):
+        assert tensor.dtype == torch.int64
+        expect("alltoallv int64", tensor, np.full(rank, source))
+    comm.barrier()
+
+    # groups and messages, where the engine has them
+    try:
+        part = comm.split(color=rank % 2, key=-rank)
+        members = sorted((who for who in range(size) if who % 2 == rank % 2), reverse=True)
+        assert (part.size, part.rank) == (len(members), members.index(rank))
+        tensor = mine()
+        part.allreduce_(tensor)
+        expect("split", tensor, every[members].sum(0))
+        tensor = mine()
+        part.broadcast_(tensor, 0)
+        expect("split broadcast", tensor, values(members[0]))
+    except EngineError as error:
+        lacks.append(str(error))
+    try:
+        after, before = (rank + 1) % size, (rank - 1) % size
+        if rank == 0:
+            comm.send(torch.arange(5.0), after, tag=3)
+        tensor = torch.zeros(5)
+        comm.recv_(tensor, before, tag=3)
+        expect("message", tensor, np.arange(5) + before)
+        if rank != 0:
+            comm.send(torch.arange(5.0) + rank, after, tag=3)
+    except EngineError as error:
+        lacks.append(str(error))
+
+    # the books: nothing so far was counted, for the clock did not run
+    assert (comm.collectives, comm.bytes_sent, clock.arrivals, comm.departures) == (0, 0, [], [])
+    clock.start()
     comm.allreduce_(torch.ones(10))
-comm.iallreduce_(torch.ones(10)).wait()
-comm.allgather(torch.ones(2))
-clock.did(Task.OTHER)
-assert comm.collectives == 5, comm.collectives
-assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
-assert len(clock.arrivals) == len(comm.departures) == 4  # a non-blocking one is waited for when compute is done
-assert all(left >= came for came, left in zip(clock.arrivals, comm.departures, strict=True))
-ledger = clock.ledger
-assert ledger.comm_s > 0
-assert abs(ledger.comm_s + ledger.other_s - ledger.total_s) < 1e-12
+    comm.allreduce_(torch.ones(10), "mean", wire="float16")
+    comm.broadcast_(torch.ones(5), 0)
+    with clock.paused():
+        comm.allreduce_(torch.ones(10))
+    comm.iallreduce_(torch.ones(10)).wait()
+    comm.allgather(torch.ones(2))
+    clock.did(Task.OTHER)
+    assert comm.collectives == 5, comm.collectives
+    assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
+    assert len(clock.arrivals) == len(comm.departures) == 4  # a non-blocking one is waited for when compute is done
+    assert all(left >= came for came, left in zip(clock.arrivals, comm.departures, strict=True))
+    ledger = clock.ledger
+    assert ledger.comm_s > 0
+    assert abs(ledger.comm_s + ledger.other_s - ledger.total_s) < 1e-12
 
-everybody = WORLD.gather((rank, len(checked)))
-if rank == 0:
-    print(
-        json.dumps(
-            {"engine": ENGINE, "size": size, "checked": sorted(set(checked)), "lacks": lacks, "ranks": everybody}
-        )
-    )
-if ENGINE == "horovod":
-    import horovod.torch as hvd
+    disconnect(engine)
+    return {"size": size, "checked": sorted(set(checked)), "lacks": lacks}
 
-    hvd.shutdown()
-if ENGINE == "gloo":
-    import torch.distributed as dist
 
-    WORLD.Barrier()
-    dist.destroy_process_group()
+found = {engine: check(engine) for engine in sys.argv[1:]}
+WORLD.Barrier()
+if WORLD.rank == 0:
+    print(json.dumps(found))

@@ -1,0 +1,228 @@
+"""Real launches whose ranks die, hang, leave and diverge; every run gets its row and nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalebench.data.catalog import prepare
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+from scalebench.launch.mpirun import environment, launch, mpirun_command
+from scalebench.study.spec import Component, Run
+
+FAULTY = Path(__file__).parent / "models" / "faulty.py"
+
+
+def make_run(run_id, workers=2, strategy="allreduce", engine="mpi", **changes):
+    options = {
+        "study": "test",
+        "run_id": run_id,
+        "config_hash": run_id,
+        "execution": "native",
+        "engine": engine,
+        "strategy": Component(name=strategy),
+        "workers": workers,
+        "repetition": 0,
+        "seed": 3,
+        "epochs": 2,
+        "dataset": Component(name="wine"),
+        "model": Component(name="mlp", options={"hidden": [4]}),
+        "warmup_steps": 2,
+    }
+    return Run(**(options | changes))
+
+
+def faulty(run_id, fault, **changes):
+    model = Component(name=f"{FAULTY}:build", options={"fault": fault, "rank": changes.pop("rank", 1)})
+    return make_run(run_id, model=model, epochs=6, **changes)
+
+
+class Recorder:
+    def __init__(self, runs, tmp_path, engine="mpi", ranks=2, **options):
+        self.started, self.outcomes, self.messages = [], {}, []
+        folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
+        launch(
+            engine,
+            runs,
+            folders,
+            ranks=ranks,
+            work_dir=tmp_path / "work",
+            weights_folder=tmp_path / "weights",
+            on_start=lambda run: self.started.append(run.run_id),
+            on_outcome=self.note,
+            log=self.messages.append,
+            **options,
+        )
+
+    def note(self, run, outcome):
+        assert run.run_id == outcome.run_id
+        assert run.run_id not in self.outcomes, "one outcome per run"
+        self.outcomes[run.run_id] = outcome
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    runs = [
+        make_run("before"),
+        faulty("killed", "kill"),
+        make_run("alone", workers=1, strategy="serial"),
+        faulty("hung", "hang", time_limit_s=4.0),
+        faulty("left", "leave"),
+        faulty("exited", "exit"),
+        faulty("raised", "raise"),
+        faulty("raised alone", "raise", workers=1, rank=0),
+        faulty("diverged", "nan"),
+        faulty("diverged alone", "nan", workers=1, rank=0),
+        make_run("after"),
+    ]
+    return Recorder(runs, tmp_path_factory.mktemp("swept"))
+
+
+def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
+    assert list(swept.outcomes) == swept.started
+    assert len(swept.outcomes) == 11
+    for run_id in ("before", "alone", "after"):
+        assert swept.outcomes[run_id].status == "completed"
+    assert len(swept.messages) == 6  # a launch for each run that took its launch down
+
+
+@pytest.mark.parametrize(
+    ("run_id", "status", "error"),
+    [
+        ("killed", "failed", "rank 1 was ended by signal 9 (Killed"),
+        ("left", "failed", "rank 1 exited before reporting"),
+        ("exited", "failed", "rank 1: exited with code 0 before reporting"),
+        ("raised", "failed", "rank 1: ValueError: the third layer is upset (faulty.py:"),
+        ("raised alone", "failed", "rank 0: ValueError: the third layer is upset (faulty.py:"),
+        ("diverged alone", "diverged", "the training loss is nan in epoch"),
+    ],
+)
+def test_a_failed_run_names_rank_and_cause_in_one_line(swept, run_id, status, error):
+    outcome = swept.outcomes[run_id]
+    assert outcome.status == status
+    assert error in outcome.error
+    assert "\n" not in outcome.error
+
+
+def test_a_loss_that_is_no_number_is_diverged_whichever_rank_says_so_first(swept):
+    assert swept.outcomes["diverged"].status == "diverged"
+    assert "the training loss is nan" in swept.outcomes["diverged"].error
+
+
+def test_a_hung_run_times_out_and_names_the_rank_that_stopped_not_those_that_wait(swept):
+    outcome = swept.outcomes["hung"]
+    assert outcome.status == "timeout"
+    assert outcome.error.startswith("exceeded the time limit of 4 s; rank 1 had stopped")
+    assert outcome.error.endswith("while training")
+
+
+def test_a_completed_run_has_whole_books(swept):
+    outcome = swept.outcomes["before"]
+    assert [worker.rank for worker in outcome.workers] == [0, 1]
+    for worker in outcome.workers:
+        parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
+        assert parts == pytest.approx(worker.train_s, rel=0.02)  # the clock's last reading comes a moment later
+        assert 0 <= worker.wait_s <= worker.comm_s
+        assert worker.wait_s == pytest.approx(sum(epoch.wait_s for epoch in worker.epochs))
+        assert worker.optimizer_steps == 2 * outcome.facts["steps_per_epoch"] == worker.syncs
+        assert worker.bytes_sent == worker.syncs * 4 * outcome.facts["parameters"]
+        assert worker.peak_rss_mib > 50
+    assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
+    assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
+    assert outcome.facts["nodes"] == 1
+    assert outcome.facts["oversubscribed"] is (engines.cores() < 2)
+    assert swept.outcomes["alone"].workers[0].wait_s == 0.0
+
+
+def test_a_launch_that_never_begins_is_tried_twice_then_all_its_runs_fail(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "scalebench").mkdir()
+    (tmp_path / "scalebench" / "__init__.py").write_text("raise ImportError('a shadow')")
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder([make_run("one"), make_run("two")], tmp_path)
+    assert [outcome.status for outcome in recorder.outcomes.values()] == ["failed", "failed"]
+    for outcome in recorder.outcomes.values():
+        assert outcome.error.startswith(
+            "the launch failed before its runs: mpirun exited with code 1: ImportError: a shad"
+        )
+    assert len(list((tmp_path / "work").iterdir())) == 2
+
+
+def test_without_mpirun_the_command_that_adds_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "find_mpirun", lambda: None)
+    with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
+        Recorder([make_run("one")], tmp_path)
+    with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
+        mpirun_command(2)
+
+
+def test_ranks_are_bound_to_cores_while_there_are_enough(monkeypatch):
+    monkeypatch.setattr(engines, "physical_cores", lambda: 4)
+    assert mpirun_command(4)[1] == "core"
+    assert mpirun_command(2, threads=2)[1] == "core:2"
+    assert mpirun_command(2, progress_threads=1)[1] == "core:2"  # room for the thread that moves bytes
+    assert mpirun_command(4, progress_threads=1)[1] == "core"
+    command, binding = mpirun_command(5)
+    assert (binding, command[command.index("--bind-to") + 1]) == ("none", "none")
+    assert mpirun_command(2, bind=False)[1] == "none"
+
+
+def test_the_shell_cannot_change_what_a_run_says(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "50")
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
+    given = environment(2)
+    assert given["OMP_NUM_THREADS"] == "2"
+    assert "HOROVOD_CYCLE_TIME" not in given
+    assert given["OMPI_MCA_btl"] == "self,sm"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_path, sent):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\n"
+        "from test_mpirun import Recorder, faulty\n"
+        f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
+    events = tmp_path / "work" / "mpi-1" / "events.jsonl"
+    deadline = time.monotonic() + 40
+    while not (events.exists() and events.stat().st_size):
+        assert time.monotonic() < deadline, "the run never began"
+        time.sleep(0.05)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 3  # mpirun and two ranks
+    os.kill(process.pid, sent)
+    process.wait(20)
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive
+
+
+def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
+    if reason := engines.available("horovod"):
+        pytest.skip(reason)
+    slow = Component(name="horovod", options={"cycle_time_ms": 20.0, "fusion_threshold_mib": 1.0})
+    runs = [
+        make_run("plain one", workers=1, strategy="horovod", engine="horovod"),
+        make_run("slow two", engine="horovod").model_copy(update={"strategy": slow}),
+        make_run("plain two", strategy="horovod", engine="horovod"),
+        make_run("slow again", engine="horovod").model_copy(update={"strategy": slow}),
+        make_run("plain again", workers=1, strategy="horovod", engine="horovod"),
+    ]
+    outcomes = Recorder(runs, tmp_path, "horovod").outcomes
+    assert {outcome.status for outcome in outcomes.values()} == {"completed"}
+    steps = outcomes["slow two"].workers[0].optimizer_steps
+    # A step waits for a cycle of 20 ms, less what it had waited already when its gradients were ready.
+    assert outcomes["slow two"].workers[0].comm_s > 0.010 * steps > outcomes["plain two"].workers[0].comm_s
