@@ -72,7 +72,10 @@ def install_horovod(
     _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
     _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
     progress("checking that two processes add up")
-    report = check_horovod(toolchain.mpirun)
+    try:
+        report = check_horovod(toolchain.mpirun)
+    except BuildError as error:
+        raise BuildError(f"{error}; build it anew with --force") if from_cache else error from None
     return Installed(wheel, from_cache, time.monotonic() - start, report)
 
 

@@ -149,7 +149,8 @@ def test_verbosity_outside_a_command_is_normal() -> None:
 def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = (
-        "import sys, time, types, pathlib, click\n"
+        "import signal, sys, time, types, pathlib, click\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "from scalebench.cli.main import COMMANDS, main\n"
         "@click.command()\n"
         f"def wait(): pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
@@ -157,12 +158,15 @@ def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
         "COMMANDS['wait'] = ('waiting:wait', '')\n"
         "main(['wait'])"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    while not ready.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        while not ready.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert said.strip() == "scalebench: error: interrupted"
 
