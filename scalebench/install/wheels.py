@@ -11,12 +11,13 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebench.cache import cache_folder
 from scalebench.errors import EngineError
 
 
 def default_cache() -> Path:
-    """Where built wheels are kept: `$XDG_CACHE_HOME/scalebench/wheels`, else below `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / "wheels"
+    """Where built wheels are kept."""
+    return cache_folder("wheels")
 
 
 def find_wheel(folder: Path) -> Path | None:
