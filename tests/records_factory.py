@@ -17,7 +17,6 @@ ENGINES = {
     "epoch_average": "mpi",
     "epoch_async": "mpi",
 }
-ALLREDUCE_ON = ("mpi", "horovod", "gloo")
 SAMPLES, EPOCHS, STEP_S = 7185, 6, 3e-4
 SYNC_S = {"allreduce": 1.2e-4, "horovod": 1.0e-3, "ddp": 3e-4, "epoch_average": 3e-4, "epoch_async": 2e-4}
 
@@ -72,6 +71,7 @@ def study_rows(
     strategies: tuple[str, ...] = STRATEGIES,
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64),
     native_workers: tuple[int, ...] = (1, 2, 4),
+    allreduce_on: tuple[str, ...] = ("mpi",),
     cores: int = 2,
     repetitions: int = 3,
     scaling: str = "strong",
@@ -86,7 +86,7 @@ def study_rows(
             for count in workers if strategy != "serial" else (1,):
                 plan.append(("virtual", "virtual", strategy, count, repetition))
             for count in native_workers if strategy != "serial" else native_workers[:1]:
-                engines = ALLREDUCE_ON if strategy == "allreduce" else (ENGINES[strategy],)
+                engines = allreduce_on if strategy == "allreduce" else (ENGINES[strategy],)
                 plan += [("native", engine, strategy, count, repetition) for engine in engines]
     return [_run(order, *point, cores, scaling, noise, random_) for order, point in enumerate(plan)]
 

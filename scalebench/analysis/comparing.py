@@ -13,6 +13,7 @@ the base of the speedup of every engine of its execution.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,16 +26,28 @@ from scalebench.analysis.reading import Results
 SPLIT_BASELINES = ("horovod", "ddp")
 
 
-Bases: TypeAlias = dict[tuple[object, ...], pd.DataFrame]  # (execution, strategy, workers) -> completed runs
+@dataclass(frozen=True)
+class Cell:
+    """The times of one cell by repetition, and what it is."""
+
+    key: dict[str, object]
+    strategy: str
+    workers: int
+    weak: bool
+    seconds: dict[int, float] = field(default_factory=dict)
+    oversubscribed: list[bool] = field(default_factory=list)
 
 
-class Times(NamedTuple):
-    """The times of one cell by repetition, or why they cannot be a baseline."""
+class Baseline(NamedTuple):
+    """The times of a baseline by repetition, or why there are none."""
 
     seconds: dict[int, float]
     engine: str
     workers: int
     fault: str
+
+
+Index: TypeAlias = dict[tuple[object, str, int], list[Cell]]  # by execution, strategy and workers
 
 
 def ratios(results: Results) -> pd.DataFrame:
@@ -47,60 +60,75 @@ def ratios(results: Results) -> pd.DataFrame:
     above. All from repetitions that both have, paired (`n`); their interval is `interval`. Where a baseline is missing
     or oversubscribed the numbers are empty and `note` says so.
     """
-    runs = timed(results)
-    bases = {key: group for key, group in runs.groupby(["execution", "strategy", "workers"]) if key[1] in PER_BATCH}
-    rows: list[dict[str, object]] = []
-    for key, group in runs.groupby(CELL, dropna=False):
-        rows += _compare(bases, dict(zip(CELL, key, strict=True)), group)
-    return pd.DataFrame(rows)
+    table = _cells(timed(results))
+    index: Index = {}
+    for cell in table:
+        index.setdefault((cell.key["execution"], cell.strategy, cell.workers), []).append(cell)
+    return pd.DataFrame([row for cell in table for row in _compare(index, cell)])
 
 
-def _compare(bases: Bases, cell: dict[str, object], group: pd.DataFrame) -> list[dict[str, object]]:
-    strategy, weak = str(group["strategy"].iloc[0]), group["scaling"].iloc[0] == "weak"
-    own = _by_repetition(group)
-    workers = int(group["workers"].iloc[0])
-    cell = {**cell, "strategy": strategy, "oversubscribed": bool(group["oversubscribed"].any())}
-    serial = _baseline(bases, "serial", None, 1, cell)
-    rows = [_row(cell, "serial", own, serial) | _scaling(own, serial, workers, weak)]
-    if strategy == "serial":
+def _cells(runs: pd.DataFrame) -> list[Cell]:
+    found: dict[tuple[object, ...], Cell] = {}
+    for run in runs[[*CELL, "strategy", "scaling", "repetition", "train_s", "oversubscribed"]].to_dict("records"):
+        identity = tuple(None if pd.isna(run[name]) else run[name] for name in CELL)
+        if identity not in found:
+            key = {name: run[name] for name in CELL}
+            found[identity] = Cell(key, run["strategy"], int(run["workers"]), run["scaling"] == "weak")
+        found[identity].seconds[int(run["repetition"])] = float(run["train_s"])
+        found[identity].oversubscribed.append(bool(run["oversubscribed"]))
+    return list(found.values())
+
+
+def _compare(index: Index, cell: Cell) -> list[dict[str, object]]:
+    serial = _baseline(index, "serial", None, cell)
+    rows = [_row(cell, "serial", serial) | _scaling(cell, serial)]
+    if cell.strategy == "serial":
         return rows
-    allreduce = _baseline(bases, "allreduce", str(cell["engine"]), workers, cell)
-    if strategy not in PER_BATCH:
-        rows.append(_row(cell, "allreduce", own, allreduce))
-    if strategy not in SPLIT_BASELINES:
+    allreduce = _baseline(index, "allreduce", str(cell.key["engine"]), cell)
+    if cell.strategy not in PER_BATCH:
+        rows.append(_row(cell, "allreduce", allreduce))
+    if cell.strategy not in SPLIT_BASELINES:
         for name in SPLIT_BASELINES:
-            base = _baseline(bases, name, None, workers, cell)
-            rows.append(_row(cell, name, own, base) | _parts(own, allreduce, base))
+            base = _baseline(index, name, None, cell)
+            rows.append(_row(cell, name, base) | _parts(cell.seconds, allreduce, base))
     return rows
 
 
-def _baseline(bases: Bases, name: str, engine: str | None, workers: int, cell: dict[str, object]) -> Times:
-    found = bases.get((cell["execution"], name, workers))
-    where = f" at {workers} worker{'s' if workers > 1 else ''} ({cell['execution']})"
+def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseline:
+    workers = 1 if name == "serial" else cell.workers
+    found = index.get((cell.key["execution"], name, workers), [])
+    on = f" on engine {engine}" if engine else ""
+    where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.key['execution']})"
     if engine is not None:
-        where = f" on engine {engine}{where}"
-    if found is not None and name != "serial":
-        same_batch = found["batch_global"].isna() | (found["batch_global"] == cell["batch_global"])
-        found = found[same_batch.fillna(True) & (found["engine"] == (engine or found["engine"]))]
-    if found is None or found.empty:
-        return Times({}, engine or "", workers, f"no completed run of {name}{where}")
-    variants = found.groupby(["engine", "label"]).ngroups
-    if variants > 1:
-        labels = ", ".join(sorted({f"{row.label} on {row.engine}" for row in found.itertuples()}))
-        return Times({}, engine or "", workers, f"{variants} candidates for the baseline {name}{where}: {labels}")
-    at = str(found["engine"].iloc[0])
-    if found["oversubscribed"].any():
-        return Times({}, at, workers, f"{name}{where} is oversubscribed and so no baseline")
-    return Times(_by_repetition(found), at, workers, "")
+        found = [base for base in found if base.key["engine"] == engine]
+    if name != "serial":  # with another global batch it would solve another problem
+        found = [base for base in found if _same(base.key["batch_global"], cell.key["batch_global"])]
+    if not found:
+        return Baseline({}, engine or "", workers, f"no completed run of {name}{where}")
+    if len(found) > 1:
+        labels = ", ".join(sorted(f"{base.key['label']} on {base.key['engine']}" for base in found))
+        return Baseline({}, engine or "", workers, f"{len(found)} candidates for the baseline {name}{where}: {labels}")
+    (base,) = found
+    at = str(base.key["engine"])
+    if any(base.oversubscribed):
+        return Baseline({}, at, workers, f"{name}{where} is oversubscribed and so no baseline")
+    return Baseline(base.seconds, at, workers, "")
 
 
-def _row(cell: dict[str, object], name: str, own: dict[int, float], base: Times) -> dict[str, object]:
+def _same(left: object, right: object) -> bool:
+    return bool(left == right) if pd.notna(left) and pd.notna(right) else pd.isna(left) and pd.isna(right)  # type: ignore[call-overload]
+
+
+def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
+    own = cell.seconds
     common = sorted(own.keys() & base.seconds.keys())
     note = base.fault or ("" if common else f"{name} shares no repetition with it")
     ratio = _paired(base.seconds, own, common)
     train, baseline = _centre(own, common), _centre(base.seconds, common)
     return {
-        **cell,
+        **cell.key,
+        "strategy": cell.strategy,
+        "oversubscribed": any(cell.oversubscribed),
         "baseline": name,
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,
@@ -114,14 +142,14 @@ def _row(cell: dict[str, object], name: str, own: dict[int, float], base: Times)
         "reduction": 1 - 1 / ratio.centre,
         "reduction_low": 1 - 1 / ratio.low,
         "reduction_high": 1 - 1 / ratio.high,
-        "interval": interval_name(str(cell["execution"])) if ratio.n > 1 else "",
+        "interval": interval_name(str(cell.key["execution"])) if ratio.n > 1 else "",
         "note": note,
     }
 
 
-def _scaling(own: dict[int, float], serial: Times, workers: int, weak: bool) -> dict[str, float]:
-    ratio = _paired(serial.seconds, own, sorted(own.keys() & serial.seconds.keys()))
-    per_speedup, per_efficiency = (workers, 1.0) if weak else (1, 1 / workers)
+def _scaling(cell: Cell, serial: Baseline) -> dict[str, float]:
+    ratio = _paired(serial.seconds, cell.seconds, sorted(cell.seconds.keys() & serial.seconds.keys()))
+    per_speedup, per_efficiency = (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
     values: dict[str, float] = {}
     for suffix, value in zip(("", "_low", "_high"), ratio[:3], strict=True):
         values[f"speedup{suffix}"] = value * per_speedup
@@ -129,7 +157,7 @@ def _scaling(own: dict[int, float], serial: Times, workers: int, weak: bool) -> 
     return values
 
 
-def _parts(own: dict[int, float], allreduce: Times, base: Times) -> dict[str, object]:
+def _parts(own: dict[int, float], allreduce: Baseline, base: Baseline) -> dict[str, object]:
     """The two parts, from the repetitions that all three have, of which `split_total` is the sum."""
     common = sorted(own.keys() & allreduce.seconds.keys() & base.seconds.keys())
     strategy, between, baseline = (_centre(times, common) for times in (own, allreduce.seconds, base.seconds))
@@ -149,7 +177,3 @@ def _centre(times: dict[int, float], repetitions: list[int]) -> float:
     if not repetitions:
         return math.nan
     return float(np.exp(np.mean(np.log([times[repetition] for repetition in repetitions]))))
-
-
-def _by_repetition(group: pd.DataFrame) -> dict[int, float]:
-    return dict(zip(group["repetition"].astype(int), group["train_s"].astype(float), strict=True))

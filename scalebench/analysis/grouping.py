@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import interval_name, mean_interval, time_interval
+from scalebench.analysis.intervals import interval_name, t_bounds
 from scalebench.analysis.reading import Results
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
@@ -30,35 +31,27 @@ def cells(results: Results) -> pd.DataFrame:
     95 % confidence interval over seeds. `time_to_target_s` is the median over repetitions, infinite where most never
     reached the stated target. Seconds by task are means, empty where one repetition lacks them.
     """
-    return _in_order(pd.DataFrame([_cell(key, group) for key, group in timed(results).groupby(CELL, dropna=False)]))
-
-
-def _cell(key: tuple[object, ...], group: pd.DataFrame) -> dict[str, object]:
-    row: dict[str, object] = dict(zip(CELL, key, strict=True))
-    first = group.iloc[0]
-    time, metric = time_interval(group["train_s"].tolist()), mean_interval(group["final_metric"].dropna().tolist())
-    row |= {name: first[name] for name in _SHARED}
-    row |= {
-        "oversubscribed": bool(group["oversubscribed"].any()),
-        "n": time.n,
-        "train_s": time.centre,
-        "low_s": time.low,
-        "high_s": time.high,
-        "median_s": float(group["train_s"].median()),
-        "mean_s": float(group["train_s"].mean()),
-        "interval": interval_name(str(row["execution"])) if time.n > 1 else "",
-        "metric": metric.centre,
-        "metric_low": metric.low,
-        "metric_high": metric.high,
-        "time_to_target_s": _time_to_target(group),
-    }
-    row |= {name: float(group[name].mean(skipna=False)) for name in SPLIT}
-    return row
-
-
-def _time_to_target(group: pd.DataFrame) -> float:
-    stated = group[group["target_metric"].notna()]
-    return float(stated["time_to_target_s"].fillna(math.inf).median()) if len(stated) else math.nan
+    runs = timed(results)
+    never = runs["time_to_target_s"].fillna(math.inf).where(runs["target_metric"].notna())
+    logs = runs["train_s"].map(math.log)
+    groups = runs.assign(time_to_target_s=never, log=logs).groupby(CELL, dropna=False, sort=False)
+    table = groups[_SHARED].first()
+    table["oversubscribed"] = groups["oversubscribed"].any()
+    table["n"] = groups.size()
+    low, high = t_bounds(groups["log"].mean(), groups["log"].std(), table["n"])
+    table["train_s"], table["low_s"], table["high_s"] = np.exp(groups["log"].mean()), np.exp(low), np.exp(high)
+    table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
+    metric = groups["final_metric"]
+    table["metric"] = metric.mean()
+    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), metric.std(), metric.count())
+    table["time_to_target_s"] = groups["time_to_target_s"].median()
+    measured = groups[SPLIT].count().eq(table["n"], axis=0)
+    table[SPLIT] = groups[SPLIT].mean().where(measured)
+    table = table.reset_index()
+    table["interval"] = [
+        interval_name(kind) if n > 1 else "" for kind, n in zip(table["execution"], table["n"], strict=True)
+    ]
+    return _in_order(table)
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:

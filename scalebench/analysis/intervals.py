@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
@@ -67,6 +70,16 @@ def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> 
     freedom = variance**2 / sum(s**2 / (len(x) - 1) for s, x in zip(shares, (top, bottom), strict=True))
     half = _t(freedom) * math.sqrt(variance)
     return _exp(Estimate(centre, centre - half, centre + half, n))
+
+
+def t_bounds(
+    mean: pd.Series[float], deviation: pd.Series[float], n: pd.Series[int]
+) -> tuple[pd.Series[float], pd.Series[float]]:
+    """The bounds of `mean_interval` for many samples at once, from their means, standard deviations and sizes."""
+    from scipy.special import stdtrit
+
+    half = deviation / np.sqrt(n) * stdtrit((n - 1).where(n > 1), 0.975)
+    return mean - half, mean + half
 
 
 def _exp(logs: Estimate) -> Estimate:

@@ -1,0 +1,52 @@
+"""`scalebench plot [RESULTS]`: the figures of a study, each with the numbers it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+from scalebench.errors import ResultsError
+from scalebench.figures import FORMATS
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option("--figure", "figures", multiple=True, metavar="NAME", help="Draw this one only; repeatable.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("plots"),
+    show_default=True,
+    help="Folder that gets one folder per study.",
+)
+@click.option(
+    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
+)
+def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: tuple[str, ...]) -> None:
+    """Draw the figures of the study in RESULTS (default: the newest in results/).
+
+    Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it.
+    """
+    from scalebench.analysis import load
+    from scalebench.figures import plot as draw
+
+    loaded = load(results if results is not None else newest_study(Path("results")))
+    files, left_out = draw(loaded, output, figures, formats or FORMATS)
+    for stem in dict.fromkeys(file.with_suffix("") for file in files):
+        suffixes = [file.suffix for file in files if file.with_suffix("") == stem]
+        click.echo(f"{stem}{{{','.join(suffixes)}}}")
+    for line in (*left_out, *loaded.notes):
+        click.echo(line, err=True)
+
+
+def newest_study(folder: Path) -> Path:
+    """The study in `folder` whose records changed last.
+
+    Raises:
+        ResultsError: there is none.
+    """
+    tables = sorted(folder.glob("*/runs.csv"), key=lambda table: table.stat().st_mtime)
+    if not tables:
+        raise ResultsError(f"no study in {folder}/; run one with `scalebench run`, or name its folder: plot RESULTS")
+    return tables[-1].parent

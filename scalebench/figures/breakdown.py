@@ -1,0 +1,90 @@
+"""Where the time goes: compute, communication and the waiting in it, data, other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel, Segment
+
+_COLUMNS = 3
+
+
+@FIGURES.add
+class Breakdown(Figure):
+    name = "breakdown"
+    summary = "share of compute, exposed communication, waiting, data and other in the training time"
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from matplotlib.patches import Patch
+
+        from scalebench.analysis import cells
+        from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.styles import NEUTRAL, TASKS, looks, name_series
+
+        table = name_series(cells(results))
+        names = list(looks(list(table["series"])))
+        counts = counts_by_execution(table)
+        rows = -(-len(names) // _COLUMNS)
+        panels = canvas.rows(*[(min(_COLUMNS, len(names)), 2.15)] * rows)
+        for index, panel in enumerate(panels):
+            if index >= len(names):
+                panel.ax.set_axis_off()
+                continue
+            panel.title("", names[index])
+            own = table[table["series"] == names[index]]
+            places = draw_bars(panel, own, counts, _segments, "share of training time")
+            for at, cell in places:
+                _label(panel, at, cell)
+            panel.ax.set_ylim(0, 139)
+            panel.ax.set_yticks([0, 25, 50, 75, 100])
+            if index % _COLUMNS == 0:
+                panel.ax.set_ylabel("share of training time (%)")
+        canvas.legend([(Patch(facecolor=color, edgecolor=color), task) for task, color in TASKS.items()])
+        unmeasured = (Patch(facecolor="white", edgecolor="#999999", hatch="////"), "split not measured")
+        bars = [
+            (Patch(facecolor=fill, edgecolor=NEUTRAL), f"{name} bars")
+            for name, fill in (("native", NEUTRAL), ("paced", NEUTRAL), ("virtual", "#CFCFCF"))
+            if name in counts
+        ]
+        canvas.legend([*bars, *([unmeasured] if table["compute_s"].isna().any() else [])])
+        canvas.say(
+            describe_study(results),
+            describe_executions(results, bars=False),
+            "Means over workers and repetitions; communication is what compute does not hide, without the waiting for "
+            "the last worker, which is shown separately. Above each bar the training time.",
+            "DDP communicates inside backward, so a real run of it has no split.",
+            describe_oversubscription(results),
+        )
+
+
+def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
+    from scalebench.figures.drawing.panel import Segment
+    from scalebench.figures.drawing.styles import TASKS
+
+    wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
+    seconds = {
+        "compute": cell["compute_s"],
+        "communication": cell["comm_s"] - wait,
+        "waiting": cell["wait_s"],
+        "data": cell["data_s"],
+        "other": cell["other_s"],
+    }
+    if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
+        return [Segment("not measured", 100.0, "#999999", "////")]
+    total = sum(value for value in seconds.values() if math.isfinite(value))
+    return [Segment(task, 100 * value / total, TASKS[task]) for task, value in seconds.items()]
+
+
+def _label(panel: Panel, at: float, cell: dict[Hashable, Any]) -> None:
+    from scalebench.analysis.formatting import seconds
+
+    cross = " ×" if cell["oversubscribed"] else ""
+    panel.ax.text(at, 103, seconds(cell["train_s"]) + cross, rotation=90, ha="center", va="bottom", fontsize=6.3)

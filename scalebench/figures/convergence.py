@@ -1,0 +1,102 @@
+"""What a strategy costs in accuracy: the metric against epochs and against time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+
+_COLUMNS = 4
+_KEY = ["execution", "engine", "label", "strategy", "workers"]
+
+
+@FIGURES.add
+class Convergence(Figure):
+    name = "convergence"
+    summary = "test metric of the consensus model against epochs and against training time"
+
+    def absent(self, results: Results) -> str:
+        measured = results.epochs["test_metric"].notna().any()
+        return super().absent(results) or ("" if measured else "no epoch was evaluated")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.scaling import METRIC_WORDS
+        from scalebench.figures.drawing.styles import looks, name_series
+
+        table = name_series(_by_epoch(results))
+        look = looks(list(table["series"]))
+        counts = _spread([int(count) for count in sorted(table["workers"].unique())])
+        panels = canvas.rows((len(counts), 2.1), (len(counts), 2.1))
+        word = METRIC_WORDS.get(str(results.completed["metric_name"].iloc[0]), "test metric")
+        for column, count in enumerate(counts):
+            own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
+            plural = "s" if count > 1 else ""
+            for row, x in enumerate(("epochs", "elapsed_s")):
+                panel = panels[row * len(counts) + column]
+                panel.title("", f"{count} worker{plural}")
+                panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, crosses="last")
+                panel.ax.sharey(panels[0].ax)
+                if column == 0:
+                    panel.ax.set_ylabel(word)
+                else:
+                    panel.ax.tick_params(labelleft=False)
+                if x == "epochs":
+                    panel.ax.set_xlabel("epochs")
+                    panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+                else:
+                    panel.seconds_axis("x")
+        canvas.legend_of_series(table["series"], look)
+        canvas.legend_of_executions(table[table["workers"].isin(counts)])
+        canvas.say(
+            describe_study(results),
+            describe_executions(results, bars=False),
+            "Each point is the mean over repetitions of the consensus model's metric on held-out data after an epoch, "
+            "with its 95 % confidence interval over seeds; time is training time without evaluation.",
+            "Serial (one worker) is drawn in every panel.",
+            describe_oversubscription(results),
+        )
+
+
+def _by_epoch(results: Results) -> pd.DataFrame:
+    import pandas as pd
+
+    from scalebench.analysis.intervals import CONFIDENCE, mean_interval
+
+    runs = results.completed[["run_id", "attempt", "oversubscribed", *_KEY]]
+    table = results.epochs.merge(runs, on=["run_id", "attempt"])
+    table = table[table["test_metric"].notna()]
+    rows: list[dict[str, object]] = []
+    for key, group in table.groupby([*_KEY, "epoch"]):
+        metric = mean_interval(group["test_metric"].tolist())
+        values = dict(zip([*_KEY, "epoch"], key, strict=True))
+        rows.append(
+            values
+            | {
+                "epochs": int(str(values["epoch"])) + 1,
+                "elapsed_s": float(group["elapsed_s"].mean()),
+                "metric": metric.centre,
+                "low": metric.low,
+                "high": metric.high,
+                "n": metric.n,
+                "interval": CONFIDENCE if metric.n > 1 else "",
+                "oversubscribed": bool(group["oversubscribed"].any()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _spread(counts: list[int]) -> list[int]:
+    """At most four of the counts above one, where all strategies are serial; the last is among them."""
+    counts = [count for count in counts if count > 1] or counts
+    if len(counts) <= _COLUMNS:
+        return counts
+    return [counts[round(step * (len(counts) - 1) / (_COLUMNS - 1))] for step in range(_COLUMNS)]

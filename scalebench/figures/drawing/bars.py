@@ -1,0 +1,66 @@
+"""Stacked bars over worker counts: hollow ones for virtual runs, then filled ones for real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.figures.drawing.panel import Panel, Segment
+
+_GAP = 0.7
+Cell = dict[Hashable, Any]
+
+
+def draw_bars(
+    panel: Panel,
+    table: pd.DataFrame,
+    counts: dict[str, list[int]],
+    segments: Callable[[Cell], Sequence[Segment]],
+    quantity: str,
+) -> list[tuple[float, Cell]]:
+    """One bar for each row of `table`, at its execution and worker count; returns the places.
+
+    `counts` has the worker counts of each execution, the same in all panels of a figure, so that bars align.
+    """
+    places: list[tuple[float, Cell]] = []
+    start, ticks, labels = 0.0, [], []
+    for execution in [name for name in reversed(EXECUTIONS) if counts.get(name)]:
+        own = {int(row["workers"]): row for row in table[table["execution"] == execution].to_dict("records")}
+        for step, count in enumerate(counts[execution]):
+            at = start + step
+            ticks.append(at)
+            labels.append(str(count))
+            if count in own:
+                key = {
+                    name: own[count][name] for name in ("series", "execution", "engine", "workers", "oversubscribed")
+                }
+                panel.stack(
+                    at, segments(own[count]), key, hollow=execution in ("virtual", "modelled"), quantity=quantity
+                )
+                places.append((at, own[count]))
+        middle = start + (len(counts[execution]) - 1) / 2
+        panel.ax.annotate(
+            execution,
+            (middle, 0),
+            (0, -16),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=7.5,
+            color="#666666",
+        )
+        start += len(counts[execution]) + _GAP
+    panel.ax.set_xticks(ticks, labels, fontsize=7)
+    panel.ax.tick_params(axis="x", length=0, pad=2)
+    panel.ax.grid(visible=False, axis="x")
+    panel.ax.set_xlim(-0.7, start - _GAP - 0.3)
+    return places
+
+
+def counts_by_execution(table: pd.DataFrame) -> dict[str, list[int]]:
+    """The worker counts that each execution has in `table`."""
+    return {str(name): sorted(int(n) for n in group.unique()) for name, group in table.groupby("execution")["workers"]}

@@ -1,0 +1,83 @@
+"""The sentences under a figure: what was run, where, how often, against what."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis.intervals import interval_name
+
+
+def describe_study(results: Results) -> str:
+    """Scaling mode, model, data, batch policy with the steps per epoch of each worker count."""
+    runs = results.completed
+    last = runs.iloc[-1]
+    parameters = f" ({int(last['parameters']):,} parameters)" if pd.notna(last["parameters"]) else ""
+    if last["scaling"] == "strong":
+        samples = f"{int(last['n_train']):,} training samples" if pd.notna(last["n_train"]) else "fixed size"
+        scaling = f"Strong scaling: {last['model']}{parameters} on {last['dataset']} ({samples} at every worker count)"
+    else:
+        sizes = (runs["n_train"] / runs["workers"]).dropna()
+        samples = f"{round(sizes.median()):,} training samples" if len(sizes) else "a fixed number of samples"
+        scaling = f"Weak scaling: {last['model']}{parameters} on {last['dataset']} ({samples} per worker)"
+    epochs = f"{int(last['epochs'])} epoch{'s' if last['epochs'] > 1 else ''}"
+    optimizer = f"{last['optimizer']} at lr {last['lr']:g} ({last['lr_policy']})"
+    return f"{scaling}, {epochs}, {last['dtype']}, {optimizer}. {_batch(runs)}"
+
+
+def describe_executions(results: Results, *, bars: bool = True) -> str:
+    """Cluster, engines and repetitions of each execution, and what error bars are if there are `bars`."""
+    runs = results.completed
+    parts = []
+    for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
+        own = runs[runs["execution"] == execution]
+        engines = "" if execution == "virtual" else f" through {_join(sorted(own['engine'].unique()))}"
+        about = _repetitions(own) + (_bars(own, execution) if bars else "")
+        parts.append(f"{execution} on {own['cluster'].iloc[-1]}{engines} ({about})")
+    sentence = _join(parts, "; ")
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def describe_oversubscription(results: Results) -> str:
+    """What a cross means, where one is drawn."""
+    crossed = bool(results.completed["oversubscribed"].any())
+    return "Crosses: more workers than the machine can feed, never a baseline." if crossed else ""
+
+
+def _batch(runs: pd.DataFrame) -> str:
+    counts = sorted(runs["workers"].unique())
+    steps, batches = [], set()
+    for count in counts:
+        cell = runs[runs["workers"] == count]
+        taken = sorted(cell["steps_per_epoch"].dropna().unique())
+        steps.append("–" if not taken else f"{taken[0]}" if len(taken) == 1 else f"{taken[0]}-{taken[-1]}")
+        own = cell["batch_per_worker" if runs["batch_policy"].iloc[-1] == "per_worker" else "batch_global"]
+        batches |= set(own.dropna().unique())
+    batch = _join([str(size) for size in sorted(batches, reverse=True)], " or ") or "?"
+    policy = (
+        f"Batch {batch} per worker at every worker count"
+        if runs["batch_policy"].iloc[-1] == "per_worker"
+        else f"Global batch {batch} at every worker count"
+    )
+    if not any(step != "–" for step in steps):
+        return f"{policy}."
+    if len(set(steps)) == 1:
+        return f"{policy}: {steps[0]} steps per epoch."
+    return f"{policy}: {'/'.join(steps)} steps per epoch at {'/'.join(str(count) for count in counts)} workers."
+
+
+def _repetitions(runs: pd.DataFrame) -> str:
+    cells = runs.groupby(["engine", "label", "workers"]).size()
+    low, high = int(cells.min()), int(cells.max())
+    number = f"{low}" if low == high else f"{low}-{high}"
+    return f"{number} repetition{'s' if high > 1 else ''}"
+
+
+def _bars(runs: pd.DataFrame, execution: str) -> str:
+    several = runs.groupby(["engine", "label", "workers"]).size().max() > 1
+    return f", error bars: {interval_name(execution)}" if several else ", no error bars"
+
+
+def _join(parts: list[str], separator: str = ", ") -> str:
+    return separator.join(parts)

@@ -1,0 +1,69 @@
+"""What strong and weak scaling share: time, efficiency and metric against workers."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from scalebench.analysis import Results, cells, ratios
+from scalebench.analysis.grouping import CELL
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+from scalebench.figures.drawing.styles import looks, name_series
+
+METRIC_WORDS = {"accuracy": "test accuracy", "r2": "test R²"}
+
+
+def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
+    """Three panels: time, efficiency, metric of the consensus model."""
+    table = name_series(cells(results))
+    compared = ratios(results)
+    scaling = compared[compared["baseline"] == "serial"]
+    table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
+    look, counts = looks(list(table["series"])), [int(count) for count in sorted(table["workers"].unique())]
+    time, efficiency, metric = canvas.rows((3, 2.75))
+
+    time.title("a", "training time")
+    time.curve(table, "train_s", look, low="low_s", high="high_s")
+    if weak:
+        time.ax.set_ylim(bottom=0)
+        time.ax.set_ylabel("training time (s)")
+    else:
+        _ideal_time(time, table, counts)
+        time.seconds_axis()
+    time.workers_axis(counts)
+
+    efficiency.title("b", "efficiency")
+    efficiency.curve(table, "efficiency", look, low="efficiency_low", high="efficiency_high")
+    efficiency.reference([min(counts), max(counts)], [1.0, 1.0], "ideal")
+    efficiency.ax.set_ylabel("T(1) / T(N)" if weak else "T(1) / (N T(N))")
+    efficiency.ax.set_ylim(bottom=0)
+    efficiency.workers_axis(counts)
+
+    name = METRIC_WORDS.get(str(table["metric_name"].iloc[0]), "test metric")
+    metric.title("c", name)
+    metric.curve(table, "metric", look, low="metric_low", high="metric_high")
+    metric.ax.set_ylabel(f"{name} at the end")
+    metric.workers_axis(counts)
+
+    canvas.legend_of_series(table["series"], look)
+    ideal = (Line2D([], [], color="#888888", linestyle=":"), "ideal")
+    canvas.legend_of_executions(table, ideal)
+    formula = "T(serial, 1) / T(N)" if weak else "T(serial, 1) / (N T(N))"
+    canvas.say(
+        describe_study(results),
+        describe_executions(results),
+        f"Times are geometric means. Efficiency is {formula}, each execution against its own serial run.",
+        "The metric is of the consensus model on held-out data, with its 95 % confidence interval over seeds.",
+        describe_oversubscription(results),
+        "Points at one worker count are set apart sideways to be seen.",
+    )
+
+
+def _ideal_time(panel: object, table: pd.DataFrame, counts: list[int]) -> None:
+    from scalebench.figures.drawing.panel import Panel
+
+    assert isinstance(panel, Panel)
+    serial = table[(table["strategy"] == "serial") & (table["workers"] == 1)]
+    for base in serial.itertuples():
+        panel.reference(counts, [float(str(base.train_s)) / count for count in counts], f"ideal ({base.execution})")

@@ -1,0 +1,26 @@
+"""Time, efficiency and metric against workers at a fixed number of samples per epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+
+
+@FIGURES.add
+class StrongScaling(Figure):
+    name = "strong-scaling"
+    summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
+
+    def absent(self, results: Results) -> str:
+        weak = not (results.completed["scaling"] == "strong").any()
+        return super().absent(results) or ("the study scales weakly; see weak-scaling" if weak else "")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.figures.drawing.scaling import draw_scaling
+
+        draw_scaling(results, canvas, weak=False)

@@ -1,0 +1,151 @@
+"""What synchronising less often saves, against per-batch allreduce, and against real engines in two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel, Segment
+    from scalebench.figures.drawing.styles import Look
+
+_COLUMNS = 3
+
+
+@FIGURES.add
+class TimeReduction(Figure):
+    name = "time-reduction"
+    summary = "signed time saved at the same worker count: against allreduce, against horovod and ddp in two parts"
+
+    def absent(self, results: Results) -> str:
+        from scalebench.analysis.grouping import PER_BATCH
+
+        none = results.completed["strategy"].isin(PER_BATCH).all()
+        return super().absent(results) or ("no strategy synchronises less often than every batch" if none else "")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        from scalebench.analysis import cells, ratios
+        from scalebench.analysis.grouping import PER_BATCH
+        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL, looks, name_series
+
+        times, compared = name_series(cells(results)), name_series(ratios(results))
+        look = looks(list(times["series"]))
+        compared = compared[~compared["strategy"].isin(PER_BATCH)]
+        split = compared[compared["baseline"].isin(("horovod", "ddp")) & compared["reduction"].notna()]
+        pairs = [
+            (baseline, name)
+            for baseline in ("horovod", "ddp")
+            for name in look
+            if ((split["baseline"] == baseline) & (split["series"] == name)).any()
+        ]
+        columns = min(_COLUMNS, max(1, len({name for _, name in pairs})))
+        lower = -(-len(pairs) // columns)
+        panels = canvas.rows((3, 2.5), *[(columns, 1.95)] * lower)
+        _draw_curves(panels[:3], times, compared, look)
+        _draw_splits(panels[3:], split, pairs, look)
+        shown = times[times["series"].isin([*compared["series"], "allreduce"])]
+        canvas.legend_of_series(shown["series"], look)
+        canvas.legend_of_executions(shown)
+        if pairs:
+            total = Line2D([], [], color=NEUTRAL, marker="D", markersize=4, linestyle="")
+            canvas.legend(
+                [
+                    (Patch(facecolor=ENGINE_PART, edgecolor=ENGINE_PART), "part of the engine"),
+                    (Patch(facecolor="#D55E00", edgecolor="#D55E00"), "part of the frequency (strategy's colour)"),
+                    (total, "total, with interval"),
+                ]
+            )
+        canvas.say(
+            describe_study(results),
+            describe_executions(results),
+            "Reduction = 1 - T(strategy, N) / T(baseline, N), signed, within one execution, as geometric means of "
+            "ratios paired by repetition. (a) Baseline: per-batch allreduce on the same engine; (b) the same times in "
+            "seconds; (c) baseline: serial on one worker.",
+            "Below, baselines horovod and ddp in two parts: engine (T_base - T_allreduce) / T_base and frequency "
+            "(T_allreduce - T_strategy) / T_base."
+            if pairs
+            else "",
+            describe_oversubscription(results),
+            _missing(compared),
+        )
+
+
+def _draw_curves(panels: Sequence[Panel], times: pd.DataFrame, compared: pd.DataFrame, look: dict[str, Look]) -> None:
+    counts = sorted(int(count) for count in compared["workers"].unique())
+    saved, seconds, serial = panels
+    for panel, letter, baseline in ((saved, "a", "allreduce"), (serial, "c", "serial")):
+        panel.title(letter, f"reduction against {baseline}")
+        own = compared[(compared["baseline"] == baseline) & compared["reduction"].notna()]
+        if own.empty:
+            reasons = compared.loc[compared["baseline"] == baseline, "note"]
+            panel.empty("\n".join(sorted(set(reasons))[:2]))
+            continue
+        panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
+        panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
+        panel.ax.set_ylabel(f"time saved (% of {baseline})")
+        panel.workers_axis(counts)
+    seconds.title("b", "in seconds")
+    own = times[times["series"].isin(compared["series"]) | (times["strategy"] == "allreduce")]
+    seconds.curve(own, "train_s", look, low="low_s", high="high_s")
+    seconds.seconds_axis()
+    seconds.workers_axis(sorted({int(count) for count in own["workers"]}))
+
+
+def _draw_splits(
+    panels: Sequence[Panel], split: pd.DataFrame, pairs: Sequence[tuple[str, str]], look: dict[str, Look]
+) -> None:
+    from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+    from scalebench.figures.drawing.panel import Segment
+    from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
+
+    counts = counts_by_execution(split)
+    for panel in panels[1 : len(pairs)]:
+        panel.ax.sharey(panels[0].ax)
+    letters = iter("defghijklmnopqrstuvwxyz")
+    for panel in panels[len(pairs) :]:
+        panel.ax.set_axis_off()
+    for panel, (baseline, name) in zip(panels, pairs, strict=False):
+        panel.title(next(letters, ""), f"{name} against {baseline}")
+        own = split[(split["baseline"] == baseline) & (split["series"] == name)]
+
+        def parts(cell: dict[Hashable, Any], color: str = look[name].color) -> list[Segment]:
+            return [
+                Segment("engine", 100 * cell["engine_part"], ENGINE_PART),
+                Segment("frequency", 100 * cell["frequency_part"], color),
+            ]
+
+        for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
+            total, low, high = (100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high"))
+            panel.ax.errorbar(
+                at,
+                total,
+                [[total - low], [high - total]],
+                fmt="D",
+                color=NEUTRAL,
+                markersize=3,
+                elinewidth=0.8,
+                zorder=5,
+            )
+            panel.keep([{"quantity": "reduction: total", "y": total, "low": low, "high": high}], **_key(cell))
+        panel.ax.axhline(0, color="#555555", linewidth=0.8)
+        panel.ax.set_ylabel(f"% of {baseline}")
+
+
+def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
+    kept = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
+    return {name: cell[name] for name in kept}
+
+
+def _missing(compared: pd.DataFrame) -> str:
+    notes = sorted(set(compared.loc[compared["note"] != "", "note"]))
+    return f"Not shown: {'; '.join(notes[:3])}{' ...' if len(notes) > 3 else ''}." if notes else ""

@@ -1,0 +1,26 @@
+"""Time, efficiency and metric against workers at a fixed number of samples per worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+
+
+@FIGURES.add
+class WeakScaling(Figure):
+    name = "weak-scaling"
+    summary = "training time, efficiency T(1)/T(N) and test metric against workers, samples per worker fixed"
+
+    def absent(self, results: Results) -> str:
+        strong = not (results.completed["scaling"] == "weak").any()
+        return super().absent(results) or ("the study scales strongly; see strong-scaling" if strong else "")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.figures.drawing.scaling import draw_scaling
+
+        draw_scaling(results, canvas, weak=True)
