@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from scalebench.books import Books
 from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.outcome import Evaluation, WorkerReport
-from scalebench.strategies.base import Strategy
+from scalebench.strategies.base import Strategy, Worker
+from scalebench.study.spec import Run
 from scalebench.worker import Replica
 
 
+class Trainee(Worker, Protocol):
+    """A worker as its trainer sees it."""
+
+    run: Run
+    plan: Plan
+    books: Books
+    steps: int
+    on_epoch: Callable[[int], None] | None
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None: ...
+
+
 def train(
-    replica: Replica,
+    replica: Trainee,
     strategy: Strategy,
     *,
     warm: bool = False,
@@ -34,6 +49,7 @@ def train(
     """
     strategy.setup(replica)
     if warm:
+        assert isinstance(replica, Replica)
         _warm_up(replica, strategy)
     replica.comm.barrier()
     replica.clock.start()
@@ -46,7 +62,7 @@ def train(
         replica.keep(last, elapsed, strategy.in_agreement(replica, last))
     ledger = replica.clock.ledger
     if not measured_split:
-        for epoch in replica.epoch_reports:
+        for epoch in replica.books.epochs:
             epoch.compute_s = epoch.comm_s = epoch.wait_s = None
     return WorkerReport(
         rank=replica.rank,
@@ -59,7 +75,7 @@ def train(
         optimizer_steps=replica.steps,
         syncs=replica.comm.collectives,
         bytes_sent=replica.comm.bytes_sent,
-        epochs=replica.epoch_reports,
+        epochs=replica.books.epochs,
     )
 
 

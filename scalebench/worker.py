@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.clock import Clock, Ledger, Task
+from scalebench.books import Books
+from scalebench.clock import Clock, Task
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.data.shard import Shard
-from scalebench.errors import DivergedError, EngineError
+from scalebench.errors import EngineError
 from scalebench.flat import flatten, views
 from scalebench.models.registry import build_model, loss_for
 from scalebench.optimizers import build_optimizer, learning_rate
-from scalebench.outcome import EpochReport
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
 from scalebench.weights import load_weights
@@ -83,17 +82,15 @@ class Replica:
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.on_epoch: Callable[[int], None] | None = None
+        self.books = Books(comm.rank, clock, comm)
         self._begin()
 
     def _begin(self) -> None:
         self.steps = 0
-        self.epoch_reports: list[EpochReport] = []
         self.snapshots: list[Snapshot] = []
         self._epoch, self._epoch_samples, self._epoch_steps = 0, 0, 1
         self._loss_sum.zero_()
-        self._books = Ledger()
-        self._counted = (0, 0)
-        self._elapsed = 0.0
+        self.books.open()
 
     # --- data -------------------------------------------------------------------------------------------------
 
@@ -191,28 +188,10 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            ledger, before = self.clock.ledger.copy(), self._books
-            counted = (self.comm.collectives, self.comm.bytes_sent)
             loss = self._loss_sum.item() / max(1, self._epoch_samples)
-            self.epoch_reports.append(
-                EpochReport(
-                    epoch=epoch,
-                    elapsed_s=elapsed,
-                    epoch_s=elapsed - self._elapsed,
-                    compute_s=ledger.compute_s - before.compute_s,
-                    comm_s=ledger.comm_s - before.comm_s,
-                    wait_s=ledger.wait - before.wait,
-                    data_s=ledger.data_s - before.data_s,
-                    train_loss=loss,
-                    syncs=counted[0] - self._counted[0],
-                    bytes_sent=counted[1] - self._counted[1],
-                )
-            )
             self._loss_sum.zero_()
             self._epoch_samples = 0
-            self._books, self._counted, self._elapsed = ledger, counted, elapsed
-            if not math.isfinite(loss):
-                raise DivergedError(f"worker {self.rank}: the training loss is {loss} in epoch {epoch + 1}")
+            self.books.close_epoch(epoch, elapsed, loss)
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
             if self.on_epoch is not None:

@@ -9,9 +9,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from scalebench.data.dataset import open_dataset
+from scalebench.errors import ScalebenchError
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
-from scalebench.virtual.engine import Scenery
+from scalebench.virtual.engine import Scenery, alike, simulate_alike
+from scalebench.weights import save_weights
 
 OnOutcome = Callable[[Run, Outcome], None]
 
@@ -28,50 +31,55 @@ def run_virtual(
 ) -> None:
     """Simulate `runs` in `jobs` processes; report each as it ends. A run that takes its process down is failed alone.
 
-    `folders` are the data sets by worker count; weights that a run keeps go to `weights_folder`.
+    Runs whose arithmetic is alike are one piece of work. `folders` are the data sets by worker count; weights that a
+    run keeps go to `weights_folder`.
     """
-    waiting = list(runs)
-    suspects: list[Run] = []  # were under way when a process died: tried again, one at a time
+    pieces: dict[str, list[Run]] = {}
+    for run in runs:
+        pieces.setdefault(alike(run), []).append(run)
+    waiting = list(pieces.values())
+    suspects: list[list[Run]] = []  # were under way when a process died: tried again, one at a time
     while waiting or suspects:
         alone = bool(suspects)
-        batch = [suspects.pop(0)] if alone else waiting
-        jobs_now = 1 if alone else min(jobs, len(batch))
-        left = _pass(batch, folders, scenery, jobs_now, weights_folder, on_start, on_outcome)
-        if alone:
-            for run in left:
-                on_outcome(run, Outcome(run.run_id, "failed", "its process died (killed, or out of memory)"))
+        work = [suspects.pop(0)] if alone else waiting
+        processes = 1 if alone else min(jobs, len(work))
+        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome)
+        if not alone:
+            suspects, waiting = left[: 2 * processes], left[2 * processes :]
+        elif left and len(left[0]) > 1:
+            suspects = [[run] for run in left[0]] + suspects
         else:
-            suspects = left[: jobs_now * 2]
-            waiting = left[jobs_now * 2 :]
+            for run in left[0] if left else []:
+                on_outcome(run, Outcome(run.run_id, "failed", "its process died (killed, or out of memory)"))
 
 
 def _pass(
-    runs: Sequence[Run],
+    pieces: Sequence[list[Run]],
     folders: dict[int, Path],
     scenery: Scenery,
-    jobs: int,
+    processes: int,
     weights_folder: Path,
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
-) -> list[Run]:
-    """Run until all are done or a process dies; return those without an outcome, the ones under way first."""
-    left = {run.run_id: run for run in runs}
+) -> list[list[Run]]:
+    """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
+    left = dict(enumerate(pieces))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, _begin, (scenery, folders, weights_folder))
-    under_way: dict[Future[Outcome], Run] = {}
-    queue = list(runs)
+    pool = ProcessPoolExecutor(processes, context, _begin, (scenery, folders, weights_folder))
+    under_way: dict[Future[list[Outcome]], int] = {}
+    queue = list(left)
     try:
         while queue or under_way:
-            while queue and len(under_way) < jobs * 2:  # one running, one waiting for each process
-                run = queue.pop(0)
-                on_start(run)
-                under_way[pool.submit(_simulate, run)] = run
+            while queue and len(under_way) < 2 * processes:  # one in work, one waiting for each process
+                place = queue.pop(0)
+                for run in left[place]:
+                    on_start(run)
+                under_way[pool.submit(_simulate, left[place])] = place
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
-                run = under_way.pop(future)
-                outcome = future.result()
-                del left[run.run_id]
-                on_outcome(run, outcome)
+                outcomes = future.result()
+                for run, outcome in zip(left.pop(under_way.pop(future)), outcomes, strict=True):
+                    on_outcome(run, outcome)
     except BrokenProcessPool:
         return list(left.values())
     finally:
@@ -91,18 +99,16 @@ def _begin(scenery: Scenery, folders: dict[int, Path], weights_folder: Path) -> 
     _stage = scenery, folders, weights_folder
 
 
-def _simulate(run: Run) -> Outcome:
-    from scalebench.data.dataset import open_dataset
-    from scalebench.errors import ScalebenchError
-    from scalebench.virtual.engine import simulate
-    from scalebench.weights import save_weights
-
+def _simulate(runs: list[Run]) -> list[Outcome]:
     assert _stage is not None
     scenery, folders, weights_folder = _stage
+    outcomes: list[Outcome] = []
     try:
-        outcome, weights = simulate(run, open_dataset(folders[run.workers]), scenery)
-        if run.save_weights and weights:
-            save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
+        for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), scenery):
+            if run.save_weights and weights:
+                save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
+            outcomes.append(outcome)
     except (ScalebenchError, MemoryError, RuntimeError, ValueError, TypeError, OSError) as error:
-        return Outcome(run.run_id, "failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return outcome
+        cause = str(error) if isinstance(error, ScalebenchError) else f"{type(error).__name__}: {error}"
+        outcomes += [Outcome(run.run_id, "failed", " ".join(cause.split())) for run in runs[len(outcomes) :]]
+    return outcomes

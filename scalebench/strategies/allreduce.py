@@ -25,6 +25,11 @@ class PerBatch(Strategy):
         return True
 
 
+def mean_of_gradients(workers: int) -> str:
+    """The name of the arithmetic that all plain per-batch strategies share; a lone worker's is serial's."""
+    return "serial" if workers == 1 else "mean of gradients"
+
+
 @register()
 class Allreduce(PerBatch):
     """w <- w - eta * sum_i n_i g_i / sum_i n_i after each batch, over one flat buffer.
@@ -40,3 +45,6 @@ class Allreduce(PerBatch):
         worker.gradient(batch, batch.weight)
         worker.comm.allreduce_(worker.gradients, "mean")
         worker.update()
+
+    def arithmetic(self, workers: int) -> str | None:
+        return mean_of_gradients(workers)

@@ -123,6 +123,14 @@ class Strategy(BaseModel):
         """How replicas are combined, for the records."""
         return "mean"
 
+    def arithmetic(self, workers: int) -> str | None:
+        """A name for the numbers this strategy computes, whatever the time they take.
+
+        Virtual runs with the same name end with the same weights, so that one of them is computed for all. Only for
+        strategies that step and average gradients, or do nothing else at this number of workers.
+        """
+        return None
+
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         """Before anything runs: warnings about this set-up.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import PerBatch
+from scalebench.strategies.allreduce import PerBatch, mean_of_gradients
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
 
@@ -39,6 +39,9 @@ class VirtualDdp(DdpOptions):
         cap = int(self.bucket_cap_mb * _MIB)
         worker.comm.overlapped_mean_(worker.gradients, Overlap("gloo", cap, min(cap, _MIB)))  # type: ignore[attr-defined]
         worker.update()
+
+    def arithmetic(self, workers: int) -> str | None:
+        return mean_of_gradients(workers)
 
 
 @register()

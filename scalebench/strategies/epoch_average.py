@@ -34,6 +34,9 @@ class EpochAverage(Strategy):
     def sync_every(self) -> int:
         return self.every
 
+    def arithmetic(self, workers: int) -> str | None:
+        return "serial" if workers == 1 and self.optimizer_state == "keep" else None
+
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
             if batch.first_of_block and self.optimizer_state == "reset_per_block":

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from scalebench.clock import Task
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import PerBatch
+from scalebench.strategies.allreduce import PerBatch, mean_of_gradients
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
 
@@ -41,6 +41,9 @@ class VirtualHorovod(HorovodOptions):
         worker.gradient(batch, batch.weight)
         worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
         worker.update()
+
+    def arithmetic(self, workers: int) -> str | None:
+        return mean_of_gradients(workers) if self.compression == "none" else None
 
     @property
     def overlap(self) -> Overlap:

@@ -68,4 +68,6 @@ def create(name: str, options: dict[str, Any], engine: str = ANY) -> Strategy:
 
 
 def _first(name: str) -> type[Strategy]:
-    return next(cls for (known, _), cls in _CLASSES.items() if known == name)
+    """A class of that name, a native one if there is one: what stands in for it virtually is no answer elsewhere."""
+    engines = sorted((engine for known, engine in _CLASSES if known == name), key=lambda engine: engine == "virtual")
+    return _CLASSES[name, engines[0]]

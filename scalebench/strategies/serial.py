@@ -29,6 +29,9 @@ class Serial(Strategy):
     def merge_policy(self) -> str:
         return "none"
 
+    def arithmetic(self, workers: int) -> str | None:
+        return "serial"
+
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
             worker.local_step(batch)

@@ -66,13 +66,23 @@ class VirtualRequest:
 class VirtualCommunicator:
     """Implements `comm.base.Communicator` for one virtual worker."""
 
-    def __init__(self, scheduler: Scheduler, group: Group, rank: int, clock: VirtualClock, costs: Costs) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        group: Group,
+        rank: int,
+        clock: VirtualClock,
+        costs: Costs,
+        arithmetic: bool = True,
+    ) -> None:
+        """`arithmetic=False`: operations take their time and leave the tensors alone."""
         self.scheduler, self.clock, self.costs = scheduler, clock, costs
         self.rank, self.size = rank, len(group.ranks)
         self.world_rank = group.ranks[rank]
         self.collectives = 0
         self.bytes_sent = 0
         self._group = group
+        self._arithmetic = arithmetic
         self._calls = 0
 
     # --- collectives ------------------------------------------------------------------------------------------
@@ -215,7 +225,8 @@ class VirtualCommunicator:
         meeting.payloads[self.rank] = payload
         if len(meeting.arrivals) == self.size:
             del self._group.meetings[call]
-            effect(meeting.in_order())
+            if self._arithmetic:
+                effect(meeting.in_order())
             meeting.end = meeting.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
         return meeting
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,16 +17,18 @@ from scalebench.cluster.spec import Cluster
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
-from scalebench.errors import DivergedError, RunError
+from scalebench.errors import RunError
+from scalebench.models.registry import build_model
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
-from scalebench.training import Verdict, evaluate, train
+from scalebench.training import Trainee, Verdict, evaluate, train
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import Group, VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.shadow import Shadow, Trace
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
 from scalebench.virtual.step_times import StepTable, StepTimes, jitter_source
 from scalebench.worker import Replica
@@ -53,21 +55,42 @@ def simulate(run: Run, dataset: Dataset, scenery: Scenery) -> tuple[Outcome, Wei
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
     """
+    return _judged(run, dataset, scenery, lambda stage: stage.play())
+
+
+def simulate_alike(runs: Sequence[Run], dataset: Dataset, scenery: Scenery) -> Iterator[tuple[Run, Outcome, Weights]]:
+    """Simulate runs of one `alike` key: the first is computed, the others are its shadows with their own time."""
+    outcome, weights = simulate(runs[0], dataset, scenery)
+    yield runs[0], outcome, weights
+    for run in runs[1:]:
+        if outcome.status == "completed":
+            trace = Trace.of(outcome)
+            yield run, _judged(run, dataset, scenery, lambda stage: stage.play_shadow(trace))[0], weights  # noqa: B023
+        else:
+            yield run, replace(outcome, run_id=run.run_id), {}
+
+
+def alike(run: Run) -> str:
+    """A key that runs of one study share whose arithmetic is the same, whatever their time."""
+    strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
+    arithmetic = strategy.arithmetic(run.workers)
+    stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
+    return f"{arithmetic} {run.workers} {run.seed}" if arithmetic and stays else run.run_id
+
+
+def _judged(
+    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[_Stage], tuple[Outcome, Weights]]
+) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
     strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
     try:
-        stage = _Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s)
-        reports, verdicts, weights = stage.play()
-    except DivergedError as error:
-        return Outcome(run.run_id, "diverged", str(error)), {}
+        outcome, weights = play(_Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
         return Outcome(run.run_id, error.status, str(error)), {}
-    evaluations: list[Evaluation] = [item for verdict in verdicts for item in verdict.evaluations]
-    for report in reports:
-        report.peak_rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    facts = {**stage.facts(), "wall_s": time.perf_counter() - began}
-    outcome = Outcome(run.run_id, "completed", "", reports, evaluations, stage.eval_s, facts)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    for report in outcome.workers:
+        report.peak_rss_mib = peak
     return outcome, weights
 
 
@@ -84,35 +107,52 @@ class _Stage:
         self.table = scenery.table_for(run.workers)
         self.times = StepTimes(self.table, seed=run.seed - run.repetition, repetition=run.repetition)
         self.group = Group(tuple(range(run.workers)))
-        self.scheduler: Scheduler | None = None
+        self.costs = self._price_list()
         self.store: VirtualStore | None = None
         self.desk: ServerDesk | None = None
-        self.eval_s = 0.0
+        self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = deadline
-        self._parameters = 0
 
-    def play(self) -> tuple[list[WorkerReport], list[Verdict], Weights]:
-        costs = self._costs()
-        replicas = [self._replica(rank, costs) for rank in range(self.run.workers)]
-        self._parameters = replicas[0].parameters.numel()
-        costs.gradients = self._gradients(replicas[0])
-        stochastic = _draws_random_numbers(replicas[0])
-        options = self.run.virtual
-        self.scheduler = Scheduler(seed=self.run.seed, ties=options.ties, stochastic=stochastic)
-        for replica in replicas:
-            replica.comm.scheduler = self.scheduler  # type: ignore[attr-defined]
+    def play(self) -> tuple[Outcome, Weights]:
+        """Compute the run."""
+        replicas = [self._replica(rank) for rank in range(self.run.workers)]
+        self.costs.gradients = _gradients(replicas[0].model, self.table.release)
+        self.scheduler.stochastic = _draws_random_numbers(replicas[0])
         reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
         began = time.perf_counter()
         verdicts = self.scheduler.run({replica.rank: self._evaluation(replica) for replica in replicas})
-        self.eval_s = time.perf_counter() - began
+        eval_s = time.perf_counter() - began
+        found = [item for rank in sorted(verdicts) for item in verdicts[rank].evaluations]
         final = verdicts[0].final
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
-        return [reports[rank] for rank in sorted(reports)], [verdicts[rank] for rank in sorted(verdicts)], weights
+        return self._outcome(reports, found, eval_s, replicas[0].parameters.numel()), weights
 
-    def facts(self) -> dict[str, Any]:
+    def play_shadow(self, trace: Trace) -> tuple[Outcome, Weights]:
+        """Walk through the run that left `trace`, for its time alone."""
+        model = build_model(
+            self.run.model, self.dataset.input_shape, self.dataset.outputs, self.dataset.task,
+            getattr(torch, self.run.dtype), self.run.seed,
+        )  # fmt: skip
+        self.costs.gradients = _gradients(model, self.table.release)
+        per_node = self.scenery.cluster.node.workers_per_node
+        shadows = []
+        for rank in range(self.run.workers):
+            clock = self._clock(rank)
+            comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
+            shadows.append(Shadow(self.run, self.plan, comm, clock, trace, per_node))
+        reports = self.scheduler.run({shadow.rank: self._training(shadow) for shadow in shadows})
+        return self._outcome(reports, shadows[0].evaluations, 0.0, trace.parameters), {}
+
+    def _outcome(
+        self, reports: dict[int, WorkerReport], found: list[Evaluation], eval_s: float, parameters: int
+    ) -> Outcome:
+        ordered = [reports[rank] for rank in sorted(reports)]
+        return Outcome(self.run.run_id, "completed", "", ordered, found, eval_s, self._facts(parameters))
+
+    def _facts(self, parameters: int) -> dict[str, Any]:
         """What the record says of the run beside its times."""
         return {
-            "parameters": self._parameters,
+            "parameters": parameters,
             "n_train": self.dataset.n_train,
             "n_test": self.dataset.n_test,
             "metric_name": self.dataset.metric_name,
@@ -120,16 +160,16 @@ class _Stage:
             "steps_per_epoch": self.plan.steps(0),
             "batch_per_worker": self.plan.batch_size,
             "nodes": self.scenery.cluster.nodes_for(self.run.workers),
-            "workers_per_node": self.scenery.cluster.node.workers_per_node,
+            "workers_per_node": min(self.run.workers, self.scenery.cluster.node.workers_per_node),
             "device": self.table.source,
             "launcher": "in-process",
             "binding": "none",
         }
 
-    def _training(self, replica: Replica) -> Callable[[], WorkerReport]:
+    def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
-            torch.manual_seed(_worker_seed(self.run, replica.rank))
-            return train(replica, self.strategy, on_epoch=self._watch_time)
+            torch.manual_seed(_worker_seed(self.run, worker.rank))
+            return train(worker, self.strategy, on_epoch=self._watch_time)
 
         return program
 
@@ -140,11 +180,14 @@ class _Stage:
         if time.perf_counter() > self._deadline:
             raise _TimeLimitError(f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}")
 
-    def _replica(self, rank: int, costs: Costs) -> Replica:
+    def _clock(self, rank: int) -> VirtualClock:
         options = self.run.virtual
         jitter = jitter_source(options.jitter, options.jitter_sigma, self.table, seed=self.run.seed, worker=rank)
-        clock = VirtualClock(self.times, speed=options.slowdown.get(rank, 1.0), jitter=jitter)
-        comm = VirtualCommunicator(Scheduler(seed=0), self.group, rank, clock, costs)
+        return VirtualClock(self.times, speed=options.slowdown.get(rank, 1.0), jitter=jitter)
+
+    def _replica(self, rank: int) -> Replica:
+        clock = self._clock(rank)
+        comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
 
         def shared(initial: Tensor) -> VirtualShared:
             if self.store is None:
@@ -159,17 +202,17 @@ class _Stage:
         per_node = self.scenery.cluster.node.workers_per_node
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
 
-    def _costs(self) -> Costs:
-        cluster, run = self.scenery.cluster, self.run
-        network = Network(cluster, cluster.node.workers_per_node, run.virtual.collective)
+    def _price_list(self) -> Costs:
+        cluster = self.scenery.cluster
+        network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
         return Costs(network, self.scenery.engines, self.strategy.engines[0])
 
-    def _gradients(self, replica: Replica) -> list[GradientTensor]:
-        trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
-        release = self.table.release
-        if len(release) != len(trainable):  # stated step times: released evenly, the last layer first
-            release = [1.0 - index / len(trainable) for index in range(len(trainable))]
-        return [GradientTensor(p.nbytes, share) for p, share in zip(trainable, release, strict=True)]
+
+def _gradients(model: torch.nn.Module, release: list[float]) -> list[GradientTensor]:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if len(release) != len(trainable):  # stated step times: released evenly, the last layer first
+        release = [1.0 - index / len(trainable) for index in range(len(trainable))]
+    return [GradientTensor(parameter.nbytes, share) for parameter, share in zip(trainable, release, strict=True)]
 
 
 def _worker_seed(run: Run, rank: int) -> int:

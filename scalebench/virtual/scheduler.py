@@ -32,7 +32,7 @@ class Scheduler:
         self._waiting: dict[int, str] = {}
         self._random = np.random.default_rng([seed, 0x7135]) if ties == "seeded" else None
         self._events = 0
-        self._stochastic = stochastic
+        self.stochastic = stochastic
         self._generators: dict[int, torch.Tensor] = {}
         self._grad: dict[int, bool] = {}
         self._hub = greenlet.getcurrent()
@@ -82,8 +82,8 @@ class Scheduler:
     def _resume(self, rank: int) -> None:
         # What a thread keeps, each worker must keep for itself: greenlets share one thread.
         outside_grad = torch.is_grad_enabled()
-        outside_state = torch.get_rng_state() if self._stochastic else None
-        if self._stochastic and rank in self._generators:
+        outside_state = torch.get_rng_state() if self.stochastic else None
+        if self.stochastic and rank in self._generators:
             torch.set_rng_state(self._generators[rank])
         _set_grad(self._grad.get(rank, True))
         try:

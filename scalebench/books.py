@@ -1,0 +1,51 @@
+"""One worker's books: what each epoch took, communicated and lost, read off its clock and its communicator."""
+
+from __future__ import annotations
+
+import math
+
+from scalebench.clock import Clock, Ledger
+from scalebench.comm.base import Communicator
+from scalebench.errors import DivergedError
+from scalebench.outcome import EpochReport
+
+
+class Books:
+    """Closes one epoch after the other; each report holds the differences to the one before."""
+
+    def __init__(self, rank: int, clock: Clock, comm: Communicator) -> None:
+        self._rank, self._clock, self._comm = rank, clock, comm
+        self.open()
+
+    def open(self) -> None:
+        """Empty books."""
+        self.epochs: list[EpochReport] = []
+        self._ledger = Ledger()
+        self._counted = (0, 0)
+        self._elapsed = 0.0
+
+    def close_epoch(self, epoch: int, elapsed_s: float, train_loss: float) -> None:
+        """Book `epoch`, which ended after `elapsed_s` seconds of training.
+
+        Raises:
+            DivergedError: the loss is NaN or infinite.
+        """
+        ledger, before = self._clock.ledger.copy(), self._ledger
+        counted = (self._comm.collectives, self._comm.bytes_sent)
+        self.epochs.append(
+            EpochReport(
+                epoch=epoch,
+                elapsed_s=elapsed_s,
+                epoch_s=elapsed_s - self._elapsed,
+                compute_s=ledger.compute_s - before.compute_s,
+                comm_s=ledger.comm_s - before.comm_s,
+                wait_s=ledger.wait - before.wait,
+                data_s=ledger.data_s - before.data_s,
+                train_loss=train_loss,
+                syncs=counted[0] - self._counted[0],
+                bytes_sent=counted[1] - self._counted[1],
+            )
+        )
+        self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
+        if not math.isfinite(train_loss):
+            raise DivergedError(f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}")
