@@ -42,9 +42,14 @@ def cause_of_death(folder: Path, returncode: int) -> Death:
         return Death("failed", f"rank {match[1]} exited before reporting")
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
-    lines = [line.strip() for line in said.splitlines() if not _NOISE.match(line)]
-    telling = next((line for line in lines if _EXCEPTION.match(line)), lines[0] if lines else "it said nothing")
-    return Death("failed", f"mpirun exited with code {returncode}: {telling}; see {folder / 'stderr.txt'}")
+    told = telling_line(said)
+    return Death("failed", f"mpirun exited with code {returncode}: {told}; see {folder / 'stderr.txt'}")
+
+
+def telling_line(text: str) -> str:
+    """Of what a program said before it failed, the line that says most: an exception's, else the first."""
+    lines = [line.strip() for line in text.splitlines() if not _NOISE.match(line)]
+    return next((line for line in lines if _EXCEPTION.match(line)), lines[0] if lines else "it said nothing")
 
 
 class Pulse:

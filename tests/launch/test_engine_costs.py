@@ -1,0 +1,65 @@
+import pytest
+
+from scalebench.errors import EngineError
+from scalebench.launch import engine_costs, engines
+from scalebench.launch.engine_costs import measure_engine_costs
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    here = [name for name in engine_costs.MEASURABLE if engines.available(name) is None]
+    if "mpi" not in here:
+        pytest.skip("no MPI")
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, here, measure_engine_costs(cache, here)
+
+
+def test_each_engine_has_a_whole_curve_with_its_source(measured):
+    _, here, costs = measured
+    assert {entry.engine for entry in costs.entries} >= {*here, "mpi-onesided", "mpi-broadcast", "mpi-reduce"}
+    for entry in costs.entries:
+        assert entry.ranks >= 2
+        assert "torch" in entry.source
+        sizes = [size for size, _ in entry.points]
+        assert (sizes[0], sizes) == (4, sorted(sizes))
+        assert sizes[-1] >= 4 << 20
+        assert entry.points[0][1] == entry.alpha_s
+        assert entry.seconds(16 << 20) > entry.seconds(4)  # 16 MiB take longer than 4 bytes on any machine
+        assert 0 < entry.seconds(16 << 20) < 10
+
+
+def test_horovod_waits_for_its_cycle_and_negotiates(measured):
+    _, here, costs = measured
+    if "horovod" not in here:
+        pytest.skip("no Horovod")
+    entry = costs.of("horovod")
+    assert entry.cycle_s > 0.9e-3  # its loop turns once per millisecond unless told otherwise
+    assert entry.negotiation_s > 0
+    assert entry.per_step_s > 0
+    assert costs.of("mpi").cycle_s == costs.of("mpi").negotiation_s == 0
+
+
+def test_costs_are_measured_once_per_machine_and_versions(measured, monkeypatch):
+    cache, here, costs = measured
+    monkeypatch.setattr(engine_costs, "_measure", lambda *_: pytest.fail("measured again"))
+    assert measure_engine_costs(cache, here) == costs
+    assert len(list((cache / "engine-costs").iterdir())) == 1
+    monkeypatch.setattr(engine_costs, "version", lambda name: "99")
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        measure_engine_costs(cache, here)
+
+
+def test_a_missing_engine_and_a_failing_measurement_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "available", lambda name: "it is not here")
+    with pytest.raises(EngineError, match="engine mpi is not available: it is not here"):
+        measure_engine_costs(tmp_path, ["mpi"])
+    monkeypatch.undo()
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('a shadow')")
+    with pytest.raises(EngineError, match="failed: ImportError: a shadow") as caught:
+        measure_engine_costs(tmp_path, ["mpi"])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "engine-costs").exists()
