@@ -10,6 +10,8 @@ import rich_click as click
 from scalebench.cli.options import verbosity, verbosity_options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from scalebench.launch.study_run import Plan, Tally
 
 
@@ -69,17 +71,20 @@ def run(study: Path | None, jobs: int | None, output: Path, dry_run: bool, sets:
     return 1 if tally.failed else 0
 
 
-def _summarise(tally: Tally) -> None:
+def _console() -> Console:
+    """Standard output; a table in a file or a pipe is as wide as it needs."""
     from rich.console import Console
 
-    from scalebench.analysis import load, summary_notes, summary_table
-
     console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _summarise(tally: Tally) -> None:
+    from scalebench.analysis import load, summary_table
+
+    console = _console()
     if verbosity() >= 0:
-        results = load(tally.folder)
-        console.print(summary_table(results))
-        for line in summary_notes(results):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(summary_table(load(tally.folder)))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     console.print(
@@ -91,7 +96,6 @@ def _summarise(tally: Tally) -> None:
 
 
 def _show(plan: Plan, jobs: int | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from scalebench.launch.engines import cores
@@ -111,7 +115,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
         table.add_row(
             strategy, str(workers), execution, engine, str(repetitions), str(shards.steps(0)), str(shards.batch_size)
         )
-    console = Console()
+    console = _console()
     console.print(table)
     expected = estimate(plan, jobs or cores())
     console.print(
