@@ -1,0 +1,41 @@
+import os
+
+from scalebench.launch.postmortem import Pulse
+from scalebench.native.heartbeat import Beat, Heartbeat, Phase, create_heartbeats, read_heartbeats
+
+
+def test_ranks_write_and_the_launcher_reads(tmp_path):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 3)
+    hearts = [Heartbeat(path, rank) for rank in (0, 2)]
+    hearts[0].enter(Phase.TRAINING)
+    for _ in range(5):
+        hearts[0].beat()
+    assert read_heartbeats(path) == [
+        Beat(os.getpid(), Phase.TRAINING, 5),
+        Beat(0, Phase.STARTING, 0),
+        Beat(os.getpid(), Phase.STARTING, 0),
+    ]
+    hearts[0].enter(Phase.EVALUATING)
+    assert read_heartbeats(path)[0].beats == 0
+
+
+def test_the_ranks_furthest_behind_are_the_ones_that_stopped(tmp_path, monkeypatch):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 4)
+    hearts = [Heartbeat(path, rank) for rank in range(4)]
+    now = 100.0
+    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: now)
+    pulse = Pulse(path)
+    for rank, heart in enumerate(hearts):
+        heart.enter(Phase.TRAINING)
+        for _ in range(10 - 3 * (rank == 2)):
+            heart.beat()
+    pulse.feel()
+    assert pulse.stopped(4) == "all ranks were still working"
+    now += 5.0
+    assert pulse.stopped(4) == "rank 2 had stopped 5.0 s before, while training"
+    hearts[2].beat()
+    pulse.feel()
+    assert pulse.stopped(4) == "ranks 0, 1, 3 had stopped 5.0 s before, while training"
+    assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"

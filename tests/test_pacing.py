@@ -1,0 +1,116 @@
+import time
+
+import pytest
+import torch
+
+from scalebench.clock import Task
+from scalebench.pacing import PacedClock, StepTime
+
+STEP = StepTime(forward_s=0.010, backward_s=0.020, update_s=0.005)
+LATE = 0.008  # what waking up may cost on a busy machine
+
+
+def steps(clock, count, forward=0.0, backward=0.0, update=0.0):
+    for _ in range(count):
+        for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward), (Task.UPDATE, update)):
+            time.sleep(seconds)
+            clock.did(task)
+
+
+def test_a_step_lasts_as_long_as_on_the_stated_device():
+    clock = PacedClock(STEP)
+    clock.start()
+    began = time.perf_counter()
+    steps(clock, 4, forward=0.003, backward=0.003)
+    elapsed = time.perf_counter() - began
+    assert 4 * STEP.total_s <= elapsed < 4 * (STEP.total_s + LATE)
+    for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
+        assert clock.ledger.seconds[task] == pytest.approx(4 * STEP.of(task), abs=4 * LATE)
+        assert clock.ledger.seconds[task] >= 4 * STEP.of(task) * 0.99
+    assert clock.overrun == 0.0
+
+
+def test_steps_that_were_slower_are_counted_and_not_stretched():
+    clock = PacedClock(STEP)
+    clock.start()
+    steps(clock, 3)
+    steps(clock, 1, update=0.020)
+    assert clock.overrun == pytest.approx(1 / 4)
+    assert clock.ledger.seconds[Task.UPDATE] < 3 * STEP.update_s + 0.020 + 4 * LATE
+
+
+def test_communication_is_not_stretched():
+    clock = PacedClock(STEP)
+    clock.start()
+    clock.arrived()
+    time.sleep(0.002)
+    clock.did(Task.COMM)
+    assert clock.ledger.comm_s < 0.002 + LATE
+    assert clock.overrun is None
+
+
+def test_whole_seconds_are_split_as_the_warm_up_was():
+    clock = PacedClock(0.040)
+    clock.did(Task.DATA)
+    steps(clock, 3, forward=0.002, backward=0.006, update=0.002)
+    assert clock.ledger.total_s == 0.0  # warm-up costs no training time
+    clock.start()
+    split = clock.step_time
+    assert split.total_s == pytest.approx(0.040)
+    assert split.forward_s == pytest.approx(0.008, rel=0.35)  # sleeping for 2 ms is not exact
+    assert split.backward_s > split.forward_s + split.update_s > 0
+
+
+def test_without_a_warm_up_backward_costs_twice_a_forward():
+    clock = PacedClock(0.030)
+    clock.start()
+    assert clock.step_time == StepTime(0.010, 0.020, 0.0)
+
+
+def test_gradients_are_released_at_their_share_of_the_backward_pass():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    clock = PacedClock(StepTime(0.005, 0.040, 0.001))
+    clock.attach(model)
+    released = {}
+    for name, parameter in model.named_parameters():  # as Horovod and DDP do: on the accumulated gradient
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: released.__setitem__(name, time.perf_counter() - mark)
+        )
+    loss = model(torch.ones(4, 8)).sum()
+    mark = time.perf_counter()
+    loss.backward(retain_graph=True)  # outside training nobody is held back
+    assert max(released.values()) < 0.015
+    released.clear()
+    clock.start()
+    clock.did(Task.FORWARD)
+    mark = time.perf_counter()
+    loss.backward()
+    clock.did(Task.BACKWARD)
+    assert list(released) == ["1.weight", "0.weight"]
+    assert released["1.weight"] == pytest.approx(0.020, abs=LATE)  # half of the parameters, half of the pass
+    assert released["0.weight"] == pytest.approx(0.040, abs=LATE)
+    clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+
+
+def test_what_comes_after_the_last_gradient_in_backward_is_no_overrun():
+    """The real DDP waits for its buckets there: that is communication."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    clock = PacedClock(STEP)
+    clock.attach(model)
+    clock.start()
+    for _ in range(2):
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        time.sleep(0.010)
+        clock.did(Task.BACKWARD)
+        clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+    loss = model(torch.ones(2, 4)).sum()
+    clock.did(Task.FORWARD)
+    time.sleep(0.030)  # the device would have been done by then
+    loss.backward()
+    clock.did(Task.BACKWARD)
+    clock.did(Task.UPDATE)
+    assert clock.overrun == pytest.approx(1 / 3)
