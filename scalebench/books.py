@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from scalebench.clock import Clock, Ledger
 from scalebench.comm.base import Communicator
@@ -23,6 +24,14 @@ class Books:
         self._ledger = Ledger()
         self._counted = (0, 0)
         self._elapsed = 0.0
+        self.histograms: dict[str, Counter[int]] = {}
+        self._stale: list[int] = []
+
+    def observe(self, name: str, value: int) -> None:
+        """Count `value` in the histogram `name`; `staleness` is summed up for each epoch too."""
+        self.histograms.setdefault(name, Counter())[value] += 1
+        if name == "staleness":
+            self._stale.append(value)
 
     def close_epoch(self, epoch: int, elapsed_s: float, train_loss: float) -> None:
         """Book `epoch`, which ended after `elapsed_s` seconds of training.
@@ -44,8 +53,11 @@ class Books:
                 train_loss=train_loss,
                 syncs=counted[0] - self._counted[0],
                 bytes_sent=counted[1] - self._counted[1],
+                mean_staleness=sum(self._stale) / len(self._stale) if self._stale else None,
+                max_staleness=max(self._stale, default=None),
             )
         )
+        self._stale.clear()
         self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
         if not math.isfinite(train_loss):
             raise DivergedError(f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}")

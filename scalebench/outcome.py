@@ -43,6 +43,7 @@ class WorkerReport:
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None
+    histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # what the strategy counted, such as staleness
 
 
 @dataclass

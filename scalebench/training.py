@@ -76,6 +76,10 @@ def train(
         syncs=replica.comm.collectives,
         bytes_sent=replica.comm.bytes_sent,
         epochs=replica.books.epochs,
+        histograms={
+            name: {str(value): times for value, times in sorted(counted.items())}
+            for name, counted in replica.books.histograms.items()
+        },
     )
 
 

@@ -56,7 +56,7 @@ class Replica:
         workers_per_node: int | None = None,
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
+        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
         self.workers_per_node = min(workers_per_node or comm.size, comm.size)
         self.task = dataset.task
         self.device = device or torch.device("cpu")
@@ -88,7 +88,8 @@ class Replica:
     def _begin(self) -> None:
         self.steps = 0
         self.snapshots: list[Snapshot] = []
-        self._epoch, self._epoch_samples, self._epoch_steps = 0, 0, 1
+        self._epoch, self._epoch_samples = 0, 0
+        self._moment = 0.0  # in epochs, of the batch under way
         self._loss_sum.zero_()
         self.books.open()
 
@@ -98,6 +99,9 @@ class Replica:
     def samples(self) -> int:
         return int(self.plan.shard_sizes(self._epoch)[self.rank])
 
+    def steps_in(self, epoch: int) -> int:
+        return self.plan.steps(epoch)
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
         x, y = self.shard.epoch(epoch, self.comm.alltoallv)
@@ -105,9 +109,10 @@ class Replica:
         weights = self._weights(epoch)
         starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
         firsts = set(starts.tolist())
-        self._epoch_steps = len(bounds) - 1
+        steps = len(bounds) - 1
         self.clock.did(Task.SHUFFLE, len(x))
-        for step in range(self._epoch_steps):
+        for step in range(steps):
+            self._moment = epoch + step / steps
             low, high = bounds[step], bounds[step + 1]
             batch = Batch(x[low:high], y[low:high], weights[step], step, step in firsts)
             self.clock.did(Task.DATA, high - low)
@@ -131,9 +136,12 @@ class Replica:
         self._epoch_samples += samples
         self.clock.did(Task.BACKWARD, samples)
 
+    @property
+    def learning_rate(self) -> float:
+        return learning_rate(self.run, self.size, self._moment)
+
     def update(self) -> None:
-        moment = self._epoch + (self.steps % self._epoch_steps) / self._epoch_steps
-        rate = learning_rate(self.run, self.size, moment)
+        rate = self.learning_rate
         if rate != self._lr:
             self._lr = rate
             for group in self.optimizer.param_groups:
@@ -141,6 +149,15 @@ class Replica:
         self.optimizer.step()
         self.steps += 1
         self.clock.did(Task.UPDATE)
+
+    def adopt(self, weights: Tensor) -> None:
+        self.parameters.copy_(weights)
+        self.steps += 1
+        self.clock.did(Task.COMM)
+
+    def observe(self, name: str, value: int) -> None:
+        if self.clock.running:
+            self.books.observe(name, value)
 
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
@@ -188,7 +205,8 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            loss = self._loss_sum.item() / max(1, self._epoch_samples)
+            # Who trained on no batch of this epoch (a late worker skips) says the loss of its latest.
+            loss = self._loss_sum.item() / self._epoch_samples if self._epoch_samples else self.last_loss.item()
             self._loss_sum.zero_()
             self._epoch_samples = 0
             self.books.close_epoch(epoch, elapsed, loss)

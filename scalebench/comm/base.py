@@ -108,7 +108,8 @@ class Server(Protocol):
     """A party with a state of its own that answers a request now or later.
 
     `rule` (given when the server is made) is called in the order of arrival: `rule(worker, payload, now)` returns
-    the replies to release, as (worker, tensor) pairs; a worker not among them goes on waiting.
+    the replies to release, as (worker, tensor) pairs; a worker not among them goes on waiting. A rule may have
+    `shards`, over how many servers its vector is spread, and `updates`, how many optimizer steps it has taken.
     """
 
     def request(self, payload: Tensor | None) -> Tensor:

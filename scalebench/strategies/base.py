@@ -37,6 +37,7 @@ class Worker(Protocol):
     rank: int
     size: int
     workers_per_node: int
+    seed: int
     epochs: int
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
@@ -55,6 +56,9 @@ class Worker(Protocol):
     def shared(self) -> SharedState:
         """The model all may merge into; it starts as the initial weights."""
 
+    def steps_in(self, epoch: int) -> int:
+        """How many batches `epoch` has; the same for every worker."""
+
     def server(self, rule: ServerRule) -> Server:
         """Open the server that runs `rule` (the same on every worker)."""
 
@@ -64,8 +68,18 @@ class Worker(Protocol):
     def gradient(self, batch: Batch, weight: float = 1.0) -> None:
         """Forward and backward: `gradients` <- gradient of weight * mean loss over the batch."""
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this moment, by the study's policy."""
+
     def update(self) -> None:
         """One optimizer step with the learning rate of this moment."""
+
+    def adopt(self, weights: Tensor) -> None:
+        """Go on from `weights`, which somebody else (a server) updated; counts as an optimizer step."""
+
+    def observe(self, name: str, value: int) -> None:
+        """Count `value` in the histogram `name` of this worker's report; `staleness` also goes into the epoch's row."""
 
     def local_step(self, batch: Batch) -> None:
         """`gradient`, then `update`."""
@@ -137,6 +151,10 @@ class Strategy(BaseModel):
         Raises:
             StudyError: it cannot work at all, in one line that says what could.
         """
+        return []
+
+    def advice(self, epochs: int) -> list[str]:
+        """Warnings about a training of `epochs` epochs, before anything runs."""
         return []
 
     def setup(self, worker: Worker) -> None:

@@ -24,7 +24,7 @@ class VirtualClock:
         self._seconds = times.task_seconds
         self._speed = speed
         self._jitter = jitter or (lambda step: 1.0)
-        self._step = 0
+        self._step = -1
         self._factor = speed * self._jitter(0)
 
     def start(self) -> None:
@@ -34,14 +34,18 @@ class VirtualClock:
     def did(self, task: Task, samples: int = 0) -> None:
         if not self.running:
             return
+        if task == Task.DATA:  # a step begins
+            self._step += 1
+            self._factor = self._speed * self._jitter(self._step)
         seconds = self._seconds(task, samples) * self._factor
         if task == Task.BACKWARD:
             self.backward_s = seconds
-        elif task == Task.UPDATE:
-            self._step += 1
-            self._factor = self._speed * self._jitter(self._step)
         self.now += seconds
         self.ledger.seconds[task] += seconds
+
+    def seconds_of(self, task: Task, samples: int = 0) -> float:
+        """How long `task` takes on an ordinary worker, undisturbed."""
+        return self._seconds(task, samples)
 
     def arrived(self) -> None:
         """Arrivals need no list here: a meeting knows them."""

@@ -48,7 +48,7 @@ class Shadow:
         self, run: Run, plan: Plan, comm: Communicator, clock: Clock, trace: Trace, workers_per_node: int
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
+        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
         self.workers_per_node = min(workers_per_node, comm.size)
         dtype = getattr(torch, run.dtype)
         self.parameters = self.gradients = torch.empty(trace.parameters, dtype=dtype, device="meta")
@@ -74,6 +74,9 @@ class Shadow:
     def server(self, rule: ServerRule) -> Server:
         raise NotImplementedError("a shadow has no model to serve")
 
+    def steps_in(self, epoch: int) -> int:
+        return self.plan.steps(epoch)
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         self.clock.did(Task.SHUFFLE, self.samples)
         for step, size in enumerate(self.plan.batch_sizes(epoch)[self.rank].tolist()):
@@ -83,6 +86,16 @@ class Shadow:
     def gradient(self, batch: Batch, weight: float = 1.0) -> None:
         self.clock.did(Task.FORWARD, len(batch.x))
         self.clock.did(Task.BACKWARD, len(batch.x))
+
+    @property
+    def learning_rate(self) -> float:
+        return self.run.lr
+
+    def adopt(self, weights: Tensor) -> None:
+        raise NotImplementedError("a shadow has no model of its own")
+
+    def observe(self, name: str, value: int) -> None:
+        self.books.observe(name, value)
 
     def update(self) -> None:
         self.steps += 1

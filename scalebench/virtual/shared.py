@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
 from scalebench.virtual.communicator import VirtualCommunicator
 
@@ -55,6 +56,8 @@ class VirtualServer:
     def request(self, payload: Tensor | None) -> Tensor:
         desk, comm, clock = self._desk, self._comm, self._comm.clock
         nbytes = 0 if payload is None else payload.nbytes
+        if not clock.running:
+            return desk.answer_now(comm, payload)
         asked = clock.now
         comm.count(nbytes)
         comm.scheduler.turn(comm.world_rank, asked + comm.costs.message(nbytes, comm.world_rank, desk.host))
@@ -68,7 +71,11 @@ class VirtualServer:
 
 
 class ServerDesk:
-    """The server itself: `rule` decides, `free_at` is when its link has carried what came before."""
+    """The server itself: `rule` decides, `free_at` is when its link has carried what came before.
+
+    A rule may say over how many `shards` (servers that work side by side) it is spread, and count its `updates`:
+    optimizer steps, each charged as a worker's.
+    """
 
     def __init__(self, rule: ServerRule, host: int = 0) -> None:
         self.rule = rule
@@ -76,14 +83,25 @@ class ServerDesk:
         self.free_at = 0.0
         self.replies: dict[int, tuple[float, Tensor]] = {}
         self.released: dict[int, float] = {}
+        self._shards = getattr(rule, "shards", 1)
+
+    def answer_now(self, comm: VirtualCommunicator, payload: Any) -> Tensor:
+        """The reply to a request outside the training time; the rule must not defer it."""
+        ((worker, tensor),) = self.rule(comm.world_rank, payload, comm.clock.now)
+        assert worker == comm.world_rank
+        return tensor  # type: ignore[no-any-return]
 
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
         """Take one request at `arrival`, in turn, and send off every reply that the rule releases."""
         nbytes = 0 if payload is None else payload.nbytes
         begin = max(arrival, self.free_at)
-        self.free_at = begin + comm.costs.occupancy(nbytes, comm.world_rank, self.host)
-        for worker, tensor in self.rule(comm.world_rank, payload, begin):
-            self.free_at += comm.costs.occupancy(tensor.nbytes, worker, self.host)
+        updates = getattr(self.rule, "updates", 0)
+        replies = self.rule(comm.world_rank, payload, begin)
+        steps = getattr(self.rule, "updates", 0) - updates
+        self.free_at = begin + comm.costs.occupancy(nbytes, comm.world_rank, self.host) / self._shards
+        self.free_at += steps * comm.clock.seconds_of(Task.UPDATE) / self._shards
+        for worker, tensor in replies:
+            self.free_at += comm.costs.occupancy(tensor.nbytes, worker, self.host) / self._shards
             self.replies[worker] = (self.free_at + comm.costs.message(0, self.host, worker), tensor)
             self.released[worker] = begin
             if worker != comm.world_rank:

@@ -1,0 +1,224 @@
+"""Parameter servers: workers push gradients to one party that holds the weights and decides who waits.
+
+Li et al., OSDI 2014. Each step a worker computes g at its copy of the weights, pushes it, and goes on with the
+weights of the reply: 2 n bytes a step and worker, 2 K n / S a round over the link of each of S servers, which is what
+limits them. The optimizer, its momentum included, lives on the server. Rules: server_rules.py; arithmetic:
+server_weights.py.
+
+Trap: under `scale: mean` a push moves the weights by eta g / K, so that K pushes are one step of `bsp` at equal
+learning rate; the literature's asynchronous SGD is often `scale: sum`, K times as fast and less stable.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
+from scalebench.strategies import server_rules
+from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.registry import register
+from scalebench.strategies.server_rules import Gate
+from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, request
+
+
+class ParameterServerStrategy(Strategy):
+    """Push, pull, go on when the server lets you."""
+
+    shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread")
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SERVER})
+    engines: ClassVar[tuple[str, ...]] = ("mpi",)
+    asynchronous: ClassVar[bool] = True  # the server says which weights end an epoch
+    deterministic: ClassVar[bool] = False
+    optimizer_state_policy: ClassVar[str] = "on the server"
+    misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
+
+    @property
+    def merge_policy(self) -> str:
+        return "each push at once"
+
+    def gate(self, workers: int, total: int) -> Gate:
+        """The rule that says who waits, for `workers` that push `total` times each."""
+        raise NotImplementedError
+
+    def setup(self, worker: Worker) -> None:
+        state, ends = worker.state, [0]
+        for epoch in range(worker.epochs):
+            ends.append(ends[-1] + worker.steps_in(epoch))
+        gate = self.gate(worker.size, ends[-1])
+        rule = ParameterServer(
+            gate, worker.parameters, worker.optimizer, ends[1:], shards=self.shards, **self._application(worker.size)
+        )
+        state.server = worker.server(rule)
+        state.begins, state.rounds = ends, 0
+
+    def _application(self, workers: int) -> dict[str, Any]:
+        """How a push is applied: arguments of `ParameterServer`."""
+        return {}
+
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        worker.gradient(batch, batch.weight)
+        self._pull(worker)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        state = worker.state
+        for batch in worker.batches(epoch):
+            if self.misses_rounds and state.begins[epoch] + batch.step < state.rounds:
+                continue
+            worker.gradient(batch, batch.weight)
+            weights, reply = request(state.server, worker.gradients, [worker.learning_rate, batch.weight])
+            worker.adopt(weights)
+            worker.observe("staleness" if reply.used else "dropped", reply.staleness)
+            worker.observe("lead_at_push", reply.lead_at_push)
+            worker.observe("lead_at_release", reply.lead_at_release)
+            state.rounds = reply.rounds
+            if reply.mark:
+                worker.snapshot(reply.mark - 1, weights)
+
+    def finish(self, worker: Worker) -> None:
+        worker.comm.barrier()  # training ends when the last worker has pushed
+        with worker.clock.paused():  # the model is on the server; nobody needs a last copy to train on
+            worker.parameters.copy_(self._pull(worker))
+
+    def _pull(self, worker: Worker) -> Any:
+        return request(worker.state.server, worker.parameters[:0], [0.0] * PUSH_NUMBERS)[0]
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return worker.is_last(epoch)
+
+
+class Asynchronous(ParameterServerStrategy):
+    """Pushes are applied one by one, as they come."""
+
+    scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
+
+    def _application(self, workers: int) -> dict[str, Any]:
+        return {"share": 1.0 / workers if self.scale == "mean" else 1.0}
+
+
+@register()
+class Bsp(ParameterServerStrategy):
+    """w <- w - eta sum_i n_i g_i / sum_i n_i when all K pushes of the round have come; then all are released."""
+
+    name: ClassVar[str] = "bsp"
+    summary: ClassVar[str] = "parameter server with a barrier each step"
+    source: ClassVar[str] = "Valiant, 1990; Li et al., OSDI 2014"
+    deterministic: ClassVar[bool] = True
+
+    @property
+    def merge_policy(self) -> str:
+        return "mean of the round"
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return server_rules.Lockstep(workers, total)
+
+
+@register()
+class BspBackup(ParameterServerStrategy):
+    """As `bsp`, but a round is over when K - b pushes have come.
+
+    Late pushes are dropped; their workers skip to the round that is under way. w <- w - eta sum n_i g_i / sum n_i over
+    the K - b used. Trap: the slowest worker's samples are then hardly seen.
+    """
+
+    backup: int = Field(1, ge=1, description="pushes that a round does not wait for")
+
+    name: ClassVar[str] = "bsp_backup"
+    summary: ClassVar[str] = "parameter server whose rounds do not wait for the last b pushes"
+    source: ClassVar[str] = "Chen et al., 2016, arXiv 1604.00981"
+    misses_rounds: ClassVar[bool] = True
+
+    @property
+    def merge_policy(self) -> str:
+        return "mean of the first K - b of the round"
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return server_rules.Lockstep(workers, total, self.backup)
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if self.backup >= workers:
+            raise StudyError(
+                f"strategy bsp_backup: backup {self.backup} of {workers} workers leaves none to wait for; "
+                f"use backup: {workers - 1} or less, or more workers"
+            )
+        return []
+
+
+@register()
+class Asp(Asynchronous):
+    """Nobody waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
+
+    staleness_lr: bool = Field(False, description="divide the learning rate of a push by its staleness")
+
+    name: ClassVar[str] = "asp"
+    summary: ClassVar[str] = "parameter server that never makes a worker wait"
+    source: ClassVar[str] = "Dean et al., NeurIPS 2012; Zhang et al., 2016, arXiv 1511.05950 (staleness_lr)"
+
+    def _application(self, workers: int) -> dict[str, Any]:
+        return {**super()._application(workers), "slow_stale": self.staleness_lr}
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return Gate(workers, total)
+
+
+@register()
+class Ssp(Asynchronous):
+    """As `asp`, but a worker waits while it is more than `staleness` pushes ahead of the slowest.
+
+    staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is applied as one step.
+    """
+
+    staleness: int = Field(3, ge=0, description="largest lead over the slowest worker with which one goes on")
+
+    name: ClassVar[str] = "ssp"
+    summary: ClassVar[str] = "parameter server that bounds the lead over the slowest worker"
+    source: ClassVar[str] = "Ho et al., NeurIPS 2013"
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return server_rules.Bounded(workers, total, self.staleness)
+
+
+@register()
+class Dssp(Asynchronous):
+    """As `ssp(lower)`, but the fastest worker may run on, up to `upper`, where that shortens its wait.
+
+    `bound: paper` is the published rule to the letter, which never enforces `upper` (see server_rules.Dynamic).
+    """
+
+    lower: int = Field(3, ge=0, description="s_L: lead with which everybody goes on")
+    upper: int = Field(15, ge=0, description="s_U: largest lead that the fastest may be granted; lower or more")
+    bound: server_rules.Bound = Field("strict", description="whether `upper` is enforced")
+
+    name: ClassVar[str] = "dssp"
+    summary: ClassVar[str] = "parameter server with a staleness bound that follows the workers' speeds"
+    source: ClassVar[str] = "Zhao et al., ICDCS 2019"
+
+    @field_validator("upper")
+    @classmethod
+    def _not_below_lower(cls, upper: int, info: ValidationInfo) -> int:
+        if upper < info.data.get("lower", 0):
+            raise ValueError(f"expected at least lower ({info.data['lower']}), got {upper}")
+        return upper
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return server_rules.Dynamic(workers, total, self.lower, self.upper, self.bound)
+
+
+@register()
+class ElasticBsp(Asynchronous):
+    """Between barriers as `asp`; each barrier lies where the next pushes of all workers are predicted to come together.
+
+    The authors' code is not public; where pushes between barriers are applied is our reading: at once.
+    """
+
+    lookahead: int = Field(10, ge=1, le=10_000, description="R: pushes of each worker that are predicted")
+
+    name: ClassVar[str] = "elastic_bsp"
+    summary: ClassVar[str] = "parameter server with barriers where the workers arrive together anyway"
+    source: ClassVar[str] = "Zhao et al., ICDM 2019 (reconstruction)"
+
+    def gate(self, workers: int, total: int) -> Gate:
+        return server_rules.Elastic(workers, total, self.lookahead)

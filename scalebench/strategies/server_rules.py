@@ -1,0 +1,218 @@
+"""Who waits at a parameter server: one pure state machine per rule, the same in virtual and in real runs.
+
+A gate knows how often each worker has pushed and when; `on_push` answers who may go on. It sees no gradient, no
+weight and no clock of its own. Vocabulary: t_p is the number of pushes of worker p, its lead t_p - min_q t_q over the
+workers that still have pushes to make. A lead is what a worker has when it is released; at the push it may be one
+more (SSP(3) meets leads of 4).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Literal
+
+Bound = Literal["strict", "paper"]
+
+
+class Gate:
+    """Never waits (ASP), and what every rule shares: counts, leads, who is waiting.
+
+    `workers` push `total` times each; who has done so is out of the race and holds nobody up.
+    """
+
+    in_rounds = False  # pushes are gathered and applied as one step when the round is over, not one by one
+
+    def __init__(self, workers: int, total: int) -> None:
+        self.workers, self.total = workers, total
+        self.pushes = [0] * workers
+        self.waiting: list[int] = []  # in the order of their pushes
+
+    def on_push(self, worker: int, now: float) -> list[int]:
+        """Worker `worker` has pushed at `now` (seconds): who is released, in order."""
+        self.pushes[worker] += 1
+        self.waiting.append(worker)
+        return self._release([worker])
+
+    def accepts(self, worker: int) -> bool:
+        """Whether a push of `worker` that comes now is of use."""
+        return True
+
+    def lead(self, worker: int) -> int:
+        """How far `worker` is ahead of the slowest that is still at work."""
+        return self.pushes[worker] - self._slowest()
+
+    @property
+    def rounds(self) -> int:
+        """How many times all workers' pushes have come, on the mean."""
+        return sum(self.pushes) // self.workers
+
+    def _slowest(self) -> int:
+        return min((done for done in self.pushes if done < self.total), default=self.total)
+
+    def _racing(self) -> list[int]:
+        return [worker for worker in range(self.workers) if self.pushes[worker] < self.total]
+
+    def _release(self, wanted: list[int]) -> list[int]:
+        released = [worker for worker in self.waiting if worker in wanted]
+        self.waiting = [worker for worker in self.waiting if worker not in wanted]
+        return released
+
+
+class Lockstep(Gate):
+    """BSP: a barrier each iteration. With `backup` = b, a round is over when K - b of its pushes have come.
+
+    Chen et al., 2016, arXiv 1604.00981: a push that comes after its round is dropped, and its worker goes on with the
+    round that is under way. Then `rounds`, not the pushes of one worker, says how far training is.
+    """
+
+    in_rounds = True
+
+    def __init__(self, workers: int, total: int, backup: int = 0) -> None:
+        super().__init__(workers, total)
+        self._needed = workers - backup
+        self._round = 0
+        self._done = [0] * workers  # rounds each worker has a share in, or has missed
+
+    @property
+    def rounds(self) -> int:
+        return self._round
+
+    def accepts(self, worker: int) -> bool:
+        return self._done[worker] == self._round
+
+    def on_push(self, worker: int, now: float) -> list[int]:
+        self.pushes[worker] += 1
+        if not self.accepts(worker):
+            self._done[worker] = self._round
+            return [worker]
+        self._done[worker] += 1
+        self.waiting.append(worker)
+        if len(self.waiting) < self._needed:
+            return []
+        self._round += 1
+        return self._release(list(self.waiting))
+
+    def lead(self, worker: int) -> int:
+        return self._done[worker] - min(self._done)
+
+
+class Bounded(Gate):
+    """SSP(s): a worker waits while its lead exceeds s. Ho et al., NeurIPS 2013."""
+
+    def __init__(self, workers: int, total: int, staleness: int) -> None:
+        super().__init__(workers, total)
+        self.staleness = staleness
+        self.in_rounds = staleness == 0  # nobody sees the weights between two barriers: that is BSP
+
+    def on_push(self, worker: int, now: float) -> list[int]:
+        self.pushes[worker] += 1
+        self.waiting.append(worker)
+        limit = self._slowest() + self.staleness
+        free = [each for each in self.waiting if each != worker and self.pushes[each] <= limit]
+        return self._release([*free, worker] if self._may_go(worker, now) else free)
+
+    def _may_go(self, worker: int, now: float) -> bool:
+        """Whether the worker that has just pushed need not wait."""
+        return self.lead(worker) <= self.staleness
+
+
+class Dynamic(Bounded):
+    """DSSP(s_L, s_U), Zhao et al., ICDCS 2019: the fastest may exceed s_L by a few pushes if that shortens its wait.
+
+    At lead > s_L the controller predicts when the fastest and the slowest will push, from their last intervals, and
+    returns after how many more pushes r in 0..s_U - s_L the fastest would meet a push of the slowest most closely.
+    The published rule never enforces s_U and grants r + 1 pushes: with exactly steady intervals its lead grows without
+    bound, as in ASP. `bound` = strict cuts r so that the lead stays <= s_U; `paper` is the literal rule.
+    """
+
+    def __init__(self, workers: int, total: int, lower: int, upper: int, bound: Bound = "strict") -> None:
+        super().__init__(workers, total, lower)
+        self.in_rounds = upper == 0
+        self._upper, self._strict = upper, bound == "strict"
+        self._credits = [0] * workers
+        self._last = [math.nan] * workers
+        self._interval = [math.nan] * workers  # nan until two pushes exist
+
+    def on_push(self, worker: int, now: float) -> list[int]:
+        self._interval[worker] = now - self._last[worker]
+        self._last[worker] = now
+        return super().on_push(worker, now)
+
+    def _may_go(self, worker: int, now: float) -> bool:
+        lead = self.lead(worker)
+        if self._credits[worker] > 0:
+            self._credits[worker] -= 1
+            return True
+        if lead <= self.staleness:
+            return True
+        if self.pushes[worker] < max(self.pushes):
+            return False
+        credits = self._more_pushes(worker, now)
+        if self._strict:
+            credits = min(credits, self._upper - lead)
+        if credits > 0:
+            self._credits[worker] = credits - 1 if self._strict else credits
+        return credits > 0
+
+    def _more_pushes(self, worker: int, now: float) -> int:
+        """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's."""
+        slowest = min(self._racing() or range(self.workers), key=lambda q: (self.pushes[q], q))
+        if math.isnan(self._interval[worker]) or math.isnan(self._interval[slowest]):
+            return 0
+        reach = range(self._upper - self.staleness + 1)
+        meetings = [self._last[slowest] + (k + 1) * self._interval[slowest] for k in reach]
+        distance = [min(abs(at - (now + r * self._interval[worker])) for at in meetings) for r in reach]
+        return distance.index(min(distance))
+
+
+class Elastic(Gate):
+    """ElasticBSP, Zhao et al., ICDM 2019: barriers where the workers are predicted to arrive together.
+
+    After a barrier each worker's next R = `lookahead` pushes are predicted from its last iteration; of the sets of one
+    push per worker, the one with the least spread is the next barrier, the earliest of equals. Each worker runs to
+    its own point without waiting. Until every worker was timed, the barrier is the next push.
+    """
+
+    def __init__(self, workers: int, total: int, lookahead: int) -> None:
+        super().__init__(workers, total)
+        self._lookahead = lookahead
+        self._duration = [math.nan] * workers  # of the last iteration, from release to push
+        self._released_at = [0.0] * workers
+        self._points = [1] * workers  # the push after which each worker waits at the barrier
+
+    def on_push(self, worker: int, now: float) -> list[int]:
+        self.pushes[worker] += 1
+        self._duration[worker] = now - self._released_at[worker]
+        self.waiting.append(worker)
+        if self.pushes[worker] < self._points[worker]:
+            self._released_at[worker] = now
+            return self._release([worker])
+        if any(self.pushes[q] < self._points[q] for q in range(self.workers)):
+            return []
+        self._released_at = [now] * self.workers
+        racing = self._racing()
+        steps = least_spread([[(i + 1) * self._duration[q] for i in range(self._lookahead)] for q in racing])
+        for q, step in zip(racing, steps, strict=True):
+            self._points[q] = min(self.total, self.pushes[q] + step + 1)
+        return self._release(list(self.waiting))
+
+
+def least_spread(times: list[list[float]]) -> list[int]:
+    """One index into each ascending list so that max - min of the chosen times is least; of equals the earliest."""
+    chosen = [0] * len(times)
+    if not times:
+        return chosen
+    heap = [(each[0], row) for row, each in enumerate(times)]
+    heapq.heapify(heap)
+    latest = max(each[0] for each in times)
+    best, spread = list(chosen), latest - heap[0][0]
+    while True:
+        earliest, row = heap[0]
+        if latest - earliest < spread * (1 - 1e-12):
+            best, spread = list(chosen), latest - earliest
+        chosen[row] += 1
+        if chosen[row] == len(times[row]):
+            return best
+        latest = max(latest, times[row][chosen[row]])
+        heapq.heapreplace(heap, (times[row][chosen[row]], row))

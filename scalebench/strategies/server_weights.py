@@ -1,0 +1,148 @@
+"""What a parameter server does with a push: apply it, keep the books of staleness, and answer whom the gate releases.
+
+The same object is the rule of the virtual and of the real server (`comm.base.ServerRule`). It is picklable: natively
+worker 0 sends it to the server's rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scalebench.strategies.server_rules import Gate
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PUSH_NUMBERS = 2  # learning rate, weight
+_NUMBER_BYTES = 8
+
+
+class Reply(NamedTuple):
+    """What a worker hears beside the weights."""
+
+    staleness: int  # updates between the pull of the weights the gradient was computed at, and its arrival
+    used: bool  # whether the push was applied; False: it came after its round
+    lead_at_push: int
+    lead_at_release: int
+    rounds: int  # how far training is
+    mark: int  # e + 1: these weights end epoch e; 0: they end none
+
+
+class ParameterServer:
+    """Weights w, the study's optimizer over them, and a gate that says who waits.
+
+    Push (g, eta, m) of worker p with staleness tau: at once w <- step(w, share g, eta), divided by max(1, tau) where
+    `slow_stale` (Zhang et al., 2016, arXiv 1511.05950); or, where the gate works in rounds, w <- step(w, sum m g /
+    sum m, eta) when the round is over. Workers push m g, and with every reply pull w. One optimizer step is one
+    update, momentum included: it lives here, not on the workers.
+
+    `ends` says after how many rounds each epoch is over; `shards` is over how many servers the vector is spread.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        weights: Tensor,
+        optimizer: torch.optim.Optimizer,
+        ends: list[int],
+        *,
+        share: float = 1.0,
+        slow_stale: bool = False,
+        shards: int = 1,
+    ) -> None:
+        self.gate = gate
+        self.updates = 0
+        self.shards = shards
+        self._weights = weights.detach().cpu().clone()
+        self._optimizer = copy.deepcopy(optimizer)
+        self._optimizer.param_groups[0]["params"] = [self._weights]
+        self._sum: Tensor | None = None
+        self._sum_weight = 0.0
+        self._share, self._slow_stale = share, slow_stale
+        self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
+        self._heard = [(0, False, 0)] * gate.workers  # staleness, used, lead of each worker's last push
+        self._ends, self._marked = ends, 0
+
+    def __call__(self, worker: int, payload: Tensor, now: float) -> list[tuple[int, Tensor]]:
+        gradient, numbers = unpack(payload, PUSH_NUMBERS)
+        if gradient.numel() == 0:
+            return [(worker, self._reply(worker))]
+        return self.on_push(worker, gradient, now, *numbers)
+
+    def on_push(
+        self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0
+    ) -> list[tuple[int, Tensor]]:
+        """Take `weight` * gradient of `worker` at `now`; the replies to all whom that releases, in order."""
+        staleness, used = self.updates - self._pulled[worker], self.gate.accepts(worker)
+        rounds = self.gate.rounds
+        released = self.gate.on_push(worker, now)
+        self._heard[worker] = (staleness, used, self.gate.lead(worker))
+        if not self.gate.in_rounds:
+            slowed = max(1, staleness) if self._slow_stale else 1
+            self._step(gradient * (self._share / slowed), lr)
+        elif used:
+            self._sum = gradient.clone() if self._sum is None else self._sum.add_(gradient)
+            self._sum_weight += weight
+            if self.gate.rounds > rounds:
+                self._step(self._sum.div_(self._sum_weight), lr)
+                self._sum, self._sum_weight = None, 0.0
+        return [(each, self._reply(each)) for each in released]
+
+    def shard(self, index: int) -> ParameterServer:
+        """The server of slice `index` of `shards`, which decides for itself who waits."""
+        part = copy.deepcopy(self)
+        part._weights = self._weights[slice_of(self._weights.numel(), index, self.shards)].clone()
+        part._optimizer.param_groups[0]["params"] = [part._weights]
+        return part
+
+    def _step(self, gradient: Tensor, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._weights.grad = gradient
+        self._optimizer.step()
+        self.updates += 1
+
+    def _reply(self, worker: int) -> Tensor:
+        self._pulled[worker] = self.updates
+        mark = 0
+        if self._marked < len(self._ends) and self.gate.rounds >= self._ends[self._marked]:
+            self._marked += 1
+            mark = self._marked
+        staleness, used, lead = self._heard[worker]
+        reply = Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
+        return pack(self._weights, [float(number) for number in reply])
+
+
+def pack(vector: Tensor, numbers: list[float]) -> Tensor:
+    """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype."""
+    import torch
+
+    return torch.cat([vector, torch.tensor(numbers, dtype=torch.float64).view(vector.dtype).to(vector.device)])
+
+
+def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
+    """What `pack` put together."""
+    import torch
+
+    end = message.numel() - numbers * _NUMBER_BYTES // message.element_size()
+    found: list[float] = message[end:].cpu().clone().view(torch.float64).tolist()
+    return message[:end], found
+
+
+def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
+    """The weights and what else the server says."""
+    weights, numbers = unpack(message, len(Reply._fields))
+    staleness, used, at_push, at_release, rounds, mark = (int(number) for number in numbers)
+    return weights, Reply(staleness, bool(used), at_push, at_release, rounds, mark)
+
+
+def slice_of(n: int, index: int, shards: int) -> slice:
+    """Slice `index` of `n` elements cut into `shards` that differ by at most one."""
+    return slice(n * index // shards, n * (index + 1) // shards)
+
+
+def request(server: Any, vector: Tensor, numbers: list[float]) -> tuple[Tensor, Reply]:
+    """Push `vector` (empty: pull only) and wait for the weights."""
+    return read_reply(server.request(pack(vector, numbers)))

@@ -1,0 +1,245 @@
+"""The parameter server: its arithmetic against formulas written here, its identities, its books. All in float64."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from scalebench.errors import StudyError
+from scalebench.strategies import registry
+from scalebench.strategies.server_rules import Gate, Lockstep
+from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Reply, pack, read_reply, unpack
+
+FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
+MOMENTUM = {"sgd": {"momentum": 0.9}}
+UNEVEN = {"slowdown": {1: 2.5, 2: 1.3}, "jitter": "lognormal"}
+
+
+def serve(gate, weights, ends=(), momentum=0.0, **options):
+    parameter = torch.nn.Parameter(weights.clone())
+    optimizer = torch.optim.SGD([parameter], lr=7.0, momentum=momentum, foreach=False)
+    return ParameterServer(gate, weights, optimizer, list(ends), **options)
+
+
+def push(server, worker, gradient, lr=0.1, weight=1.0):
+    message = pack(torch.as_tensor(gradient, dtype=torch.float64), [lr, weight])
+    return {each: read_reply(reply) for each, reply in server(worker, message, 0.0)}
+
+
+# --- identities -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", MOMENTUM, "adam"], ids=str)
+@pytest.mark.parametrize("strategy", ["bsp", {"ssp": {"staleness": 0}}, {"dssp": {"lower": 0, "upper": 0}}], ids=str)
+def test_a_barrier_each_step_is_allreduce(play, strategy, optimizer):
+    """96 samples over 5 workers are shards of 19 and 20: gradients are weighted. Sums in another order: 1e-12."""
+    options = {"epochs": 3, "optimizer": optimizer, "lr": 0.02}
+    _, reduced = play("allreduce", 5, **options)
+    _, weights = play(strategy, 5, virtual=UNEVEN, **options)
+    torch.testing.assert_close(weights["final"], reduced["final"], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", FAMILY)
+def test_one_worker_is_serial_bit_for_bit(play, strategy):
+    options = {"epochs": 3, "optimizer": MOMENTUM, "lr_policy": "linear", "lr_warmup_epochs": 2}
+    _, serial = play("serial", **options)
+    _, weights = play(strategy, 1, **options)
+    assert torch.equal(weights["final"], serial["final"])
+
+
+def test_workers_of_one_speed_meet_the_bound_of_ssp_as_asp_does(play):
+    """With equal clocks nobody is ever 3 ahead: the rules agree to the bit."""
+    _, free = play("asp", 4, epochs=3)
+    _, bounded = play("ssp", 4, epochs=3)
+    assert torch.equal(free["final"], bounded["final"])
+
+
+@pytest.mark.parametrize("strategy", [*FAMILY, "bsp_backup"])
+def test_evaluation_never_changes_training_and_happens_once_an_epoch_in_order(play, strategy):
+    finals = []
+    for every in (1, 2, 0):
+        outcome, weights = play(strategy, 4, epochs=4, evaluate_every=every, virtual=UNEVEN)
+        found = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
+        assert [evaluation.epoch for evaluation in found] == {1: [0, 1, 2, 3], 2: [1, 3], 0: [3]}[every]
+        assert found[-1].elapsed_s == max(worker.train_s for worker in outcome.workers)
+        finals.append((weights["final"], [worker.train_s for worker in outcome.workers]))
+    assert torch.equal(finals[0][0], finals[1][0])
+    assert torch.equal(finals[0][0], finals[2][0])
+    assert finals[0][1] == finals[1][1] == finals[2][1]
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_pushes_with_momentum_by_hand():
+    """v <- 0.9 v + s g, w <- w - 0.1 v, s = share / max(1, tau), one push after the other."""
+    gradients = np.random.default_rng(1).standard_normal((6, 3))
+    for slow_stale in (False, True):
+        server = serve(
+            Gate(3, 9), torch.zeros(3, dtype=torch.float64), momentum=0.9, share=1 / 3, slow_stale=slow_stale
+        )
+        w, v, pulled = np.zeros(3), np.zeros(3), [0, 0, 0]
+        for updates, (worker, gradient) in enumerate(zip([0, 1, 0, 0, 2, 1], gradients, strict=True)):
+            stale = updates - pulled[worker]
+            v = 0.9 * v + gradient / 3 / (max(1, stale) if slow_stale else 1)
+            w = w - 0.1 * v
+            ((told, (weights, reply)),) = push(server, worker, gradient).items()
+            assert told == worker
+            assert reply.staleness == stale
+            np.testing.assert_allclose(weights.numpy(), w, atol=1e-15)
+            pulled[worker] = updates + 1
+        assert server.updates == 6
+
+
+def test_backup_drops_what_comes_after_its_round():
+    server = serve(Lockstep(3, 5, backup=1), torch.zeros(1, dtype=torch.float64), ends=[1, 2])
+    assert push(server, 2, [3.0], weight=1.0) == {}
+    released = push(server, 0, [1.0], weight=0.5)
+    assert sorted(released) == [0, 2]
+    for weights, reply in released.values():
+        assert weights.item() == pytest.approx(-0.1 * 4.0 / 1.5)
+        assert reply.used
+        assert reply.rounds == 1
+    assert [reply.mark for _, reply in released.values()] == [1, 0]
+    ((weights, reply),) = push(server, 1, [100.0]).values()
+    assert not reply.used
+    assert (reply.staleness, reply.rounds) == (1, 1)
+    assert weights.item() == pytest.approx(-0.1 * 4.0 / 1.5)
+    assert push(server, 1, [1.0]) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_numbers_travel_beside_the_vector_without_loss(dtype, n):
+    vector = torch.randn(n, dtype=torch.float64).to(dtype)
+    numbers = [0.1, -1e300, 2.0**53 - 1, float("inf")]
+    found, read = unpack(pack(vector, numbers), 4)
+    assert torch.equal(found, vector)
+    assert read == numbers
+
+
+def test_shards_together_hold_what_one_server_would():
+    """Each shard is sent to a process of its own: pickled, with a slice of the weights and an optimizer for it."""
+    start = torch.arange(7, dtype=torch.float64)
+    whole = serve(Lockstep(2, 4), start, momentum=0.9, shards=3)
+    parts = [pickle.loads(pickle.dumps(whole.shard(index))) for index in range(3)]
+    sizes = [0, 2, 4, 7]
+    for step in range(3):
+        gradients = [torch.randn(7, dtype=torch.float64) for _ in range(2)]
+        for worker in (step % 2, 1 - step % 2):
+            expected = push(whole, worker, gradients[worker])
+            pieces = [push(p, worker, gradients[worker][sizes[i] : sizes[i + 1]]) for i, p in enumerate(parts)]
+            for each, (weights, _) in expected.items():
+                assert torch.equal(torch.cat([piece[each][0] for piece in pieces]), weights)
+    assert not torch.equal(weights, start)
+
+
+# --- books ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [*FAMILY, "bsp_backup"])
+def test_staleness_and_lead_are_in_the_report(play, strategy):
+    outcome, _ = play(strategy, 4, epochs=3, virtual=UNEVEN)
+    for worker in outcome.workers:
+        stale = {int(value): times for value, times in worker.histograms.get("staleness", {}).items()}
+        dropped = sum(worker.histograms.get("dropped", {}).values())
+        assert (
+            sum(stale.values()) + dropped == worker.optimizer_steps == sum(worker.histograms["lead_at_push"].values())
+        )
+        assert worker.optimizer_steps <= 9
+        means = [epoch.mean_staleness for epoch in worker.epochs if epoch.mean_staleness is not None]
+        if strategy.startswith("bsp"):
+            assert set(stale) <= {0}
+        if strategy == "asp":
+            assert worker.optimizer_steps == 9
+            total = sum(value * times for value, times in stale.items())
+            assert sum(means) * 3 == pytest.approx(total)
+            assert max(epoch.max_staleness for epoch in worker.epochs) == max(stale)
+    if strategy == "asp":  # whoever is fast meets few updates of others, the slow one many
+        assert max(map(int, outcome.workers[1].histograms["staleness"])) > 3
+    if strategy == "bsp_backup":
+        assert sum(outcome.workers[1].histograms["dropped"].values()) > 0
+
+
+def test_leads_of_ssp_and_strict_dssp_keep_to_their_bounds_in_a_run(play):
+    for strategy, bound in (({"ssp": {"staleness": 1}}, 1), ({"dssp": {"lower": 1, "upper": 3}}, 3)):
+        outcome, _ = play(strategy, 4, epochs=6, virtual={"slowdown": {1: 4.0}, "jitter": "lognormal"})
+        leads = [int(lead) for worker in outcome.workers for lead in worker.histograms["lead_at_release"]]
+        assert bound - 1 <= max(leads) <= bound
+        at_push = [int(lead) for worker in outcome.workers for lead in worker.histograms["lead_at_push"]]
+        assert max(at_push) <= bound + 1
+
+
+def test_a_step_is_one_synchronisation_of_the_vector_and_two_numbers(play):
+    for strategy in FAMILY:
+        outcome, weights = play(strategy, 4, epochs=3)
+        prescribed = sum(registry.create(strategy, {}).syncs_in_epoch(epoch, 3, 3) for epoch in range(3))
+        for worker in outcome.workers:
+            assert worker.syncs == prescribed == 9
+            assert worker.bytes_sent == 9 * (weights["final"].numel() * 8 + 8 * PUSH_NUMBERS)
+            parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
+            assert parts == pytest.approx(worker.train_s, rel=1e-9)
+
+
+def test_waiting_less_takes_less_time_and_more_servers_take_less(play):
+    slow = {"virtual": {"slowdown": {1: 3.0}}, "epochs": 6}
+    times = {}
+    for strategy in ("bsp", "ssp", "asp"):
+        outcome, _ = play(strategy, 4, **slow)
+        times[strategy] = sum(worker.wait_s for worker in outcome.workers if worker.rank != 1)
+    wide = {"mlp": {"hidden": [4000]}}
+    one, _ = play("bsp", 16, epochs=1, model=wide)
+    four, _ = play({"bsp": {"shards": 4}}, 16, epochs=1, model=wide)
+    assert four.workers[0].train_s < one.workers[0].train_s
+    assert times["asp"] <= times["ssp"] <= times["bsp"]
+
+
+def test_steady_jitter_does_not_freeze_where_the_server_updates(play):
+    """Each step of a worker draws its own jitter, though the optimizer step is made elsewhere."""
+    outcome, _ = play("asp", 2, epochs=6, virtual={"jitter": "exponential", "jitter_sigma": 0.5})
+    seconds = {round(epoch.compute_s, 12) for epoch in outcome.workers[0].epochs}
+    assert len(seconds) == 6
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("ssp", {"staleness": -1}, r"strategy ssp: option 'staleness': .* greater than or equal to 0"),
+        ("dssp", {"lower": 5, "upper": 3}, r"strategy dssp: option 'upper': .* expected at least lower \(5\), got 3"),
+        ("dssp", {"bound": "loose"}, r"strategy dssp: option 'bound': .* 'strict' or 'paper'"),
+        ("elastic_bsp", {"lookahead": 0}, r"strategy elastic_bsp: option 'lookahead'"),
+        ("bsp", {"shards": 0}, r"strategy bsp: option 'shards'"),
+        ("bsp_backup", {"backup": 0}, r"strategy bsp_backup: option 'backup'"),
+        ("asp", {"staleness": 3}, r"strategy asp: option 'staleness': .* did you mean 'staleness_lr'"),
+    ],
+)
+def test_options_out_of_range_name_option_and_range(name, options, said):
+    with pytest.raises(StudyError, match=said):
+        registry.create(name, options)
+
+
+def test_as_many_backups_as_workers_are_refused():
+    strategy = registry.create("bsp_backup", {"backup": 2})
+    assert strategy.check(3, 2) == []
+    with pytest.raises(StudyError, match=r"backup 2 of 2 workers .* use backup: 1 or less"):
+        strategy.check(2, 2)
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, scenery):
+    from scalebench.virtual.engine import simulate
+
+    outcome, _ = simulate(make_run("asp", 4, lr=1e200, epochs=3), blobs, scenery)
+    assert outcome.status == "diverged"
+
+
+def test_reply_numbers_are_those_of_the_message():
+    reply = Reply(3, True, 4, 2, 17, 1)
+    weights, found = read_reply(pack(torch.ones(5, dtype=torch.float32), [float(x) for x in reply]))
+    assert found == reply
+    assert torch.equal(weights, torch.ones(5))

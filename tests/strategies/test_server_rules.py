@@ -1,0 +1,207 @@
+"""Who waits at the parameter server: the gates alone, driven by workers of known speed. No tensor, no network."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.strategies.server_rules import Bounded, Dynamic, Elastic, Gate, Lockstep, least_spread
+
+
+def drive(gate, seconds, *, until=float("inf"), order=lambda worker: worker):
+    """Each worker computes `seconds(worker, step)`, pushes, and goes on when released.
+
+    Returns (time, worker, lead at the push) of every push and (time, worker, lead) of every release.
+    """
+    pushed, released, steps = [], [], [0] * gate.workers
+    heap = [(seconds(worker, 0), order(worker), worker) for worker in range(gate.workers)]
+    heapq.heapify(heap)
+    while heap and heap[0][0] <= until:
+        now, _, worker = heapq.heappop(heap)
+        going = gate.on_push(worker, now)
+        pushed.append((now, worker, gate.lead(worker)))
+        for each in going:
+            released.append((now, each, gate.lead(each)))
+            steps[each] += 1
+            if steps[each] < gate.total:
+                heapq.heappush(heap, (now + seconds(each, steps[each]), order(each), each))
+    return pushed, released
+
+
+def counts(pushed, workers):
+    return [sum(worker == each for _, worker, _ in pushed) for each in range(workers)]
+
+
+speeds = st.lists(st.floats(0.2, 5.0), min_size=1, max_size=6)
+
+
+def jittered(base, seed):
+    """Step times around `base`, a pure function of worker and step."""
+    import random
+
+    return lambda worker, step: base[worker] * random.Random(f"{seed} {worker} {step}").uniform(0.8, 1.25)
+
+
+RULES = {
+    "asp": lambda workers, total: Gate(workers, total),
+    "bsp": lambda workers, total: Lockstep(workers, total),
+    "ssp 0": lambda workers, total: Bounded(workers, total, 0),
+    "ssp 2": lambda workers, total: Bounded(workers, total, 2),
+    "dssp strict": lambda workers, total: Dynamic(workers, total, 1, 4),
+    "dssp paper": lambda workers, total: Dynamic(workers, total, 1, 4, "paper"),
+    "elastic": lambda workers, total: Elastic(workers, total, 4),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999))
+def test_every_rule_lets_every_worker_finish(rule, base, total, seed):
+    gate = RULES[rule](len(base), total)
+    pushed, released = drive(gate, jittered(base, seed))
+    assert counts(pushed, len(base)) == [total] * len(base)
+    assert counts(released, len(base)) == [total] * len(base)
+    assert gate.waiting == []
+    assert gate.rounds == total
+
+
+@given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999), staleness=st.integers(0, 4))
+def test_ssp_bounds_the_lead_at_release_and_may_meet_one_more_at_the_push(base, total, seed, staleness):
+    pushed, released = drive(Bounded(len(base), total, staleness), jittered(base, seed))
+    assert max(lead for *_, lead in released) <= staleness
+    assert max(lead for *_, lead in pushed) <= staleness + 1
+
+
+def test_ssp_3_logs_a_lead_of_4_at_the_push():
+    pushed, released = drive(Bounded(2, 50, 3), lambda worker, step: (1.0, 9.0)[worker])
+    assert max(lead for *_, lead in pushed) == 4
+    assert max(lead for *_, lead in released) == 3
+
+
+@given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999))
+def test_staleness_0_releases_as_bsp_does(base, total, seed):
+    barrier = drive(Lockstep(len(base), total), jittered(base, seed))
+    for gate in (
+        Bounded(len(base), total, 0),
+        Dynamic(len(base), total, 0, 0),
+        Dynamic(len(base), total, 0, 0, "paper"),
+    ):
+        pushed, released = drive(gate, jittered(base, seed))
+        assert pushed == barrier[0]
+        assert sorted(released) == sorted(barrier[1])
+        assert gate.in_rounds
+
+
+@given(
+    base=speeds,
+    total=st.integers(1, 60),
+    seed=st.integers(0, 999),
+    lower=st.integers(0, 4),
+    span=st.integers(0, 6),
+)
+def test_strict_dssp_never_exceeds_its_upper_bound(base, total, seed, lower, span):
+    pushed, released = drive(Dynamic(len(base), total, lower, lower + span), jittered(base, seed))
+    assert max(lead for *_, lead in released) <= lower + span
+    assert max(lead for *_, lead in pushed) <= lower + span + 1
+
+
+@pytest.mark.parametrize("order", [lambda worker: worker, lambda worker: -worker], ids=["fast first", "slow first"])
+def test_the_published_dssp_with_exactly_steady_intervals_is_asp(order):
+    """Intervals 1.0 and 2.0: 2000 and 1000 pushes, the lead grows without bound. Strict keeps to s_U = 15."""
+    exact = {"seconds": lambda worker, step: (1.0, 2.0)[worker], "until": 2000.0, "order": order}
+    asp, _ = drive(Gate(2, 10**6), **exact)
+    assert counts(asp, 2) == [2000, 1000]
+    paper, released = drive(Dynamic(2, 10**6, 3, 15, "paper"), **exact)
+    assert counts(paper, 2) == [2000, 1000]
+    assert max(lead for *_, lead in released) >= 999
+    strict, released = drive(Dynamic(2, 10**6, 3, 15), **exact)
+    assert max(lead for *_, lead in released) <= 15
+    assert counts(strict, 2)[0] <= 1000 + 16
+
+
+def test_dssp_controller_grants_what_brings_the_pushes_together():
+    """s_L 1, s_U 4; worker 0 pushes each 1 s, worker 1 each 3 s. By hand:
+
+    At t=2 the lead is 2 > 1 but worker 1 has never pushed: wait. At 3 it pushes; at 4 the lead is 2 and worker 1 has
+    one push only, so no interval: wait until 6. At 7 the lead is 4 - 2 = 2, both intervals known (worker 0's from its
+    waits: 7 - 4 = 3): pushes of worker 1 at 9, 12, 15, 18, of worker 0 at 7, 10, 13, 16: nearest at distance 1, r = 1.
+    """
+    gate = Dynamic(2, 100, 1, 4)
+    assert gate.on_push(0, 1.0) == [0]
+    assert gate.on_push(0, 2.0) == []
+    assert gate.on_push(1, 3.0) == [0, 1]
+    assert gate.on_push(0, 4.0) == []
+    assert gate.on_push(1, 6.0) == [0, 1]
+    assert gate.on_push(0, 7.0) == [0]  # granted: r = 1, used up by this release
+    assert gate.on_push(0, 8.0) == [0]  # lead 3; now pushes of 0 at 8, 9, 10: r = 1 meets worker 1's at 9
+    assert gate.on_push(0, 9.0) == []  # lead 4 = s_U
+    assert gate.on_push(1, 9.0) == [1]  # the lead is 3 > s_L: worker 0 goes on waiting
+    assert gate.on_push(1, 12.0) == [1]
+    assert gate.on_push(1, 15.0) == [0, 1]
+
+
+def test_paper_grants_one_push_more():
+    strict, paper = Dynamic(2, 100, 1, 4), Dynamic(2, 100, 1, 4, "paper")
+    for gate in (strict, paper):
+        for worker, now in ((0, 1.0), (0, 2.0), (1, 3.0), (0, 4.0), (1, 6.0), (0, 7.0)):
+            gate.on_push(worker, now)
+    assert strict._credits[0] == 0
+    assert paper._credits[0] == 1
+
+
+@given(base=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=6), total=st.integers(1, 25), seed=st.integers(0, 999))
+def test_backup_workers_end_a_round_with_its_first_pushes(base, total, seed):
+    backup = 1 + seed % (len(base) - 1)
+    gate = Lockstep(len(base), total, backup)
+    seconds = jittered(base, seed)
+    heap = [(seconds(worker, 0), worker) for worker in range(len(base))]
+    heapq.heapify(heap)
+    used = [0]
+    while heap:
+        now, worker = heapq.heappop(heap)
+        accepted, rounds = gate.accepts(worker), gate.rounds
+        released = gate.on_push(worker, now)
+        used[-1] += accepted
+        if not accepted:
+            assert released == [worker]  # dropped, and on with the round under way
+        if gate.rounds > rounds:
+            assert used[-1] == len(base) - backup
+            used.append(0)
+        for each in released:
+            if gate.rounds < total:
+                heapq.heappush(heap, (now + seconds(each, gate.pushes[each]), each))
+    assert gate.rounds == total
+    assert used == [len(base) - backup] * total + [0]
+
+
+@given(
+    times=st.lists(
+        st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True).map(sorted), min_size=1, max_size=4
+    )
+)
+def test_least_spread_is_that_of_all_combinations(times):
+    chosen = least_spread([[float(x) for x in row] for row in times])
+    spreads = {
+        combination: max(c) - min(c)
+        for combination in itertools.product(*(range(len(row)) for row in times))
+        if (c := [row[i] for row, i in zip(times, combination, strict=True)])
+    }
+    picked = [row[i] for row, i in zip(times, chosen, strict=True)]
+    assert max(picked) - min(picked) == min(spreads.values())
+    best = [c for c, spread in spreads.items() if spread == min(spreads.values())]
+    assert min(picked) == min(min(row[i] for row, i in zip(times, c, strict=True)) for c in best)
+
+
+def test_elastic_barriers_lie_where_steady_workers_meet():
+    """1 s, 2 s and 3 s per step: after the first round they meet every 6 s and nobody ever waits again."""
+    pushed, released = drive(Elastic(3, 61, 10), lambda worker, step: float(worker + 1), until=33.0)
+    waits = {}
+    for now, worker, _ in pushed:
+        waits[worker, now] = next(at for at, who, _ in released if who == worker and at >= now) - now
+    late = [wait for (_, now), wait in waits.items() if now > 3.0]
+    assert late
+    assert max(late) == 0.0
+    assert counts([each for each in pushed if each[0] > 3.0], 3) == [30, 15, 10]
