@@ -68,5 +68,5 @@ class Agreement(Figure):
             "Geometric means; error bars in (b): 95 % interval of the ratio of two independent samples on logs.",
             median,
             "No timing of these native runs enters the calibration.",
-            describe_oversubscription(results),
+            describe_oversubscription(table),
         )

@@ -27,41 +27,33 @@ class Breakdown(Figure):
         from scalebench.analysis import cells
         from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
         from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
-        from scalebench.figures.drawing.styles import NEUTRAL, TASKS, looks, name_series
+        from scalebench.figures.drawing.styles import TASKS, looks, name_series
 
         table = name_series(cells(results))
         names = list(looks(list(table["series"])))
         counts = counts_by_execution(table)
         rows = -(-len(names) // _COLUMNS)
         panels = canvas.rows(*[(min(_COLUMNS, len(names)), 2.15)] * rows)
-        for index, panel in enumerate(panels):
-            if index >= len(names):
-                panel.ax.set_axis_off()
-                continue
-            panel.title("", names[index])
-            own = table[table["series"] == names[index]]
-            places = draw_bars(panel, own, counts, _segments, "share of training time")
+        for panel, name in zip(panels, names, strict=False):
+            panel.title("", name)
+            places = draw_bars(panel, table[table["series"] == name], counts, _segments, "share of training time")
             for at, cell in places:
                 _label(panel, at, cell)
             panel.ax.set_ylim(0, 139)
             panel.ax.set_yticks([0, 25, 50, 75, 100])
-            if index % _COLUMNS == 0:
-                panel.ax.set_ylabel("share of training time (%)")
-        canvas.legend([(Patch(facecolor=color, edgecolor=color), task) for task, color in TASKS.items()])
+            panel.ax.set_ylabel("share of time (%)")
+        for panel in panels[len(names) :]:
+            panel.blank(panels[0])
+        tasks = [(Patch(facecolor=color, edgecolor=color), task) for task, color in TASKS.items()]
         unmeasured = (Patch(facecolor="white", edgecolor="#999999", hatch="////"), "split not measured")
-        bars = [
-            (Patch(facecolor=fill, edgecolor=NEUTRAL), f"{name} bars")
-            for name, fill in (("native", NEUTRAL), ("paced", NEUTRAL), ("virtual", "#CFCFCF"))
-            if name in counts
-        ]
-        canvas.legend([*bars, *([unmeasured] if table["compute_s"].isna().any() else [])])
+        canvas.legend([*tasks, *([unmeasured] if table["compute_s"].isna().any() else [])])
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
             "Means over workers and repetitions; communication is what compute does not hide, without the waiting for "
-            "the last worker, which is shown separately. Above each bar the training time.",
+            "the last worker, which is shown separately. Above each bar the training time; pale bars are virtual.",
             "DDP communicates inside backward, so a real run of it has no split.",
-            describe_oversubscription(results),
+            describe_oversubscription(table),
         )
 
 
@@ -87,4 +79,6 @@ def _label(panel: Panel, at: float, cell: dict[Hashable, Any]) -> None:
     from scalebench.analysis.formatting import seconds
 
     cross = " ×" if cell["oversubscribed"] else ""
-    panel.ax.text(at, 103, seconds(cell["train_s"]) + cross, rotation=90, ha="center", va="bottom", fontsize=6.3)
+    text = seconds(cell["train_s"]) + cross
+    label = panel.ax.text(at, 103, text, rotation=90, ha="center", va="bottom", fontsize=6.3)
+    label.set_in_layout(False)

@@ -28,7 +28,13 @@ class Convergence(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.caption import (
+            describe_executions,
+            describe_oversubscription,
+            describe_study,
+            with_interval,
+        )
+        from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import METRIC_WORDS
         from scalebench.figures.drawing.styles import looks, name_series
 
@@ -44,7 +50,6 @@ class Convergence(Figure):
                 panel = panels[row * len(counts) + column]
                 panel.title("", f"{count} worker{plural}")
                 panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, crosses="last")
-                panel.ax.sharey(panels[0].ax)
                 if column == 0:
                     panel.ax.set_ylabel(word)
                 else:
@@ -54,15 +59,16 @@ class Convergence(Figure):
                     panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
                 else:
                     panel.seconds_axis("x")
+        share_y(panels)
         canvas.legend_of_series(table["series"], look)
         canvas.legend_of_executions(table[table["workers"].isin(counts)])
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
-            "Each point is the mean over repetitions of the consensus model's metric on held-out data after an epoch, "
-            "with its 95 % confidence interval over seeds; time is training time without evaluation.",
+            "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
+            f"epoch{with_interval(table)}; time is training time without evaluation.",
             "Serial (one worker) is drawn in every panel.",
-            describe_oversubscription(results),
+            describe_oversubscription(table[table["workers"].isin(counts)]),
         )
 
 

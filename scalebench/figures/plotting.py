@@ -32,13 +32,16 @@ def plot(
 
     Raises:
         UsageError: an unknown figure.
-        ResultsError: a figure asked for by name cannot be drawn from these results, or `output` cannot be written.
+        ResultsError: a figure asked for by name, or every figure, cannot be drawn from these results, or `output`
+            cannot be written.
     """
     kinds = {name: FIGURES.create(name, {}) for name in names or figure_names()}
     reasons = {name: kind.absent(results) for name, kind in kinds.items()}
     left_out = [f"{name} not drawn: {reason}" for name, reason in reasons.items() if reason]
     if names and left_out:
         raise ResultsError(f"{results.folder}: {left_out[0]}")
+    if len(left_out) == len(kinds):
+        raise ResultsError(f"{results.folder}: no figure can be drawn: {left_out[0]}")
     folder = output / slug(str(results.runs["study"].iloc[-1]))
     files: list[Path] = []
     try:
@@ -75,7 +78,8 @@ def _save(figure: Any, file: Path) -> None:
     canvases: dict[str, Any] = {".png": FigureCanvasAgg, ".svg": FigureCanvasSVG, ".pdf": FigureCanvasPdf}
     suffix, dpi = file.suffix, figure.dpi
     write = getattr(canvases[suffix](figure), f"print_{suffix[1:]}")
-    write(file, metadata=_METADATA[suffix[1:]])
+    fast = {"pil_kwargs": {"compress_level": 4}} if suffix == ".png" else {}
+    write(file, metadata=_METADATA[suffix[1:]], **fast)
     figure.dpi = dpi  # vector formats change it
 
 

@@ -42,15 +42,15 @@ class TimeReduction(Figure):
         look = looks(list(times["series"]))
         compared = compared[~compared["strategy"].isin(PER_BATCH)]
         split = compared[compared["baseline"].isin(("horovod", "ddp")) & compared["reduction"].notna()]
-        pairs = [
-            (baseline, name)
+        groups = [
+            (baseline, [name for name in look if name in set(split.loc[split["baseline"] == baseline, "series"])])
             for baseline in ("horovod", "ddp")
-            for name in look
-            if ((split["baseline"] == baseline) & (split["series"] == name)).any()
         ]
-        columns = min(_COLUMNS, max(1, len({name for _, name in pairs})))
-        lower = -(-len(pairs) // columns)
-        panels = canvas.rows((3, 2.5), *[(columns, 1.95)] * lower)
+        columns = min(_COLUMNS, max(1, *(len(names) for _, names in groups)))
+        pairs: list[tuple[str, str]] = []  # each baseline starts a row; ("", "") leaves a place empty
+        for baseline, names in groups:
+            pairs += [(baseline, name) for name in names] + [("", "")] * (-len(names) % columns)
+        panels = canvas.rows((3, 2.5), *[(columns, 1.95)] * (len(pairs) // columns))
         _draw_curves(panels[:3], times, compared, look)
         _draw_splits(panels[3:], split, pairs, look)
         shown = times[times["series"].isin([*compared["series"], "allreduce"])]
@@ -75,8 +75,8 @@ class TimeReduction(Figure):
             "(T_allreduce - T_strategy) / T_base."
             if pairs
             else "",
-            describe_oversubscription(results),
-            _missing(compared),
+            describe_oversubscription(shown),
+            _missing(compared, results),
         )
 
 
@@ -105,17 +105,15 @@ def _draw_splits(
     panels: Sequence[Panel], split: pd.DataFrame, pairs: Sequence[tuple[str, str]], look: dict[str, Look]
 ) -> None:
     from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
-    from scalebench.figures.drawing.panel import Segment
+    from scalebench.figures.drawing.panel import Segment, share_y
     from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
 
     counts = counts_by_execution(split)
-    for panel in panels[1 : len(pairs)]:
-        panel.ax.sharey(panels[0].ax)
     letters = iter("defghijklmnopqrstuvwxyz")
-    for panel in panels[len(pairs) :]:
-        panel.ax.set_axis_off()
-    for panel, (baseline, name) in zip(panels, pairs, strict=False):
-        panel.title(next(letters, ""), f"{name} against {baseline}")
+    for panel, (baseline, name) in zip(panels, pairs, strict=True):
+        if not name:
+            continue
+        panel.title(next(letters, ""), name, f"{name} against {baseline}")
         own = split[(split["baseline"] == baseline) & (split["series"] == name)]
 
         def parts(cell: dict[Hashable, Any], color: str = look[name].color) -> list[Segment]:
@@ -138,7 +136,13 @@ def _draw_splits(
             )
             panel.keep([{"quantity": "reduction: total", "y": total, "low": low, "high": high}], **_key(cell))
         panel.ax.axhline(0, color="#555555", linewidth=0.8)
-        panel.ax.set_ylabel(f"% of {baseline}")
+        panel.ax.set_ylabel(f"time saved (% of {baseline})", fontsize=7.5)
+    drawn = [panel for panel, (_, name) in zip(panels, pairs, strict=True) if name]
+    if drawn:
+        share_y(drawn)
+    for panel in panels:
+        if panel not in drawn:
+            panel.blank(drawn[0])
 
 
 def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
@@ -146,6 +150,11 @@ def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
     return {name: cell[name] for name in kept}
 
 
-def _missing(compared: pd.DataFrame) -> str:
-    notes = sorted(set(compared.loc[compared["note"] != "", "note"]))
-    return f"Not shown: {'; '.join(notes[:3])}{' ...' if len(notes) > 3 else ''}." if notes else ""
+def _missing(compared: pd.DataFrame, results: Results) -> str:
+    """Which reductions are not there, and why."""
+    known = set(results.completed["strategy"])
+    unknown = [name for name in ("serial", "allreduce", "horovod", "ddp") if name not in known]
+    notes = sorted(set(compared.loc[(compared["note"] != "") & compared["baseline"].isin(known), "note"]))
+    shown = [f"the study has no {' and no '.join(unknown)}"] if unknown else []
+    shown += notes[:3] + ([f"{len(notes) - 3} more of this kind"] if len(notes) > 3 else [])
+    return f"Not shown: {'; '.join(shown)}." if shown else ""

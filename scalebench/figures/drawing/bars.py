@@ -11,6 +11,7 @@ from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing.panel import Panel, Segment
 
 _GAP = 0.7
+_TICK_IN = 0.16  # two digits at the size of the tick labels
 Cell = dict[Hashable, Any]
 
 
@@ -26,6 +27,8 @@ def draw_bars(
     `counts` has the worker counts of each execution, the same in all panels of a figure, so that bars align.
     """
     places: list[tuple[float, Cell]] = []
+    bars = sum(len(own) for own in counts.values())
+    crowded = panel.width_in * 0.8 / bars < _TICK_IN
     start, ticks, labels = 0.0, [], []
     for execution in [name for name in reversed(EXECUTIONS) if counts.get(name)]:
         own = {int(row["workers"]): row for row in table[table["execution"] == execution].to_dict("records")}
@@ -45,7 +48,7 @@ def draw_bars(
         panel.ax.annotate(
             execution,
             (middle, 0),
-            (0, -16),
+            (0, -22 if crowded else -16),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             ha="center",
@@ -54,7 +57,7 @@ def draw_bars(
             color="#666666",
         )
         start += len(counts[execution]) + _GAP
-    panel.ax.set_xticks(ticks, labels, fontsize=7)
+    panel.ax.set_xticks(ticks, labels, fontsize=6.3 if crowded else 7, rotation=90 if crowded else 0)
     panel.ax.tick_params(axis="x", length=0, pad=2)
     panel.ax.grid(visible=False, axis="x")
     panel.ax.set_xlim(-0.7, start - _GAP - 0.3)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look
+from scalebench.figures.drawing.styles import CROSS, EXECUTION_WORDS, NEUTRAL, Look
 
 WIDTH_IN = 9.6
 _LEGEND_ROW_IN = 0.22
@@ -69,7 +71,7 @@ class Canvas:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
             entries.append((Line2D([], [], markersize=5.5, **style), EXECUTION_WORDS[execution]))
         if oversubscribed and drawn["oversubscribed"].any():
-            entries.append((cross_mark(), "oversubscribed (no baseline)"))
+            entries.append((Line2D([], [], **CROSS), "oversubscribed (no baseline)"))
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
@@ -78,36 +80,42 @@ class Canvas:
 
     def data(self) -> pd.DataFrame:
         """What is drawn: one row per point or bar segment."""
-        rows = [row | {"figure": self.name} for panel in self.panels for row in panel.drawn]
-        table = pd.DataFrame(rows)
-        return table[["figure", *(name for name in table.columns if name != "figure")]]
+        table = pd.concat([panel.data() for panel in self.panels], ignore_index=True).assign(figure=self.name)
+        first = ["figure", "panel", "series", "execution", "engine", "workers", "oversubscribed", "quantity", "x", "y"]
+        return table.reindex(columns=[*first, *(name for name in table.columns if name not in first)])
 
     def finish(self) -> Figure:
         """Set the heights, write legend and caption, and return the figure."""
-        lines = textwrap.wrap(" ".join(self._caption), _CAPTION_CHARACTERS, break_long_words=False)
+        lines = textwrap.wrap(
+            " ".join(self._caption), _CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False
+        )
         panels = sum(height for _, height in self._grid)
-        legend = _LEGEND_ROW_IN * len(self._legend) + 0.08
-        caption = _CAPTION_LINE_IN * len(lines) + 0.16
-        self._figure.set_size_inches(WIDTH_IN, panels + legend + caption)
-        self._bands.set_height_ratios([panels, legend, caption])
+        strip = _LEGEND_ROW_IN * len(self._legend) + 0.08
+        foot = _CAPTION_LINE_IN * len(lines) + 0.16
+        self._figure.set_size_inches(WIDTH_IN, panels + strip + foot)
+        self._bands.set_height_ratios([panels, strip, foot])
         for index, row in enumerate(self._legend):
             handles, labels = zip(*row, strict=True)
-            top = 1 - (0.02 + _LEGEND_ROW_IN * index) / legend
-            self._strip.add_artist(
-                self._strip.legend(
-                    handles, labels, loc="upper center", ncols=len(row), bbox_to_anchor=(0.5, top), borderaxespad=0
-                )
+            top = 1 - (0.02 + _LEGEND_ROW_IN * index) / strip
+            legend = self._strip.legend(
+                handles, labels, loc="upper center", ncols=len(row), bbox_to_anchor=(0.5, top), borderaxespad=0
             )
-        self._foot.text(
-            0.02, 1 - 0.05 / caption, "\n".join(lines), va="top", ha="left", size=_CAPTION_SIZE, linespacing=1.25
-        )
+            legend.set_in_layout(False)
+        text = self._foot.text(0.02, 1 - 0.05 / foot, "\n".join(lines), va="top", size=_CAPTION_SIZE, linespacing=1.25)
+        text.set_in_layout(False)
         layout = self._figure.get_layout_engine()
         assert layout is not None
         layout.execute(self._figure)  # once is enough for all formats
         self._figure.set_layout_engine("none")
+        _round_places(self._figure)
         return self._figure
 
 
-def cross_mark() -> Line2D:
-    """The legend's sample of an oversubscribed point."""
-    return Line2D([], [], color=NEUTRAL, linestyle="", marker="x", markersize=7, markeredgewidth=1.3)
+def _round_places(figure: FigureBase) -> None:
+    """Drop the solver's last digits, which depend on the figures laid out before: equal records, equal bytes."""
+    for part in figure.subfigs:
+        part.bbox_relative.p0, part.bbox_relative.p1 = (np.round(p, 5) for p in part.bbox_relative.get_points())
+        _round_places(part)
+    for ax in figure.get_children():
+        if isinstance(ax, Axes):
+            ax.set_position(np.round(ax.get_position().bounds, 5).tolist())

@@ -6,7 +6,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
-from scalebench.analysis.intervals import interval_name
+from scalebench.analysis.intervals import CONFIDENCE, interval_name
 
 
 def describe_study(results: Results) -> str:
@@ -39,10 +39,15 @@ def describe_executions(results: Results, *, bars: bool = True) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def describe_oversubscription(results: Results) -> str:
+def describe_oversubscription(drawn: pd.DataFrame) -> str:
     """What a cross means, where one is drawn."""
-    crossed = bool(results.completed["oversubscribed"].any())
+    crossed = bool(drawn["oversubscribed"].any())
     return "Crosses: more workers than the machine can feed, never a baseline." if crossed else ""
+
+
+def with_interval(metrics: pd.DataFrame) -> str:
+    """What the error bars of metrics are, where a metric was measured more than once."""
+    return f", with its {CONFIDENCE} over seeds" if (metrics["n"] > 1).any() else ""
 
 
 def _batch(runs: pd.DataFrame) -> str:

@@ -8,7 +8,13 @@ from matplotlib.lines import Line2D
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import CELL
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+from scalebench.figures.drawing.caption import (
+    describe_executions,
+    describe_oversubscription,
+    describe_study,
+    with_interval,
+)
+from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import looks, name_series
 
 METRIC_WORDS = {"accuracy": "test accuracy", "r2": "test R²"}
@@ -34,17 +40,23 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     time.workers_axis(counts)
 
     efficiency.title("b", "efficiency")
-    efficiency.curve(table, "efficiency", look, low="efficiency_low", high="efficiency_high")
-    efficiency.reference([min(counts), max(counts)], [1.0, 1.0], "ideal")
-    efficiency.ax.set_ylabel("T(1) / T(N)" if weak else "T(1) / (N T(N))")
-    efficiency.ax.set_ylim(bottom=0)
-    efficiency.workers_axis(counts)
+    if table["efficiency"].notna().any():
+        efficiency.curve(table, "efficiency", look, low="efficiency_low", high="efficiency_high")
+        efficiency.reference([min(counts), max(counts)], [1.0, 1.0], "ideal")
+        efficiency.ax.set_ylabel("T(1) / T(N)" if weak else "T(1) / (N T(N))")
+        efficiency.ax.set_ylim(bottom=0)
+        efficiency.workers_axis(counts)
+    else:
+        efficiency.empty("no serial run to compare with")
 
     name = METRIC_WORDS.get(str(table["metric_name"].iloc[0]), "test metric")
     metric.title("c", name)
-    metric.curve(table, "metric", look, low="metric_low", high="metric_high")
-    metric.ax.set_ylabel(f"{name} at the end")
-    metric.workers_axis(counts)
+    if table["metric"].notna().any():
+        metric.curve(table, "metric", look, low="metric_low", high="metric_high")
+        metric.ax.set_ylabel(f"{name} at the end")
+        metric.workers_axis(counts)
+    else:
+        metric.empty("not measured")
 
     canvas.legend_of_series(table["series"], look)
     ideal = (Line2D([], [], color="#888888", linestyle=":"), "ideal")
@@ -54,16 +66,13 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
         describe_study(results),
         describe_executions(results),
         f"Times are geometric means. Efficiency is {formula}, each execution against its own serial run.",
-        "The metric is of the consensus model on held-out data, with its 95 % confidence interval over seeds.",
-        describe_oversubscription(results),
+        f"The metric is of the consensus model on held-out data{with_interval(table)}.",
+        describe_oversubscription(table),
         "Points at one worker count are set apart sideways to be seen.",
     )
 
 
-def _ideal_time(panel: object, table: pd.DataFrame, counts: list[int]) -> None:
-    from scalebench.figures.drawing.panel import Panel
-
-    assert isinstance(panel, Panel)
+def _ideal_time(panel: Panel, table: pd.DataFrame, counts: list[int]) -> None:
     serial = table[(table["strategy"] == "serial") & (table["workers"] == 1)]
-    for base in serial.itertuples():
-        panel.reference(counts, [float(str(base.train_s)) / count for count in counts], f"ideal ({base.execution})")
+    for base in serial.to_dict("records"):
+        panel.reference(counts, [base["train_s"] / count for count in counts], f"ideal ({base['execution']})")

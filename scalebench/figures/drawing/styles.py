@@ -34,6 +34,14 @@ TASKS = {
 ENGINE_PART = "#9A9A9A"
 NEUTRAL = "#444444"
 
+CROSS: dict[str, Any] = {  # over points that the machine could not feed
+    "color": NEUTRAL,
+    "linestyle": "",
+    "marker": "x",
+    "markersize": 7,
+    "markeredgewidth": 1.3,
+}
+
 FillStyle = Literal["full", "left", "none"]
 FILLS: dict[str, FillStyle] = {"native": "full", "paced": "left", "virtual": "none", "modelled": "none"}
 EXECUTION_WORDS = {

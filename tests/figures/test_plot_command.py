@@ -1,0 +1,86 @@
+"""`scalebench plot` from the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.plot import newest_study, plot
+from scalebench.errors import ResultsError
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with two studies in results/, the newer one called `newer`."""
+    rows = study_rows(
+        strategies=("serial", "allreduce", "epoch_average"), workers=(1, 2), native_workers=(), repetitions=1
+    )
+    for age, name in ((100, "older"), (0, "newer")):
+        with Store(tmp_path / "results" / name, fsync=False) as store:
+            for run, epochs in rows:
+                store.append(run.model_copy(update={"study": name}), epochs)
+        table = tmp_path / "results" / name / "runs.csv"
+        os.utime(table, (table.stat().st_mtime - age,) * 2)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_newest_study_is_drawn_by_default(workplace):
+    done = CliRunner().invoke(plot, ["--figure", "strong-scaling", "--format", "svg"])
+    assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.csv}\n")
+    assert sorted(file.name for file in (workplace / "plots/newer").iterdir()) == [
+        "strong-scaling.csv",
+        "strong-scaling.svg",
+    ]
+
+
+def test_figures_that_cannot_be_drawn_are_named_with_the_reason(workplace):
+    done = CliRunner().invoke(plot, ["results/older", "--output", "here", "--format", "svg"])
+    assert done.exit_code == 0
+    assert "here/older/time-reduction{.svg,.csv}" in done.stdout
+    assert "agreement not drawn: no strategy ran both virtually and natively" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["results/none"], "results/none holds no runs.csv"),
+        (["--figure", "scaling"], "unknown figure 'scaling'"),
+        (["--format", "gif"], "'gif' is not one of 'pdf', 'svg', 'png'"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(workplace, arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "scalebench", "plot", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_results_there_is_nothing_to_draw(tmp_path):
+    with pytest.raises(ResultsError, match="run one with `scalebench run`"):
+        newest_study(tmp_path)
+
+
+def test_listing_figures_loads_neither_pandas_nor_matplotlib():
+    code = (
+        "import sys; from scalebench.figures import describe_figures; import scalebench.cli.plot; describe_figures();"
+        "print([name for name in ('pandas', 'matplotlib', 'torch', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_plot_is_a_command_of_scalebench():
+
+    done = subprocess.run(
+        [sys.executable, "-m", "scalebench", "plot", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--figure" in done.stdout

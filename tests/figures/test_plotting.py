@@ -1,0 +1,237 @@
+"""Figures from synthetic studies: which are drawn, that they are whole and legible, and that they repeat exactly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+from PIL import Image
+
+from scalebench.analysis import Results, load, ratios
+from scalebench.errors import ResultsError, UsageError
+from scalebench.figures import describe_figures, figure_names, plot
+from scalebench.figures.base import FIGURES
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.plotting import _style
+from scalebench.records.schema import RunRow
+from scalebench.records.store import Store
+from tests.records_factory import run_row, study_rows
+
+
+def keep(folder: Path, rows) -> Results:
+    with Store(folder, fsync=False) as store:
+        for run, epochs in rows:
+            store.append(run, epochs)
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Results:
+    return keep(tmp_path_factory.mktemp("results") / "default", study_rows())
+
+
+@pytest.fixture(scope="module")
+def plots(results, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("plots")
+    plot(results, output)
+    return output / "synthetic"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def test_every_figure_is_one_file_and_says_what_it_shows():
+    assert figure_names() == sorted(
+        ["agreement", "breakdown", "convergence", "strong-scaling", "time-reduction", "weak-scaling"]
+    )
+    assert all(summary and "\n" not in summary for _, summary in describe_figures())
+
+
+def test_each_figure_is_written_in_three_formats_with_its_data(plots):
+    names = [name for name in figure_names() if name != "weak-scaling"]
+    assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in ("pdf", "svg", "png", "csv")}
+    for name in names:
+        assert (plots / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert "<svg" in (plots / f"{name}.svg").read_text()
+        with Image.open(plots / f"{name}.png") as image:
+            assert image.width == 1440
+
+
+def test_the_same_records_give_the_same_bytes(results, plots, tmp_path):
+    plot(results, tmp_path, ["strong-scaling", "breakdown"])
+    again = digests(tmp_path / "synthetic")
+    assert again == {name: digest for name, digest in digests(plots).items() if name in again}
+
+
+def test_the_drawn_data_are_the_statistics(results, plots):
+    drawn = pd.read_csv(plots / "time-reduction.csv")
+    headline = drawn[drawn["panel"] == "reduction against allreduce"]
+    headline = headline[headline["quantity"] == "reduction"].set_index(["series", "execution", "workers"])["y"]
+    computed = ratios(results)
+    computed = computed[(computed["baseline"] == "allreduce") & computed["reduction"].notna()]
+    computed = computed.set_index(["label", "execution", "workers"])["reduction"]
+    assert len(headline) == len(computed) == 18
+    for key, value in computed.items():
+        assert headline[key] == pytest.approx(100 * value)
+
+
+def test_the_drawn_parts_add_up_to_the_drawn_total(plots):
+    drawn = pd.read_csv(plots / "time-reduction.csv")
+    bars = drawn[drawn["quantity"].str.startswith("reduction: ", na=False)]
+    table = bars.pivot_table(index=["panel", "execution", "workers"], columns="quantity", values="y")
+    parts = table["reduction: engine"] + table["reduction: frequency"]
+    assert len(parts) == 36
+    assert parts.to_numpy() == pytest.approx(table["reduction: total"].to_numpy())
+
+
+def test_what_is_not_measured_is_drawn_as_such(plots):
+    drawn = pd.read_csv(plots / "breakdown.csv")
+    ddp = drawn[(drawn["series"] == "ddp") & (drawn["execution"] == "native")]
+    assert set(ddp["quantity"]) == {"share of training time: not measured"}
+    assert ddp["y"].isna().all()
+    shares = drawn[drawn["y"].notna()].groupby(["series", "execution", "workers"])["y"].sum()
+    assert shares.to_numpy() == pytest.approx(100)
+
+
+def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
+    drawn = pd.read_csv(plots / "strong-scaling.csv")
+    times = drawn[drawn["quantity"] == "train_s"]
+    assert set(times["execution"]) == {"native", "virtual"}
+    assert set(times.loc[times["execution"] == "native", "interval"]) == {"95 % confidence interval"}
+    assert set(times.loc[times["execution"] == "virtual", "interval"]) == {"calibration interval"}
+    crossed = times[times["oversubscribed"].astype(bool)]
+    assert set(crossed["workers"]) == {4}
+    assert set(crossed["execution"]) == {"native"}
+
+
+def caption(results: Results, name: str) -> str:
+    with _style():
+        canvas = Canvas(name)
+        FIGURES.create(name, {}).draw(results, canvas)
+    return " ".join(canvas._caption)
+
+
+def test_a_caption_says_what_a_number_rests_on(results):
+    text = caption(results, "strong-scaling")
+    for part in (
+        "Strong scaling: mlp(hidden=[128]) (9,610 parameters) on digits_shifted (7,185 training samples",
+        "Batch 8 per worker at every worker count",
+        "899/450/225/113/57/29/15 steps per epoch at 1/2/4/8/16/32/64 workers",
+        "Native on this-machine through gloo, horovod, mpi (3 repetitions, error bars: 95 % confidence interval)",
+        "virtual on this-machine (3 repetitions, error bars: calibration interval)",
+        "each execution against its own serial run",
+    ):
+        assert part in text
+    assert "(a) Baseline: per-batch allreduce on the same engine" in caption(results, "time-reduction")
+
+
+def texts_overlap(results: Results, name: str) -> list[tuple[str, str]]:
+    """Pairs of texts (ticks, titles, labels, legends, caption) that cover each other."""
+    with _style():
+        canvas = Canvas(name)
+        FIGURES.create(name, {}).draw(results, canvas)
+        figure = canvas.finish()
+        figure.draw_without_rendering()
+        shown = [text for text in _texts(figure) if text.get_text().strip() and text.get_color() != "none"]
+        boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    assert len(boxes) > 20
+    return [
+        (one, other)
+        for index, (one, box) in enumerate(boxes)
+        for other, rival in boxes[index + 1 :]
+        if box.padded(-2).overlaps(rival.padded(-2))
+    ]
+
+
+def _texts(figure) -> Iterator[Text]:
+    for ax in figure.axes:
+        yield from (ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts)
+        for axis in (ax.xaxis, ax.yaxis):  # matplotlib keeps ticks outside the axes that it does not draw
+            yield from (tick.label1 for tick in axis._update_ticks() if tick.label1.get_visible())
+    for part in figure.subfigs:
+        yield from part.texts
+        for legend in part.legends:
+            yield from legend.get_texts()
+
+
+@pytest.mark.parametrize("name", [name for name in figure_names() if name != "weak-scaling"])
+def test_no_text_covers_another(results, name):
+    assert texts_overlap(results, name) == []
+
+
+@pytest.mark.parametrize("name", ["strong-scaling", "breakdown", "time-reduction", "convergence"])
+def test_many_strategies_and_counts_stay_legible(tmp_path, name):
+    rows = study_rows(workers=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64), repetitions=1)
+    variants = [
+        (
+            run.model_copy(update={"run_id": f"{run.run_id}-{every}", "strategy_options": f'{{"every": {every}}}'}),
+            [epoch.model_copy(update={"run_id": f"{run.run_id}-{every}"}) for epoch in epochs],
+        )
+        for run, epochs in rows
+        if run.strategy == "epoch_average"
+        for every in (2, 3)
+    ]
+    assert texts_overlap(keep(tmp_path / "many", rows + variants), name) == []
+
+
+def test_a_weak_study_has_its_own_figure(tmp_path):
+    weak = keep(tmp_path / "weak", study_rows(scaling="weak", workers=(1, 2, 4), repetitions=2))
+    files, left_out = plot(weak, tmp_path / "plots", formats=["svg"])
+    assert tmp_path / "plots/synthetic/weak-scaling.svg" in files
+    assert left_out == ["strong-scaling not drawn: the study scales weakly; see weak-scaling"]
+    drawn = pd.read_csv(tmp_path / "plots/synthetic/weak-scaling.csv")
+    epoch_average = drawn[(drawn["quantity"] == "efficiency") & (drawn["series"] == "epoch_average")]
+    assert (epoch_average["y"] > 0.4).all(), "efficiency is T(1)/T(N), without the division by N"
+    assert "Weak scaling" in caption(weak, "weak-scaling")
+    assert "(898 training samples per worker)" in caption(weak, "weak-scaling")
+
+
+def some(*rows: RunRow):
+    return [(row, []) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        some(run_row()),
+        some(run_row(strategy="serial"), run_row(run_id="n", execution="native", engine="mpi", strategy="serial")),
+        some(run_row(run_id="a", workers=2, final_metric=None, metric_name=None, parameters=None, n_train=None)),
+        some(
+            run_row(strategy="epoch_average", workers=8), run_row(run_id="x", workers=8, status="failed", train_s=None)
+        ),
+        some(run_row(strategy="$x^2 {", strategy_options={"<b>": "%s"}), run_row(run_id="b", study="../../x")),
+        some(*(run_row(run_id=f"{n}", workers=n, train_s=1 / n, final_metric=-3.0) for n in range(1, 65))),
+        some(*(run_row(run_id=s, strategy=s, execution="paced", engine="mpi", paced_overrun=0.5) for s in "ab")),
+        study_rows(strategies=("serial", "allreduce", "epoch_async"), workers=(1,), native_workers=(), repetitions=1),
+    ],
+    ids=["one run", "serial only", "no metric", "no baseline", "odd names", "many counts", "paced", "one count"],
+)
+def test_studies_at_the_edge_are_drawn_without_complaint(tmp_path, rows):
+    files, _ = plot(keep(tmp_path / "study", rows), tmp_path / "plots", formats=["svg"])
+    assert len(files) >= 4
+    assert all(tmp_path / "plots" in file.parents and file.stat().st_size for file in files)
+    assert not any(".." in file.parts for file in files)
+
+
+def test_a_study_without_completed_runs_has_no_figure(tmp_path):
+    failed = keep(tmp_path / "study", some(run_row(status="failed", train_s=None)))
+    with pytest.raises(ResultsError, match="no figure can be drawn: agreement not drawn: no run was completed"):
+        plot(failed, tmp_path)
+
+
+def test_a_figure_asked_for_must_be_possible(results, tmp_path):
+    with pytest.raises(UsageError, match="unknown figure 'strong'; did you mean 'strong-scaling'"):
+        plot(results, tmp_path, ["strong"])
+    with pytest.raises(ResultsError, match="weak-scaling not drawn: the study scales strongly"):
+        plot(results, tmp_path, ["weak-scaling"])
+
+
+def test_an_output_that_cannot_be_written_is_one_line(results, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match=r"cannot write .*--output"):
+        plot(results, tmp_path / "file")
