@@ -63,7 +63,7 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
     sweep = Sweep([])
     cells = [cell for component in study.strategies for cell in _cells(study, component, cores, sweep.notes)]
     cells = _distinct(cells)
-    _check_strategies(cells, cluster, sweep.notes)
+    _check_strategies(study, cells, cluster, sweep.notes)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
     if any(cell.execution == "virtual" for cell in cells):
@@ -119,10 +119,11 @@ def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capabil
         )
 
 
-def _check_strategies(cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:
+def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:
     for cell in cells:
         strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
-        for warning in strategy.check(cell.workers, cluster.node.workers_per_node):
+        set_up = strategy.check(cell.workers, cluster.node.workers_per_node)
+        for warning in set_up + strategy.advice(study.epochs):
             note = f"{cell.strategy} at {cell.workers} workers: {warning}"
             if note not in notes:
                 notes.append(note)

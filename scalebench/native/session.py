@@ -19,6 +19,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Server, ServerRule, SharedState
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.server import RankServer
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
@@ -38,10 +39,10 @@ from scalebench.worker import Replica
 
 
 class Session:
-    """A run as one of its workers sees it; `mpi` joins the run's workers."""
+    """A run as one of its workers sees it; `mpi` joins the run's workers, `served` them and their server's rank."""
 
-    def __init__(self, job: Job, run: Run, mpi: MPI.Comm, heart: Heartbeat) -> None:
-        self.job, self.run, self.mpi, self.heart = job, run, mpi, heart
+    def __init__(self, job: Job, run: Run, mpi: MPI.Comm, heart: Heartbeat, served: MPI.Comm | None = None) -> None:
+        self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
         on_node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.workers_here = on_node.rank, on_node.size
         on_node.Free()
@@ -74,14 +75,30 @@ class Session:
     ) -> Outcome | None:
         plan = Plan.of(self.run, self.run.workers, self.run.seed, dataset)
         states: list[OneSidedState] = []
+        servers: list[RankServer] = []
 
         def shared(initial: Tensor) -> SharedState:
             assert isinstance(comm, MpiCommunicator)
             states.append(OneSidedState(comm, initial))
             return states[0]
 
+        def server(rule: ServerRule) -> Server:
+            assert isinstance(comm, MpiCommunicator)
+            assert self.served is not None
+            servers.append(RankServer(comm, self.served, rule, getattr(torch, self.run.dtype)))
+            return servers[0]
+
+        opens = shared if self.run.engine == "mpi" else None
         replica = Replica(
-            self.run, dataset, plan, comm, clock, self.device, shared if self.run.engine == "mpi" else None, _no_server
+            self.run,
+            dataset,
+            plan,
+            comm,
+            clock,
+            self.device,
+            opens,
+            server if self.served is not None else None,
+            self.workers_per_node,
         )
         if isinstance(clock, PacedClock):
             clock.attach(replica.model)
@@ -108,6 +125,8 @@ class Session:
         report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
         for state in states:
             state.close()
+        for opened in servers:
+            opened.close()
         self.heart.enter(Phase.REPORTING)
         gathered = self.mpi.gather((report, verdict.evaluations, attendance))
         if gathered is None:
@@ -193,10 +212,6 @@ def _pace(run: Run) -> StepTime | float:
         )
     entry = known[batch]
     return StepTime(entry.forward_s, entry.backward_s, entry.update_s)
-
-
-def _no_server(rule: ServerRule) -> Server:
-    raise EngineError("strategies with a server run virtually so far; use --execution virtual")
 
 
 def _device_name(device: torch.device) -> str:

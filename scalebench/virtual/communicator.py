@@ -74,8 +74,12 @@ class VirtualCommunicator:
         clock: VirtualClock,
         costs: Costs,
         arithmetic: bool = True,
+        parent: VirtualCommunicator | None = None,
     ) -> None:
-        """`arithmetic=False`: operations take their time and leave the tensors alone."""
+        """`arithmetic=False`: operations take their time and leave the tensors alone.
+
+        What is sent over a split counts for its `parent` too, so that a worker's communicator knows all it sent.
+        """
         self.scheduler, self.clock, self.costs = scheduler, clock, costs
         self.rank, self.size = rank, len(group.ranks)
         self.world_rank = group.ranks[rank]
@@ -83,6 +87,7 @@ class VirtualCommunicator:
         self.bytes_sent = 0
         self._group = group
         self._arithmetic = arithmetic
+        self._parent = parent
         self._calls = 0
 
     # --- collectives ------------------------------------------------------------------------------------------
@@ -172,7 +177,8 @@ class VirtualCommunicator:
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         key = (self.rank, to, tag)
-        self.bytes_sent += tensor.nbytes if self.clock.running else 0
+        if self.clock.running:
+            self._tally(0, tensor.nbytes)
         arrival = self.clock.now + self.costs.message(tensor.nbytes, self.world_rank, self._group.ranks[to])
         self._group.mail.setdefault(key, []).append((arrival, tensor.clone()))
         if key in self._group.receivers:
@@ -198,14 +204,21 @@ class VirtualCommunicator:
         )
         shared: dict[int, Group] = meeting.in_order()[0][3]
         group = shared.setdefault(color, Group(tuple(world for _, _, world in members)))
-        return VirtualCommunicator(self.scheduler, group, group.ranks.index(self.world_rank), self.clock, self.costs)
+        place = group.ranks.index(self.world_rank)
+        return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
 
     # --- meetings ---------------------------------------------------------------------------------------------
 
     def count(self, nbytes: int) -> None:
         if self.clock.running and self.size > 1:
-            self.collectives += 1
-            self.bytes_sent += nbytes
+            self._tally(1, nbytes)
+
+    def _tally(self, collectives: int, nbytes: int) -> None:
+        comm: VirtualCommunicator | None = self
+        while comm is not None:
+            comm.collectives += collectives
+            comm.bytes_sent += nbytes
+            comm = comm._parent
 
     def _meet(
         self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
