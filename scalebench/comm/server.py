@@ -7,6 +7,7 @@ releases it: a parameter server that lets a fast worker wait is a few lines.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.errors import EngineError, RunError
 
 _OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY = range(1, 6)  # message tags
+_SPIN_S, _NAP_S = 1e-3, 5e-5  # how long the server looks without pause for the next request, then the pause
 
 
 class RankServer:
@@ -31,26 +33,29 @@ class RankServer:
     the same `rule`; worker 0's is sent, so it has to be picklable: an object of a module's class, not a closure.
     """
 
-    def __init__(self, comm: MpiCommunicator, link: MPI.Comm, rule: ServerRule) -> None:
-        self._comm, self._link = comm, link
+    def __init__(
+        self, comm: MpiCommunicator, link: MPI.Comm, rule: ServerRule, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._comm, self._link, self._dtype = comm, link, dtype
         self._host = link.size - 1
+        if getattr(rule, "shards", 1) > 1:
+            raise EngineError("real runs have one server rank; use shards: 1, or --execution virtual")
         if comm.rank == 0:
             try:
                 link.send(rule, self._host, _OPEN)
-            except (TypeError, AttributeError) as error:
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
                 raise EngineError(f"the server's rule cannot be sent to its rank: {error}") from None
 
     def request(self, payload: Tensor | None) -> Tensor:
-        """Send `payload` and wait for the reply: flat, in the dtype of `payload` (float32 where there is none)."""
+        """Send `payload` (flat or not) and wait for the reply: flat, in the server's dtype."""
         clock, link = self._comm.clock, self._link
         clock.did(Task.OTHER)
-        dtype = torch.float32 if payload is None else payload.dtype
         if payload is None:
             link.Send(np.empty(0, dtype=np.uint8), self._host, _EMPTY)
         else:
             self._comm.count(payload.numel() * payload.element_size())
             link.Send(_bytes_of(payload), self._host, _PAYLOAD)
-        reply = _receive(link, self._host, _REPLY, dtype)
+        reply = _receive(link, self._host, _REPLY, self._dtype)
         clock.did(Task.COMM)
         return reply if payload is None else reply.to(payload.device)
 
@@ -80,7 +85,7 @@ class ServerLoop:
             status = MPI.Status()
             if rule is None:
                 rule = self._link.recv(source=0, tag=_OPEN)
-            self._link.Probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            self._await_message(status)
             worker, tag = status.Get_source(), status.Get_tag()
             payload = _receive(self._link, worker, tag, self._dtype)
             if tag == _CLOSE:
@@ -93,6 +98,12 @@ class ServerLoop:
             if waiting and len(waiting) == open_workers:
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {min(waiting)}")
         return handled
+
+    def _await_message(self, status: MPI.Status) -> None:
+        """As a probe, but the core is left to the workers between looks: they compute, the server mostly waits."""
+        began = self._now()
+        while not self._link.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
 
     def _release(self, worker: int, reply: Any, waiting: set[int]) -> None:
         if worker not in waiting:

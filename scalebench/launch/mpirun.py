@@ -22,7 +22,7 @@ from scalebench.errors import EngineError
 from scalebench.launch import engines
 from scalebench.launch.postmortem import Death, Pulse, cause_of_death
 from scalebench.native.heartbeat import create_heartbeats
-from scalebench.native.job import EventReader, Job, settings_of
+from scalebench.native.job import EventReader, Job, has_server, settings_of
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 
@@ -116,10 +116,12 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, st
     parts: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         settings = settings_of(run)
-        key = (json.dumps(settings, sort_keys=True), run.workers if settings else ranks)
+        needed = run.workers + has_server(run)
+        key = (json.dumps(settings, sort_keys=True), needed if settings else 0)
         parts.setdefault(key, []).append(run)
-    for (settings_text, needed), part in parts.items():
-        yield json.loads(settings_text), part, needed
+    for (settings_text, exactly), part in parts.items():
+        at_least = max(run.workers + has_server(run) for run in part)
+        yield json.loads(settings_text), part, exactly or max(ranks, at_least)
 
 
 def _new_folder(work_dir: Path, engine: str) -> Path:
@@ -234,7 +236,7 @@ class _Launch:
         self._under_way = None
         if run.execution == "native":
             gpus = outcome.facts.get("gpus_per_node") or 0
-            crowded = engines.is_oversubscribed(self._engine, run.workers, run.threads_per_worker)
+            crowded = engines.is_oversubscribed(self._engine, run.workers + has_server(run), run.threads_per_worker)
             if gpus:
                 crowded = outcome.facts["workers_per_node"] > gpus
             outcome.facts["oversubscribed"] = crowded

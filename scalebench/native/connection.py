@@ -36,7 +36,12 @@ def connected(
 
         if not hvd.is_initialized():
             hvd.init(comm=mpi)
-        yield HorovodCommunicator(clock)
+        try:
+            yield HorovodCommunicator(clock)
+        except BaseException:
+            if mpi.size == 1:  # with others, shutting down would wait for them, and they wait for this rank
+                hvd.shutdown()
+            raise
         if not for_good:
             hvd.shutdown()
     else:
@@ -59,9 +64,12 @@ def _process_group(engine: str, mpi: MPI.Comm, clock: Clock, one_node: bool) -> 
         dist.init_process_group(engine, store=store, rank=mpi.rank, world_size=mpi.size)
     try:
         yield TorchCommunicator(clock)
-        mpi.Barrier()  # who leaves first would cut off the others' last messages
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if mpi.size == 1:
+            dist.destroy_process_group()
+        raise
+    mpi.Barrier()  # who leaves first would cut off the others' last messages
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -131,7 +131,7 @@ class Probe:
         return max(0.0, median(ddp - bare - reduce for bare, ddp, reduce in rounds))
 
     def _curve(self, operation: Callable[[torch.Tensor], None], grid: tuple[int, ...]) -> list[tuple[int, float]]:
-        """(bytes, seconds) over the grid: of three rounds' medians the least, for other programs' load only ever adds."""
+        """(bytes, seconds) over the grid: the least of three rounds' medians, for others' load only ever adds."""
         buffers = [torch.zeros(nbytes // 4) for nbytes in grid]
         rounds = [
             [self._time(lambda buffer=buffer: operation(buffer)) for buffer in buffers]  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from scalebench.comm.base import Capability
 from scalebench.outcome import Outcome
 from scalebench.strategies import registry
 from scalebench.study.spec import Engine, Run
@@ -59,6 +60,11 @@ def settings_of(run: Run) -> dict[str, str]:
         return {}
     defaults = type(strategy)().environment()
     return {name: value for name, value in strategy.environment().items() if defaults.get(name) != value}
+
+
+def has_server(run: Run) -> bool:
+    """Whether `run` needs one rank more than it has workers: the server's, the one after the last worker."""
+    return Capability.SERVER in registry.find(run.strategy.name, run.engine).requires
 
 
 class EventWriter:

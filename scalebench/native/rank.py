@@ -1,7 +1,8 @@
 """What runs inside each real process: one launch serves a whole sweep.
 
-Runs follow in the job's order. The first W ranks work on a run of W workers; the others sleep until it is over, for a
-spinning rank would take a core from those that compute. Rank 0 gathers the books and tells the launcher.
+Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's server is the rank after
+them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0 gathers
+the books and tells the launcher.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
+from scalebench.comm.server import ServerLoop
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job import EventWriter, Job, LastWords
+from scalebench.native.job import EventWriter, Job, LastWords, has_server
 from scalebench.native.session import Session
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
@@ -59,31 +61,36 @@ class RankLoop:
         _finish_importing()
         for run in self.job.runs:
             self.current = run.run_id
-            group = self._group_of(run.workers)
+            workers = self._first(run.workers)
+            served = self._first(run.workers + 1) if has_server(run) else None
             if self.world.rank < run.workers:
-                self._take_part(run, group)
+                self._take_part(run, workers, served)
+            elif served is not None and self.world.rank == run.workers:
+                self.heart.enter(Phase.TRAINING)
+                torch.set_num_threads(run.threads_per_worker)
+                ServerLoop(served, getattr(torch, run.dtype)).serve()
             self._rest()
 
-    def _take_part(self, run: Run, group: MPI.Comm) -> None:
+    def _take_part(self, run: Run, workers: MPI.Comm, served: MPI.Comm | None) -> None:
         if self._events is not None:
             self._events.started(run.run_id)
         gc.collect()
         try:
-            outcome = Session(self.job, run, group, self.heart).execute()
+            outcome = Session(self.job, run, workers, self.heart, served).execute()
         except Exception as error:
-            if run.workers > 1:
+            if run.workers > 1 or served is not None:
                 raise  # the others wait for this rank inside a collective
             status = error.status if isinstance(error, RunError) else "failed"
             outcome = Outcome(run.run_id, status, f"rank 0: {_said(error)}")
         if self._events is not None and outcome is not None:
             self._events.ended(outcome)
 
-    def _group_of(self, workers: int) -> MPI.Comm:
-        """The first `workers` ranks; made once by all ranks together."""
-        if workers not in self._groups:
-            color = 0 if self.world.rank < workers else MPI.UNDEFINED
-            self._groups[workers] = self.world.Split(color, self.world.rank)
-        return self._groups[workers]
+    def _first(self, ranks: int) -> MPI.Comm:
+        """The first `ranks` of the world; made once by all ranks together."""
+        if ranks not in self._groups:
+            color = 0 if self.world.rank < ranks else MPI.UNDEFINED
+            self._groups[ranks] = self.world.Split(color, self.world.rank)
+        return self._groups[ranks]
 
     def _rest(self) -> None:
         """Sleep until every rank has come here."""
