@@ -6,10 +6,11 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
+from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run
 
 STRATEGIES = {
-    "mpi": ("serial", "allreduce", "epoch_average", "epoch_async"),
+    "mpi": ("serial", "allreduce", "epoch_average", "epoch_async", *({"bsp"} & set(registry.names()))),
     "horovod": ("horovod", "allreduce", "epoch_average"),
     "gloo": ("ddp", "allreduce", "epoch_average"),
 }
