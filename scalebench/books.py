@@ -33,7 +33,7 @@ class Books:
         if name == "staleness":
             self._stale.append(value)
 
-    def close_epoch(self, epoch: int, elapsed_s: float, train_loss: float) -> None:
+    def close_epoch(self, epoch: int, elapsed_s: float, train_loss: float | None) -> None:
         """Book `epoch`, which ended after `elapsed_s` seconds of training.
 
         Raises:
@@ -59,5 +59,5 @@ class Books:
         )
         self._stale.clear()
         self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
-        if not math.isfinite(train_loss):
+        if train_loss is not None and not math.isfinite(train_loss):
             raise DivergedError(f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}")

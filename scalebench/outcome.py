@@ -18,7 +18,7 @@ class EpochReport:
     comm_s: float | None
     wait_s: float | None
     data_s: float | None
-    train_loss: float
+    train_loss: float | None  # None: this worker trained on nothing in this epoch
     syncs: int
     bytes_sent: int
     mean_staleness: float | None = None

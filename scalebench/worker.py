@@ -205,8 +205,8 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            # Who trained on no batch of this epoch (a late worker skips) says the loss of its latest.
-            loss = self._loss_sum.item() / self._epoch_samples if self._epoch_samples else self.last_loss.item()
+            # Who trained on no batch of this epoch (a late worker, a client not chosen) has no loss.
+            loss = self._loss_sum.item() / self._epoch_samples if self._epoch_samples else None
             self._loss_sum.zero_()
             self._epoch_samples = 0
             self.books.close_epoch(epoch, elapsed, loss)

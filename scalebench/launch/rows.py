@@ -42,7 +42,7 @@ def rows_of(
         train_s=train_s,
         **_parts(workers, train_s),
         eval_s=outcome.eval_s,
-        final_train_loss=_mean(worker.epochs[-1].train_loss for worker in workers if worker.epochs),
+        final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
         metric_name=facts.get("metric_name"),
         final_metric=evaluations[-1].metric if evaluations else None,
         best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
@@ -144,7 +144,7 @@ def _epoch_rows(run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
                 epoch_s_min=min(report.epoch_s for report in reports),
                 epoch_s_mean=fmean(report.epoch_s for report in reports),
                 **{name: _over(reports, name) for name in ("compute_s", "comm_s", "wait_s", "data_s")},
-                train_loss=_over(reports, "train_loss"),
+                train_loss=_mean_loss(reports),
                 test_metric=metrics.get(reports[0].epoch),
                 syncs=reports[0].syncs,
                 bytes_sent=_over(reports, "bytes_sent"),
@@ -162,6 +162,11 @@ def _over(
     if any(value is None for value in values):
         return None
     return (join or fmean)(values)
+
+
+def _mean_loss(reports: list[EpochReport]) -> float | None:
+    """Over the workers that trained: a client that was not chosen has none."""
+    return _mean(report.train_loss for report in reports if report.train_loss is not None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

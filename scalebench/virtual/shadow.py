@@ -28,7 +28,7 @@ from scalebench.study.spec import Run
 class Trace:
     """What the computed run found: the loss of each worker and epoch, the metric at each moment."""
 
-    losses: list[list[float]]
+    losses: list[list[float | None]]
     metrics: dict[int, float]
     parameters: int
 
