@@ -15,8 +15,8 @@ from pathlib import Path
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.launch.mpirun import end_with_parent, environment, mpirun_command
 from scalebench.launch.postmortem import telling_line
+from scalebench.launch.processes import end_with_parent, environment, mpirun_command
 
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16

@@ -6,10 +6,7 @@ launched again. Nothing is left behind, whatever ends this process.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,21 +15,16 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from scalebench.errors import EngineError
 from scalebench.launch import engines
 from scalebench.launch.postmortem import Death, Pulse, cause_of_death
+from scalebench.launch.processes import end_with_parent, environment, mpirun_command, stop
 from scalebench.native.heartbeat import create_heartbeats
 from scalebench.native.job import EventReader, Job, has_server, settings_of
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 
 _POLL_S = 0.05
-_GRACE_S = 5.0  # between asking processes to end and ending them
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
 OVERRUN_LIMIT = 0.01  # share of steps: beyond it a paced run counts as oversubscribed
 
 
@@ -73,42 +65,6 @@ def launch(
                 break
             if left:
                 log(f"{engine}: launching the remaining {len(left)} runs again ({watch.cause})")
-
-
-def mpirun_command(
-    ranks: int, threads: int = 1, progress_threads: int = 0, *, bind: bool = True
-) -> tuple[list[str], str]:
-    """The command that starts `ranks` processes, up to the program, and how it binds them, for the records.
-
-    Raises:
-        EngineError: there is no mpirun.
-    """
-    mpirun = engines.find_mpirun()
-    if mpirun is None:
-        raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
-    command = [str(mpirun), "-n", str(ranks)]
-    here = engines.physical_cores()
-    if bind and (ranks * threads <= here or _nodes_of_allocation() > 1):
-        width = threads + progress_threads if ranks * (threads + progress_threads) <= here else threads
-        if width == 1:
-            return [*command, "--map-by", "core", "--bind-to", "core"], "core"
-        return [*command, "--map-by", f"slot:PE={width}", "--bind-to", "core"], f"core:{width}"
-    return [*command, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], "none"
-
-
-def environment(threads: int, *, oversubscribed: bool = False) -> dict[str, str]:
-    """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root."""
-    additions = {
-        **dict.fromkeys(_THREADS, str(threads)),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-    if oversubscribed:
-        additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
-    if _nodes_of_allocation() == 1:
-        additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
-    kept = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return additions | kept
 
 
 def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, str], list[Run], int]]:
@@ -186,7 +142,7 @@ class _Launch:
         try:
             death = self._attend(process, events, pulse, startup_limit_s)
         finally:
-            _stop(process, pulse.pids)
+            stop(process, pulse.pids)
         self._hear(events)
         if self.left:
             self._record(death)
@@ -244,37 +200,3 @@ class _Launch:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
             outcome.facts["oversubscribed"] = max(overruns) > OVERRUN_LIMIT
         self._on_outcome(run, outcome)
-
-
-def end_with_parent() -> None:
-    """In a child, before its program: end when the parent does, even by SIGKILL. No orphan trains on for hours."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
-    """End mpirun, which ends its ranks; then whatever is left of both."""
-    if process.poll() is not None and process.returncode == 0:
-        return
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pid in ranks:
-        if _is_rank(pid):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _is_rank(pid: int) -> bool:
-    """Whether `pid` is still a process of ours: its number may have been given to another."""
-    try:
-        return b"scalebench.native" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _nodes_of_allocation() -> int:
-    return int(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)

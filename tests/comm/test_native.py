@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.launch.engines import available
-from scalebench.launch.mpirun import environment, mpirun_command
+from scalebench.launch.processes import environment, mpirun_command
 
 PROGRAMS = Path(__file__).parent / "programs"
 LACKS = {"mpi": [], "gloo": [], "horovod": ["bfloat16", "bfloat16", "sub-communicators", "point-to-point"]}

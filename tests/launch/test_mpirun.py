@@ -1,5 +1,6 @@
 """Real launches whose ranks die, hang, leave and diverge; every run gets its row and nothing stays behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.launch.mpirun import environment, launch, mpirun_command
+from scalebench.launch.mpirun import launch
+from scalebench.launch.processes import environment, mpirun_command
 from scalebench.study.spec import Component, Run
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
@@ -225,4 +227,10 @@ def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
     assert {outcome.status for outcome in outcomes.values()} == {"completed"}
     steps = outcomes["slow two"].workers[0].optimizer_steps
     # A step waits for a cycle of 20 ms, less what it had waited already when its gradients were ready.
-    assert outcomes["slow two"].workers[0].comm_s > 0.010 * steps > outcomes["plain two"].workers[0].comm_s
+    assert outcomes["slow two"].workers[0].comm_s > 0.010 * steps
+    jobs = [json.loads(file.read_text()) for file in sorted((tmp_path / "work").glob("*/job.json"))]
+    assert [[run["run_id"] for run in job["runs"]] for job in jobs] == [
+        ["plain one", "plain two", "plain again"],
+        ["slow two", "slow again"],
+    ]
+    assert [sorted(job["settings"]) for job in jobs] == [[], ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]]
