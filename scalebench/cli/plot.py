@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import rich_click as click
 
 from scalebench.errors import ResultsError
-from scalebench.figures import FORMATS
+from scalebench.figures import FORMATS, plot_folder
+
+_MOST_JOBS = 4  # each holds some 150 MiB
 
 
 @click.command()
@@ -28,16 +31,16 @@ def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: 
 
     Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it.
     """
-    from scalebench.analysis import load
-    from scalebench.figures import plot as draw
-
-    loaded = load(results if results is not None else newest_study(Path("results")))
-    files, left_out = draw(loaded, output, figures, formats or FORMATS)
-    for stem in dict.fromkeys(file.with_suffix("") for file in files):
-        suffixes = [file.suffix for file in files if file.with_suffix("") == stem]
-        click.echo(f"{stem}{{{','.join(suffixes)}}}")
-    for line in (*left_out, *loaded.notes):
-        click.echo(line, err=True)
+    folder = results if results is not None else newest_study(Path("results"))
+    drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=min(_MOST_JOBS, len(os.sched_getaffinity(0))))
+    for figure in drawn:
+        if figure.files:
+            click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")
+    for figure in drawn:
+        if figure.absent:
+            click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
+    for note in drawn[0].notes:
+        click.echo(note, err=True)
 
 
 def newest_study(folder: Path) -> Path:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.errors import ResultsError
-from scalebench.figures.base import FIGURES, figure_names
+from scalebench.figures.base import FIGURES, Figure, figure_names
 from scalebench.study.spec import slug
 
 if TYPE_CHECKING:
@@ -23,38 +26,82 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-def plot(
-    results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS
-) -> tuple[list[Path], list[str]]:
-    """Write the figures `names` (all that these results can carry) to `output/<study>/`.
+class Drawn(NamedTuple):
+    """What came of one figure: its files, or the reason why it cannot be drawn."""
 
-    Returns the files, and one line for each figure that was left out.
+    name: str
+    files: list[Path]
+    absent: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
+    """Write the figures `names` (all that these results can carry) to `output/<study>/`.
 
     Raises:
         UsageError: an unknown figure.
         ResultsError: a figure asked for by name, or every figure, cannot be drawn from these results, or `output`
             cannot be written.
     """
-    kinds = {name: FIGURES.create(name, {}) for name in names or figure_names()}
-    reasons = {name: kind.absent(results) for name, kind in kinds.items()}
-    left_out = [f"{name} not drawn: {reason}" for name, reason in reasons.items() if reason]
-    if names and left_out:
-        raise ResultsError(f"{results.folder}: {left_out[0]}")
-    if len(left_out) == len(kinds):
-        raise ResultsError(f"{results.folder}: no figure can be drawn: {left_out[0]}")
-    folder = output / slug(str(results.runs["study"].iloc[-1]))
-    files: list[Path] = []
+    for name in names:
+        FIGURES.find(name)
+    return _settle([_draw(results, name, output, formats) for name in names or figure_names()], names, results.folder)
+
+
+def plot_folder(
+    folder: Path, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS, jobs: int = 1
+) -> list[Drawn]:
+    """As `plot`, for the records in `folder`, in `jobs` processes; each figure's `notes` are those of the results."""
+    for name in names:
+        FIGURES.find(name)
+    wanted = list(names or figure_names())
+    work = [(folder, name, output, tuple(formats)) for name in wanted]
+    jobs = min(jobs, len(wanted))
+    if jobs == 1:
+        drawn = [_load_and_draw(item) for item in work]
+    else:  # fresh processes: to fork one that runs threads is not safe
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            drawn = list(pool.map(_load_and_draw, work))
+    return _settle(drawn, names, folder)
+
+
+def _load_and_draw(work: tuple[Path, str, Path, tuple[str, ...]]) -> Drawn:
+    folder, name, output, formats = work
+    return _draw(_load(folder), name, output, formats)
+
+
+@cache
+def _load(folder: Path) -> Results:
+    from scalebench.analysis import load
+
+    return load(folder)
+
+
+def _settle(drawn: list[Drawn], names: Sequence[str], folder: Path) -> list[Drawn]:
+    left_out = [figure for figure in drawn if figure.absent]
+    if left_out and names:
+        raise ResultsError(f"{folder}: {left_out[0].name} cannot be drawn: {left_out[0].absent}")
+    if len(left_out) == len(drawn):
+        raise ResultsError(f"{folder}: no figure can be drawn: {left_out[0].absent}")
+    return drawn
+
+
+def _draw(results: Results, name: str, output: Path, formats: Sequence[str]) -> Drawn:
+    kind = FIGURES.create(name, {})
+    notes = tuple(results.notes)
+    if absent := kind.absent(results):
+        return Drawn(name, [], absent, notes)
+    stem = output / slug(str(results.runs["study"].iloc[-1])) / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, kind in kinds.items():
-            if not reasons[name]:
-                files += _write(kind, results, folder / name, formats)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        return Drawn(name, _write(kind, results, stem, formats), "", notes)
     except OSError as error:
-        raise ResultsError(f"cannot write {folder}: {error.strerror}; choose another folder with --output") from None
-    return files, left_out
+        raise ResultsError(
+            f"cannot write {stem.parent}: {error.strerror}; choose another folder with --output"
+        ) from None
 
 
-def _write(kind: Any, results: Results, stem: Path, formats: Sequence[str]) -> list[Path]:
+def _write(kind: Figure, results: Results, stem: Path, formats: Sequence[str]) -> list[Path]:
     from scalebench.figures.drawing.canvas import Canvas
 
     with _style():
