@@ -88,7 +88,8 @@ class Communicator(Protocol):
         """Give tensor i to rank i; return what each rank gave. Shapes but the first dimension must agree."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None: ...
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+        """Wait for what `source` sends; `add`: add it to `tensor` instead of replacing it."""
 
 
 class SharedState(Protocol):

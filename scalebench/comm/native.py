@@ -123,9 +123,12 @@ class NativeCommunicator(ABC):
         self._send(tensor, to, tag)
         self.clock.did(Task.COMM)
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None:
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         self.clock.did(Task.OTHER)
-        self._recv(tensor, source, tag)
+        target = torch.empty_like(tensor) if add else tensor
+        self._recv(target, source, tag)
+        if add:
+            tensor.add_(target)
         self.clock.did(Task.COMM)
 
     def _tally(self, collectives: int, nbytes: int) -> None:

@@ -110,9 +110,9 @@ def _engine_for(study: Study, strategy: Strategy) -> str:
 
 
 def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
-    missing = sorted(str(capability) for capability in strategy.requires - provided)
+    missing = sorted(str(capability) for capability in strategy.needs - provided)
     if missing:
-        able = [name for name in engines.NAMES if strategy.requires <= engines.provides(name)]
+        able = [name for name in engines.NAMES if strategy.needs <= engines.provides(name)]
         raise EngineError(
             f"strategy {strategy.name} cannot run on engine {engine}, which has no {', '.join(missing)}; "
             f"use --engine {' or '.join(able)}, or leave --engine out"

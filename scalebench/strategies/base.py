@@ -133,6 +133,11 @@ class Strategy(BaseModel):
         return 1
 
     @property
+    def needs(self) -> frozenset[Capability]:
+        """What these options ask of an engine: `requires`, or more."""
+        return self.requires
+
+    @property
     def merge_policy(self) -> str:
         """How replicas are combined, for the records."""
         return "mean"

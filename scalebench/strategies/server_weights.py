@@ -38,7 +38,8 @@ class ParameterServer:
     sum m, eta) when the round is over. Workers push m g, and with every reply pull w. One optimizer step is one
     update, momentum included: it lives here, not on the workers.
 
-    `ends` says after how many rounds each epoch is over; `shards` is over how many servers the vector is spread.
+    `ends` says after how many rounds each epoch is over; `shards` over how many servers, side by side, the vector is
+    spread, by which a virtual server is charged.
     """
 
     def __init__(
@@ -90,13 +91,6 @@ class ParameterServer:
                 self._sum, self._sum_weight = None, 0.0
         return [(each, self._reply(each)) for each in released]
 
-    def shard(self, index: int) -> ParameterServer:
-        """The server of slice `index` of `shards`, which decides for itself who waits."""
-        part = copy.deepcopy(self)
-        part._weights = self._weights[slice_of(self._weights.numel(), index, self.shards)].clone()
-        part._optimizer.param_groups[0]["params"] = [part._weights]
-        return part
-
     def _step(self, gradient: Tensor, lr: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -136,11 +130,6 @@ def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
     weights, numbers = unpack(message, len(Reply._fields))
     staleness, used, at_push, at_release, rounds, mark = (int(number) for number in numbers)
     return weights, Reply(staleness, bool(used), at_push, at_release, rounds, mark)
-
-
-def slice_of(n: int, index: int, shards: int) -> slice:
-    """Slice `index` of `n` elements cut into `shards` that differ by at most one."""
-    return slice(n * index // shards, n * (index + 1) // shards)
 
 
 def request(server: Any, vector: Tensor, numbers: list[float]) -> tuple[Tensor, Reply]:

@@ -184,7 +184,7 @@ class VirtualCommunicator:
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0) -> None:
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         key = (source, self.rank, tag)
         if not self._group.mail.get(key):
             self._group.receivers[key] = self.world_rank
@@ -192,8 +192,12 @@ class VirtualCommunicator:
         arrival, sent = self._group.mail[key].pop(0)
         if self.clock.running:
             until = max(self.clock.now, arrival)
-            self.clock.communicated(until, until - self.clock.now)
-        tensor.copy_(sent)
+            waited = until - self.clock.now
+            self.clock.communicated(until + (self.costs.adding(sent.nbytes) if add else 0.0), waited)
+        if add:
+            tensor.add_(sent)
+        else:
+            tensor.copy_(sent)
 
     def split(self, color: int, key: int = 0) -> VirtualCommunicator:
         groups: dict[int, Group] = {}

@@ -65,6 +65,10 @@ class Costs:
     def message(self, nbytes: int, source: int, to: int) -> float:
         return self.network.message(nbytes, source, to)
 
+    def adding(self, nbytes: int) -> float:
+        """How long a worker adds `nbytes` to what it has: n gamma."""
+        return nbytes * self.network.cluster.reduction.seconds_per_byte
+
     def occupancy(self, nbytes: int, worker: int, host: int) -> float:
         """How long `nbytes` keep a server's link busy."""
         return self.network.message(nbytes, worker, host) - self.network.message(0, worker, host)

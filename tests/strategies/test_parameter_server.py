@@ -121,20 +121,18 @@ def test_numbers_travel_beside_the_vector_without_loss(dtype, n):
     assert read == numbers
 
 
-def test_shards_together_hold_what_one_server_would():
-    """Each shard is sent to a process of its own: pickled, with a slice of the weights and an optimizer for it."""
+def test_the_server_can_be_sent_to_another_process():
     start = torch.arange(7, dtype=torch.float64)
-    whole = serve(Lockstep(2, 4), start, momentum=0.9, shards=3)
-    parts = [pickle.loads(pickle.dumps(whole.shard(index))) for index in range(3)]
-    sizes = [0, 2, 4, 7]
-    for step in range(3):
-        gradients = [torch.randn(7, dtype=torch.float64) for _ in range(2)]
-        for worker in (step % 2, 1 - step % 2):
-            expected = push(whole, worker, gradients[worker])
-            pieces = [push(p, worker, gradients[worker][sizes[i] : sizes[i + 1]]) for i, p in enumerate(parts)]
+    here = serve(Lockstep(2, 4), start, momentum=0.9)
+    there = pickle.loads(pickle.dumps(here))
+    for _ in range(3):
+        for worker in range(2):
+            gradient = torch.randn(7, dtype=torch.float64)
+            expected, found = push(here, worker, gradient), push(there, worker, gradient)
+            assert {each: reply for each, (_, reply) in found.items()} == {e: r for e, (_, r) in expected.items()}
             for each, (weights, _) in expected.items():
-                assert torch.equal(torch.cat([piece[each][0] for piece in pieces]), weights)
-    assert not torch.equal(weights, start)
+                assert torch.equal(found[each][0], weights)
+    assert not torch.equal(found[0][0], start)
 
 
 # --- books ----------------------------------------------------------------------------------------------------------

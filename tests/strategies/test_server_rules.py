@@ -6,7 +6,7 @@ import heapq
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.strategies.server_rules import Bounded, Dynamic, Elastic, Gate, Lockstep, least_spread
@@ -58,6 +58,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None)
 @given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999))
 def test_every_rule_lets_every_worker_finish(rule, base, total, seed):
     gate = RULES[rule](len(base), total)
@@ -68,6 +69,7 @@ def test_every_rule_lets_every_worker_finish(rule, base, total, seed):
     assert gate.rounds == total
 
 
+@settings(deadline=None)
 @given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999), staleness=st.integers(0, 4))
 def test_ssp_bounds_the_lead_at_release_and_may_meet_one_more_at_the_push(base, total, seed, staleness):
     pushed, released = drive(Bounded(len(base), total, staleness), jittered(base, seed))
@@ -81,6 +83,7 @@ def test_ssp_3_logs_a_lead_of_4_at_the_push():
     assert max(lead for *_, lead in released) == 3
 
 
+@settings(deadline=None)
 @given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999))
 def test_staleness_0_releases_as_bsp_does(base, total, seed):
     barrier = drive(Lockstep(len(base), total), jittered(base, seed))
@@ -95,6 +98,7 @@ def test_staleness_0_releases_as_bsp_does(base, total, seed):
         assert gate.in_rounds
 
 
+@settings(deadline=None)
 @given(
     base=speeds,
     total=st.integers(1, 60),
@@ -152,6 +156,7 @@ def test_paper_grants_one_push_more():
     assert paper._credits[0] == 1
 
 
+@settings(deadline=None)
 @given(base=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=6), total=st.integers(1, 25), seed=st.integers(0, 999))
 def test_backup_workers_end_a_round_with_its_first_pushes(base, total, seed):
     backup = 1 + seed % (len(base) - 1)
@@ -177,6 +182,7 @@ def test_backup_workers_end_a_round_with_its_first_pushes(base, total, seed):
     assert used == [len(base) - backup] * total + [0]
 
 
+@settings(deadline=None)
 @given(
     times=st.lists(
         st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True).map(sorted), min_size=1, max_size=4

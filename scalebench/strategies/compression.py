@@ -1,0 +1,158 @@
+"""What travels instead of the gradient: fewer bits, the largest entries, or low-rank factors.
+
+Top-k and PowerSGD keep what they did not send and add it to the next gradient (error feedback), so that nothing is
+lost, only late. All are sums of each worker's contribution divided by K; a lone worker sends nothing and compresses
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scalebench.errors import ModelError
+from scalebench.strategies.base import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIRES = {"fp16": "float16", "bf16": "bfloat16"}
+MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller (as torch's hook has it)
+_SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
+
+
+class Reducer(Protocol):
+    """Puts the mean of all workers' vectors in place of each."""
+
+    def mean_(self, vector: Tensor) -> None: ...
+    def forget(self) -> None:
+        """As before the first call (after warm-up)."""
+
+
+class Plain:
+    """One allreduce, in the gradients' dtype or a `wire` of two bytes.
+
+    Trap: the largest float16 is 65504; gradients whose sum is larger become infinite. bfloat16 has float32's range,
+    and 8 bits of precision.
+    """
+
+    def __init__(self, worker: Worker, wire: str | None = None) -> None:
+        self._comm, self._wire = worker.comm, wire
+
+    def mean_(self, vector: Tensor) -> None:
+        self._comm.allreduce_(vector, "mean", wire=self._wire)
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
+
+class TopK:
+    """Each worker sends the k = ceil(`keep` n) entries of c = g + e that are largest in magnitude; e <- c - sent.
+
+    w gets (1/K) sum_i sent_i. Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv 1809.07599. k (4 + element size) bytes
+    from each worker to all others, in one allgather, which grows with K where an allreduce does not.
+    """
+
+    def __init__(self, worker: Worker, keep: float) -> None:
+        self._comm, self._k = worker.comm, max(1, math.ceil(keep * worker.gradients.numel()))
+        self.residual = worker.gradients.new_zeros(worker.gradients.numel())
+
+    def mean_(self, vector: Tensor) -> None:
+        import torch
+
+        self.residual.add_(vector)
+        places = self.residual.abs().topk(self._k, sorted=False).indices
+        values = self.residual[places]
+        self.residual[places] = 0
+        split = values.nbytes
+        message = torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
+        vector.zero_()
+        for each in self._comm.allgather(message):
+            vector.index_add_(0, each[split:].clone().view(torch.int32), each[:split].clone().view(vector.dtype))
+        vector.div_(self._comm.size)
+
+    def forget(self) -> None:
+        self.residual.zero_()
+
+
+class PowerSgd:
+    """Each weight matrix M (n x m) of c = g + e travels as P (n x r) and Q (m x r); e <- c - P Q^T.
+
+    P <- mean_i M_i Q, orthonormalised; Q <- mean_i M_i^T P; all take P Q^T. Q is kept for the next step. Vogels,
+    Karimireddy and Jaggi, NeurIPS 2019, arXiv 1905.13727; constants and order as in torch's powerSGD_hook. The first
+    `start` steps, vectors, and matrices that would not shrink by more than `MIN_RATE` are averaged as they are.
+    Two collectives a step: vectors with P, then Q.
+    """
+
+    def __init__(self, worker: Worker, rank: int, start: int) -> None:
+        self._comm, self._start = worker.comm, start
+        self._pieces: list[tuple[slice, int, int, int]] = []  # where each matrix lies, its n, m and r
+        self._rest: list[slice] = []
+        at = 0
+        for parameter in worker.model.parameters():
+            n, m = len(parameter) if parameter.ndim else 1, parameter.numel() // max(1, len(parameter))
+            place, at = slice(at, at + parameter.numel()), at + parameter.numel()
+            if shrinks(n, m, rank):
+                self._pieces.append((place, n, m, min(n, m, rank)))
+            else:
+                self._rest.append(place)
+        if not self._pieces:
+            raise ModelError(
+                f"compression powersgd: no layer shrinks to less than 1/{MIN_RATE} at rank {rank}; "
+                "use a lower rank, a wider model or another compression"
+            )
+        self._pieces.reverse()  # as the backward pass meets them
+        self.residual = worker.gradients.new_zeros(at)
+        self.forget()
+
+    def forget(self) -> None:
+        import torch
+
+        self._steps = 0
+        self.residual.zero_()
+        generator = torch.Generator().manual_seed(_SEED)
+        self._q = [
+            torch.randn(m, r, generator=generator, dtype=self.residual.dtype).to(self.residual.device)
+            for _, _, m, r in self._pieces
+        ]
+
+    def mean_(self, vector: Tensor) -> None:
+        import torch
+
+        self._steps += 1
+        if self._steps <= self._start:
+            self._comm.allreduce_(vector, "mean")
+            return
+        matrices = [vector[place].view(n, m) for place, n, m, _ in self._pieces]
+        residuals = [self.residual[place].view(n, m) for place, n, m, _ in self._pieces]
+        for matrix, residual in zip(matrices, residuals, strict=True):
+            matrix.add_(residual)
+            residual.copy_(matrix)
+        products = [matrix @ _orthonormal(q) for matrix, q in zip(matrices, self._q, strict=True)]
+        sent = torch.cat([*(vector[place] for place in self._rest), *(product.view(-1) for product in products)])
+        self._comm.allreduce_(sent, "mean")
+        parts = torch.split(sent, [at.stop - at.start for at in self._rest] + [p.numel() for p in products])
+        for place, part in zip(self._rest, parts, strict=False):
+            vector[place] = part
+        bases = [_orthonormal(p.view_as(q)) for p, q in zip(parts[len(self._rest) :], products, strict=True)]
+        sent = torch.cat([(matrix.T @ p).view(-1) for matrix, p in zip(matrices, bases, strict=True)])
+        self._comm.allreduce_(sent, "mean")
+        factors = torch.split(sent, [q.numel() for q in self._q])
+        self._q = [factor.view_as(q) for factor, q in zip(factors, self._q, strict=True)]
+        for matrix, residual, p, q in zip(matrices, residuals, bases, self._q, strict=True):
+            torch.mm(p, q.T, out=matrix)
+            residual.sub_(matrix)
+
+
+def shrinks(n: int, m: int, rank: int) -> bool:
+    """Whether P and Q of an n x m matrix are less than 1/MIN_RATE of it."""
+    return (n + m) * min(n, m, rank) * MIN_RATE < n * m
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """An orthonormal basis of the columns' span; half precision has no QR."""
+    import torch
+
+    wide: Any = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    basis: Tensor = torch.linalg.qr(wide)[0].to(matrix.dtype)
+    return basis
