@@ -33,7 +33,8 @@ def percent(share: float) -> str:
     if not math.isfinite(share):
         return EMPTY
     number = 100 * share
-    return f"{number:+.0f} %" if abs(number) >= 9.95 else f"{number:+.1f} %"
+    rounded = round(number, 0 if abs(number) >= 9.95 else 1) + 0.0  # no negative zero
+    return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
 
 
 def digits(value: float, significant: int = 3) -> str:

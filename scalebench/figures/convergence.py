@@ -49,7 +49,7 @@ class Convergence(Figure):
             for row, x in enumerate(("epochs", "elapsed_s")):
                 panel = panels[row * len(counts) + column]
                 panel.title("", f"{count} worker{plural}")
-                panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, crosses="last")
+                panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
                 if column == 0:
                     panel.ax.set_ylabel(word)
                 else:
@@ -62,11 +62,12 @@ class Convergence(Figure):
         share_y(panels)
         canvas.legend_of_series(table["series"], look)
         canvas.legend_of_executions(table[table["workers"].isin(counts)])
+        interval = with_interval(table).replace("seeds", "seeds (drawn at the last epoch)")
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
-            f"epoch{with_interval(table)}; time is training time without evaluation.",
+            f"epoch{interval}; time is training time without evaluation.",
             "Serial (one worker) is drawn in every panel.",
             describe_oversubscription(table[table["workers"].isin(counts)]),
         )

@@ -124,16 +124,8 @@ def _draw_splits(
 
         for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
             total, low, high = (100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high"))
-            panel.ax.errorbar(
-                at,
-                total,
-                [[total - low], [high - total]],
-                fmt="D",
-                color=NEUTRAL,
-                markersize=3,
-                elinewidth=0.8,
-                zorder=5,
-            )
+            panel.ax.plot(at, total, marker="D", markersize=3, color=NEUTRAL, zorder=5)
+            panel.intervals([((at, low), (at, high))], [NEUTRAL])
             panel.keep([{"quantity": "reduction: total", "y": total, "low": low, "high": high}], **_key(cell))
         panel.ax.axhline(0, color="#555555", linewidth=0.8)
         panel.ax.set_ylabel(f"time saved (% of {baseline})", fontsize=7.5)

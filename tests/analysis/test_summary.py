@@ -92,7 +92,13 @@ def test_an_interval_has_the_unit_of_its_value():
 
 
 def test_percentages_are_signed():
-    assert [percent(x) for x in (0.4712, -0.031, 0.0996, 0.0, math.nan)] == ["+47 %", "-3.1 %", "+10 %", "+0.0 %", "–"]
+    assert [percent(x) for x in (0.4712, -0.031, 0.0996, -1e-9, math.nan)] == [
+        "+47 %",
+        "-3.1 %",
+        "+10 %",
+        "+0.0 %",
+        "–",
+    ]
 
 
 def test_digits_round_across_a_power_of_ten():

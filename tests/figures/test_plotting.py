@@ -228,6 +228,22 @@ def test_studies_at_the_edge_are_drawn_without_complaint(tmp_path, rows):
     assert not any(".." in file.parts for file in files)
 
 
+def test_a_wide_interval_does_not_hide_the_points(tmp_path):
+    # Two repetitions a factor of four apart: the t interval spans ten orders of magnitude around them.
+    rows = some(
+        *(run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n) for n in (1, 2) for r in (0, 1))
+    )
+    results = keep(tmp_path / "study", rows)
+    with _style():
+        canvas = Canvas("strong-scaling")
+        FIGURES.create("strong-scaling", {}).draw(results, canvas)
+        canvas.finish()
+    low, high = canvas.panels[0].ax.get_ylim()
+    assert 0.2 < low < 1.0 < 2.0 < high < 10
+    assert canvas.data()["high"].max() > 1000
+    assert "Error bars that leave a panel go on" in canvas._caption[-1]
+
+
 def test_a_study_without_completed_runs_has_no_figure(tmp_path):
     failed = keep(tmp_path / "study", some(run_row(status="failed", train_s=None)))
     with pytest.raises(ResultsError, match="no figure can be drawn: no run was completed"):

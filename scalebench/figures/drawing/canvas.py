@@ -86,6 +86,10 @@ class Canvas:
 
     def finish(self) -> Figure:
         """Set the heights, write legend and caption, and return the figure."""
+        for panel in self.panels:
+            panel.fit_intervals()
+        if any(panel.cuts_intervals for panel in self.panels):
+            self.say("Error bars that leave a panel go on; the CSV beside the figure has their ends.")
         lines = textwrap.wrap(
             " ".join(self._caption), _CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False
         )

@@ -19,6 +19,7 @@ from scalebench.figures.drawing.styles import CROSS, Look
 _INCHES_PER_LABEL = 0.24
 _TITLE_CHARACTERS_PER_INCH = 11.0
 _BAR = 0.78
+Bar = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Panel:
         self.ax = ax
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
+        self._ends: list[float] = []
+        self._fitted = False
         self.width_in = width_in
         self._title = ""
 
@@ -60,15 +63,15 @@ class Panel:
         scale: float = 1.0,
         shift: bool = True,
         connect: bool = True,
-        crosses: str = "all",
+        sparse: bool = False,
     ) -> None:
         """A line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
         `frame` has the columns execution, engine, series, workers and oversubscribed; rows without a value are left
-        out. `scale` turns its unit into that of the axis; the drawn data has the unit of the axis. `crosses` marks all
-        oversubscribed points or only the `last` of each line.
+        out. `scale` turns its unit into that of the axis; the drawn data has the unit of the axis. A `sparse` line has
+        error bar and cross at its last point only.
         """
-        bars: list[list[tuple[float, float]]] = []
+        bars: list[Bar] = []
         colors: list[str] = []
         crossed: list[tuple[float, float]] = []
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
@@ -77,25 +80,50 @@ class Panel:
             at = group[x].astype(float).to_numpy() * (2**look.shift if shift else 1)
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
+            first = len(at) - 1 if sparse else 0
             if bounds:
-                bars += [[(a, b), (a, t)] for a, b, t in zip(at, *bounds, strict=True)]
-                colors += [look.color] * len(at)
+                bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][first:]
+                colors += [look.color] * len(at[first:])
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
             self.ax.plot(at, y, zorder=4 if execution == "native" else 3, **style)
-            hit = np.flatnonzero(group["oversubscribed"].to_numpy(dtype=bool))[-1 if crosses == "last" else 0 :]
+            hit = np.flatnonzero(group["oversubscribed"].to_numpy(dtype=bool))[-1 if sparse else 0 :]
             crossed += list(zip(at[hit], y[hit], strict=True))
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
-        self._add_error_bars(bars, colors)
+        self.intervals(bars, colors)
         if crossed:
             self.ax.plot(*zip(*crossed, strict=True), **CROSS, zorder=5)
 
-    def _add_error_bars(self, bars: list[list[tuple[float, float]]], colors: list[str]) -> None:
-        """All in one artist, which is many times faster than `errorbar`."""
+    def intervals(self, bars: Sequence[Bar], colors: Sequence[str]) -> None:
+        """Error bars, all in one artist, which is many times faster than `errorbar`; they do not set the limits."""
         known = [(bar, color) for bar, color in zip(bars, colors, strict=True) if np.isfinite(bar).all()]
         if known:
             segments, shades = zip(*known, strict=True)
-            self.ax.add_collection(LineCollection(segments, colors=shades, linewidths=0.9, alpha=0.75, zorder=2))
-            self.ax.autoscale_view()
+            lines = LineCollection(segments, colors=shades, linewidths=0.9, alpha=0.75, zorder=2)
+            self.ax.add_collection(lines, autolim=False)
+            self._ends += [y for segment in segments for _, y in segment]
+
+    def fit_intervals(self) -> None:
+        """Widen the y limits, which hold the points, towards the ends of error bars, but by half their range at most.
+
+        Two repetitions have a t interval of 12.7 standard errors: to show all of it would hide what was measured.
+        """
+        if not self._ends or self._fitted:
+            return
+        self._fitted = True
+        log = self.ax.get_yscale() == "log"
+        low, high = np.log10(self.ax.get_ylim()) if log else self.ax.get_ylim()
+        ends = np.log10(self._ends) if log else np.array(self._ends)
+        reach = 0.5 * max(high - low, 0.3 if log else 0.05 * max(abs(low), abs(high)))
+        edge = 0.02 * (high - low)
+        low = min(low, max(ends.min() - edge, low - reach))
+        high = max(high, min(ends.max() + edge, high + reach))
+        self.ax.set_ylim(*(np.power(10, (low, high)) if log else (low, high)))
+
+    @property
+    def cuts_intervals(self) -> bool:
+        """Whether an error bar leaves the panel."""
+        low, high = self.ax.get_ylim()
+        return any(end < low or end > high for end in self._ends)
 
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
         """A dotted line that no run drew, such as ideal scaling."""
@@ -148,6 +176,8 @@ class Panel:
         """A log axis of seconds with plain numbers."""
         axis = getattr(self.ax, f"{which}axis")
         getattr(self.ax, f"set_{which}scale")("log")
+        if which == "y":
+            self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
         room = self.width_in * 0.72 / 0.36 if which == "x" else 10
         ladders = [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
@@ -190,6 +220,8 @@ class Panel:
 
 def share_y(panels: Sequence[Panel]) -> None:
     """Give all panels the y range that holds everything."""
+    for panel in panels:
+        panel.fit_intervals()
     low, high = zip(*(panel.ax.get_ylim() for panel in panels), strict=True)
     for panel in panels:
         panel.ax.set_ylim(min(low), max(high))
