@@ -1,0 +1,109 @@
+"""Local SGD with a second optimizer over the averages: SlowMo, BMUF and DiLoCo.
+
+All three read the move of the mean over one interval, w0 - mean_i w_i (w0: where it began), as a gradient. Between two
+synchronisations the model handed out is the plain mean of the replicas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from scalebench.strategies.averaging import Periodic
+from scalebench.strategies.base import Worker
+from scalebench.strategies.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BlockMomentum(Periodic):
+    """Average, let `outer` decide from where the interval began, and restart from there."""
+
+    def setup(self, worker: Worker) -> None:
+        super().setup(worker)
+        worker.state.anchor = worker.parameters.clone()
+        worker.state.momentum = worker.parameters.clone().zero_()
+
+    def synchronise(self, worker: Worker) -> None:
+        self.average(worker)
+        self.outer(worker, worker.parameters, worker.state.anchor, worker.state.momentum)
+        worker.parameters.copy_(worker.state.anchor)
+
+    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+        """Change `anchor` and `momentum` in place, given the `mean`."""
+        raise NotImplementedError
+
+
+@register()
+class SlowMo(BlockMomentum):
+    """u <- b u + (w0 - mean w) / eta;  w <- w0 - a eta u,  eta: the learning rate of this moment.
+
+    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD.
+    """
+
+    slow_lr: float = Field(1.0, gt=0, description="a")
+    slow_momentum: float = Field(0.7, ge=0, lt=1, description="b")
+
+    name: ClassVar[str] = "slowmo"
+    summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
+    source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
+
+    @property
+    def merge_policy(self) -> str:
+        return "slow momentum"
+
+    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+        rate = float(worker.optimizer.param_groups[0]["lr"])
+        momentum.mul_(self.slow_momentum).add_(anchor - mean, alpha=1.0 / rate)
+        anchor.sub_(momentum, alpha=self.slow_lr * rate)
+
+
+@register()
+class Bmuf(BlockMomentum):
+    """D <- mu D + zeta (mean w - w0);  w <- w0 + D: blockwise model-update filtering.
+
+    Chen and Huo, ICASSP 2016, who take mu = 1 - 1/K; so does the default. With mu = 0, zeta = 1 it is local SGD.
+    """
+
+    block_momentum: float | None = Field(None, ge=0, lt=1, description="mu; default: 1 - 1/K")
+    block_lr: float = Field(1.0, gt=0, description="zeta")
+
+    name: ClassVar[str] = "bmuf"
+    summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
+    source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
+
+    @property
+    def merge_policy(self) -> str:
+        return "block momentum"
+
+    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+        mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
+        momentum.mul_(mu).add_(mean - anchor, alpha=self.block_lr)
+        anchor.add_(momentum)
+
+
+@register()
+class DiLoCo(BlockMomentum):
+    """g = w0 - mean w;  v <- m v + g;  w <- w0 - lr (g + m v): Nesterov SGD over the averages.
+
+    Douillard et al., 2023, arXiv 2311.08105. The inner optimizer is the study's: the paper's is AdamW, whose state
+    stays with its worker, and H is some hundred steps.
+    """
+
+    outer_lr: float = Field(0.7, gt=0, description="lr")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="m")
+
+    name: ClassVar[str] = "diloco"
+    summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
+    source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
+
+    @property
+    def merge_policy(self) -> str:
+        return "outer nesterov"
+
+    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+        slope = anchor - mean
+        momentum.mul_(self.outer_momentum).add_(slope)
+        anchor.sub_(slope.add_(momentum, alpha=self.outer_momentum), alpha=self.outer_lr)

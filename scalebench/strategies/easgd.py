@@ -1,0 +1,76 @@
+"""Elastic averaging: replicas are drawn to a centre, and the centre to them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.registry import register
+
+
+@register()
+class Easgd(Strategy):
+    """Every `steps` = H local steps, and after the last one:  d_i = alpha (w_i - c);  w_i -= d_i;  c += sum_i d_i.
+
+    Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651, synchronous form, alpha = 0.9 / K. Every worker holds
+    the centre c, which starts as the initial weights and is the model handed out; replicas never become equal.
+    One worker is not serial: its centre follows it.
+    """
+
+    steps: int = Field(8, ge=1, description="H: local steps between two exchanges")
+    alpha: float | None = Field(None, gt=0, le=1, description="how far they are drawn; default: 0.9 / K")
+
+    name: ClassVar[str] = "easgd"
+    summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps"
+    source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
+
+    @property
+    def sync_every(self) -> int:
+        return self.steps
+
+    @property
+    def merge_policy(self) -> str:
+        return "elastic"
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if self.alpha is not None and self.alpha * workers > 1:
+            return [f"alpha {self.alpha:g} times {workers} workers is above 1: the centre overshoots their mean"]
+        return []
+
+    def setup(self, worker: Worker) -> None:
+        worker.state.taken = 0
+        worker.state.centre = worker.parameters.clone()
+
+    def train(self, worker: Worker) -> None:
+        for epoch in range(worker.epochs):
+            self.train_epoch(worker, epoch)
+            if worker.rank == 0:
+                worker.snapshot(epoch, worker.state.centre)
+            worker.epoch_done(epoch, None)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        last = worker.steps_in(epoch) - 1 if worker.is_last(epoch) else -1
+        for batch in worker.batches(epoch):
+            worker.local_step(batch)
+            worker.state.taken += 1
+            if worker.state.taken % self.steps == 0 or batch.step == last:
+                self._exchange(worker)
+
+    def _exchange(self, worker: Worker) -> None:
+        alpha = 0.9 / worker.size if self.alpha is None else self.alpha
+        drawn = (worker.parameters - worker.state.centre).mul_(alpha)
+        worker.parameters.sub_(drawn)
+        worker.comm.allreduce_(drawn, "sum")
+        worker.state.centre.add_(drawn)
+
+    def finish(self, worker: Worker) -> None:
+        worker.parameters.copy_(worker.state.centre)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return worker.is_last(epoch)
+
+    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+        exchanges = (epoch + 1) * steps // self.steps - epoch * steps // self.steps
+        return exchanges + (epoch == epochs - 1 and epochs * steps % self.steps > 0)

@@ -1,0 +1,110 @@
+"""Federated averaging: in each round some clients train on data that never leave them, and are averaged."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.errors import StudyError
+from scalebench.strategies.averaging import average_, floating_buffers
+from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.registry import register
+
+
+@register()
+class FedAvg(Strategy):
+    """A round: the chosen clients S train `local_epochs` epochs from w; then w <- sum_S n_i w_i / sum_S n_i.
+
+    McMahan et al., AISTATS 2017, arXiv 1602.05629. floor(fraction K) clients are drawn from the study's seed and the
+    round; n_i is the number of client i's samples. The others do nothing in that round and get the new model. Clients
+    begin each round without momentum unless told to keep it. Partition: `iid`, or `dirichlet` by label. A round cut
+    short by the end of training is averaged too.
+    """
+
+    fraction: float = Field(1.0, gt=0, le=1, description="of the clients that are chosen in each round")
+    local_epochs: int = Field(1, ge=1, description="epochs of a round")
+    optimizer_state: Literal["reset", "keep"] = Field("reset", description="momentum is forgotten with each round")
+
+    name: ClassVar[str] = "fedavg"
+    summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"
+    source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+    averaged_state: ClassVar[str] = "parameters+buffers"
+    sync_unit: ClassVar[str] = "epoch"
+
+    @property
+    def sync_every(self) -> int:
+        return self.local_epochs
+
+    @property
+    def merge_policy(self) -> str:
+        return "mean of a sample, by samples"
+
+    @property
+    def optimizer_state_policy(self) -> str:  # type: ignore[override]
+        return self.optimizer_state
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if self.chosen_of(workers) < 1:
+            raise StudyError(
+                f"strategy {self.name}: option 'fraction' {self.fraction:g} of {workers} workers selects nobody; use "
+                f"{1 / workers:.3g} or more, or start at {int(-(-1 // self.fraction))} workers"
+            )
+        return []
+
+    def chosen_of(self, workers: int) -> int:
+        """How many clients a round has."""
+        return int(self.fraction * workers + 1e-9)
+
+    def clients(self, seed: int, round_: int, workers: int) -> set[int]:
+        """The clients of a round, the same for whoever asks."""
+        draw = random.Random(f"{seed} {round_}")  # noqa: S311
+        return set(draw.sample(range(workers), self.chosen_of(workers)))
+
+    def setup(self, worker: Worker) -> None:
+        worker.state.anchor = worker.parameters.clone()
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        takes_part = worker.rank in self.clients(worker.seed, epoch // self.local_epochs, worker.size)
+        for batch in worker.batches(epoch):
+            if not takes_part:
+                break  # the epoch was begun all the same: rows may move between workers
+            self.step(worker, batch)
+        if self.ends_round(epoch, worker.epochs):
+            weight = float(worker.samples) if takes_part else 0.0
+            average_(worker.comm, [worker.parameters, *floating_buffers(worker)], weight)
+            worker.state.anchor.copy_(worker.parameters)
+            if self.optimizer_state == "reset":
+                worker.reset_optimizer()
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.local_step(batch)
+
+    def ends_round(self, epoch: int, epochs: int) -> bool:
+        return (epoch + 1) % self.local_epochs == 0 or epoch == epochs - 1
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return self.ends_round(epoch, worker.epochs)
+
+    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+        return int(self.ends_round(epoch, epochs))
+
+
+@register()
+class FedProx(FedAvg):
+    """FedAvg whose clients are held near the model they began with: the gradient gains mu (w_i - w).
+
+    Li et al., MLSys 2020, arXiv 1812.06127. mu = 0 is FedAvg.
+    """
+
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term mu/2 |w_i - w|^2")
+
+    name: ClassVar[str] = "fedprox"
+    summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"
+    source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.gradient(batch)
+        worker.gradients.add_(worker.parameters - worker.state.anchor, alpha=self.mu)
+        worker.update()

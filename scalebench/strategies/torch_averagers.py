@@ -1,0 +1,250 @@
+"""PyTorch's own local SGD, measured as users run it; virtual runs charge our form of the same rule.
+
+Torch rebinds every parameter to a fresh buffer at each average: the flat buffer takes them back once an epoch. It
+averages parameters only, counts from its first step, and leaves the last, partial interval alone: the mean that ends
+the training is ours. torchft's LocalSGD and DiLoCo are left out: both take a Manager, which joins a running lighthouse
+server before the first step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from typing import ClassVar
+
+from pydantic import Field, PositiveInt
+
+from scalebench.clock import Task
+from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
+from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd
+from scalebench.strategies.registry import register
+
+Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
+_VIRTUAL = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+_NATIVE = frozenset({Capability.PROCESS_GROUP})
+
+
+class TorchAverager(Strategy):
+    """What is known of all of them from the rule of ours that they equal."""
+
+    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+
+    @property
+    def rule(self) -> Rule:
+        """Our strategy with the same arithmetic."""
+        raise NotImplementedError
+
+    @property
+    def sync_every(self) -> int:
+        return self.rule.sync_every
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return self.rule.in_agreement(worker, epoch)
+
+    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+        return self.rule.syncs_in_epoch(epoch, epochs, steps)
+
+    def setup(self, worker: Worker) -> None:
+        worker.state.taken = 0
+        worker.state.rule = self.rule
+        worker.use_optimizer(lambda optimizer: optimizer)
+        self.open(worker)
+
+    def open(self, worker: Worker) -> None:
+        """Make torch's averager."""
+        raise NotImplementedError
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            self.step(worker, batch)
+        reattach(worker)
+        if worker.is_last(epoch) and not self.agreed_by_torch(worker):
+            worker.comm.allreduce_(worker.parameters, "mean")
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.local_step(batch)
+        worker.state.taken += 1
+        worker.state.averager.average_parameters(worker.model.parameters())
+        if self.averages_now(worker):
+            worker.comm.count(worker.parameters.nbytes)
+            worker.clock.did(Task.COMM)
+
+    def agreed_by_torch(self, worker: Worker) -> bool:
+        """Whether torch has left all replicas equal after the step just made."""
+        rule, taken = worker.state.rule, worker.state.taken
+        if isinstance(rule, HierarchicalLocalSgd):
+            return rule.group_after(taken) >= worker.size
+        return bool(rule.due(taken) or (isinstance(rule, PostLocalSgd) and taken <= rule.start))
+
+    def averages_now(self, worker: Worker) -> bool:
+        """Whether torch averages after the step just made."""
+        rule, taken = worker.state.rule, worker.state.taken
+        return bool(rule.group_after(taken) > 1 if isinstance(rule, HierarchicalLocalSgd) else rule.due(taken))
+
+
+class VirtualTorchAverager(TorchAverager):
+    """Our rule in torch's name."""
+
+    requires: ClassVar[frozenset[Capability]] = _VIRTUAL
+
+    def setup(self, worker: Worker) -> None:
+        self.rule.setup(worker)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        self.rule.train_epoch(worker, epoch)
+
+
+class TorchLocalSgdOptions(Strategy):
+    """PeriodicModelAverager: the mean after step `warmup` + 1, then after every `period` steps."""
+
+    period: int = Field(8, ge=2, description="steps between two averages")
+    warmup: int = Field(0, ge=0, description="steps before the averager begins")
+
+    name: ClassVar[str] = "torch_local_sgd"
+    summary: ClassVar[str] = "the real PeriodicModelAverager: weights averaged every H local steps"
+    source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager"
+
+    @property
+    def rule(self) -> Rule:
+        return LocalSgd(steps=self.period, first=self.warmup + 1, buffers="keep")
+
+
+@register()
+class TorchLocalSgd(TorchLocalSgdOptions, TorchAverager):
+    """The real thing."""
+
+    requires: ClassVar[frozenset[Capability]] = _NATIVE
+
+    def open(self, worker: Worker) -> None:
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+        group = worker.comm.process_group  # type: ignore[attr-defined]
+        worker.state.averager = PeriodicModelAverager(self.period, self.warmup, group)
+
+
+@register("virtual")
+class VirtualTorchLocalSgd(TorchLocalSgdOptions, VirtualTorchAverager):
+    """The same arithmetic, charged as ours."""
+
+
+class TorchHierarchicalOptions(Strategy):
+    """HierarchicalModelAverager: after step t the largest group whose period divides t - 1."""
+
+    groups: dict[PositiveInt, PositiveInt] = Field(
+        {4: 4, 1024: 16}, min_length=1, description="group size: steps between its averages; both grow together"
+    )
+
+    name: ClassVar[str] = "torch_hierarchical_local_sgd"
+    summary: ClassVar[str] = "the real HierarchicalModelAverager: averaged often in small groups, seldom in large ones"
+    source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
+
+    @property
+    def rule(self) -> Rule:
+        return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep")
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if max(self.groups) < workers:
+            raise StudyError(
+                f"strategy {self.name}: option 'groups': the largest group, {max(self.groups)}, has to hold all "
+                f"{workers} workers; add a size of {workers} or more"
+            )
+        return self.rule.check(workers, workers_per_node)
+
+
+@register()
+class TorchHierarchical(TorchHierarchicalOptions, TorchAverager):
+    """The real thing."""
+
+    requires: ClassVar[frozenset[Capability]] = _NATIVE
+
+    def open(self, worker: Worker) -> None:
+        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+        sizes = OrderedDict((period, min(size, worker.size)) for size, period in sorted(self.groups.items()))
+        group = worker.comm.process_group  # type: ignore[attr-defined]
+        worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)  # type: ignore[no-untyped-call]
+
+
+@register("virtual")
+class VirtualTorchHierarchical(TorchHierarchicalOptions, VirtualTorchAverager):
+    """The same arithmetic, charged as ours."""
+
+
+class TorchPostLocalSgdOptions(Strategy):
+    """DDP with post_localSGD_hook and PostLocalSGDOptimizer: gradients up to `start`, then weights every `period`."""
+
+    start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")
+    period: int = Field(8, ge=2, description="steps between two averages of the weights")
+    subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
+
+    name: ClassVar[str] = "torch_post_local_sgd"
+    summary: ClassVar[str] = "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps"
+    source: ClassVar[str] = "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
+
+    @property
+    def rule(self) -> Rule:
+        return PostLocalSgd(start=self.start, steps=self.period, first=1, subgroup=self.subgroup, buffers="keep")
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        return self.rule.check(workers, workers_per_node)
+
+
+@register()
+class TorchPostLocalSgd(TorchPostLocalSgdOptions, TorchAverager):
+    """The real thing. Gradients travel inside backward: compute and communication are not told apart."""
+
+    requires: ClassVar[frozenset[Capability]] = _NATIVE
+    split_is_measured: ClassVar[bool] = False
+
+    def open(self, worker: Worker) -> None:
+        import torch.distributed as dist
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.nn.parallel import DistributedDataParallel
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its package scripts other optimizers when loaded
+            from torch.distributed.optim import PostLocalSGDOptimizer
+
+        group = worker.comm.process_group  # type: ignore[attr-defined]
+        members = min(self.subgroup or worker.workers_per_node, worker.size)
+        subgroup = dist.new_subgroups(members)[0] if members > 1 else None  # type: ignore[no-untyped-call]
+        worker.state.averager = PeriodicModelAverager(self.period, self.start, group)
+        worker.use_optimizer(lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager))
+        model = DistributedDataParallel(worker.model, process_group=group, forward_sync_buffers=False)
+        worker.state.hook = PostLocalSGDState(group, subgroup, self.start, members > 1)  # type: ignore[no-untyped-call]
+        model.register_comm_hook(worker.state.hook, post_localSGD_hook)
+        worker.forward = model
+
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        worker.local_step(batch)
+        worker.state.averager.step = worker.state.hook.iter = 0
+        reattach(worker)
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        weighted = worker.state.taken < self.start
+        worker.gradient(batch, batch.weight if weighted else 1.0)
+        worker.update()
+        worker.state.taken += 1
+        if weighted or worker.state.hook.post_local_gradient_allreduce:
+            worker.comm.count(worker.gradients.nbytes)
+        if not weighted and self.averages_now(worker):
+            worker.comm.count(worker.parameters.nbytes)
+
+
+@register("virtual")
+class VirtualTorchPostLocalSgd(TorchPostLocalSgdOptions, VirtualTorchAverager):
+    """The same arithmetic, charged as ours."""
+
+
+def reattach(worker: Worker) -> None:
+    """Take parameters that torch has bound to buffers of its own back into the flat one."""
+    from scalebench.flat import views
+
+    trainable = [parameter for parameter in worker.model.parameters() if parameter.requires_grad]
+    for parameter, view in zip(trainable, views(trainable, worker.parameters), strict=True):
+        if parameter.data_ptr() != view.data_ptr():
+            view.copy_(parameter.detach())
+            parameter.data = view

@@ -1,0 +1,63 @@
+"""Every rank of a launch: run the listed runs one after the other; rank 0 writes final weights and counts.
+
+The argument is a folder with `runs.json` ([{"run", "workers_per_node", "reference"}]) and `data.npz` (a data set).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
+
+from scalebench.clock import WallClock
+from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
+from scalebench.native.connection import connected
+from scalebench.strategies import registry
+from scalebench.study.spec import Run
+from scalebench.training import evaluate, train
+from scalebench.worker import Replica
+from tests.strategies import daso_case
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    with np.load(folder / "data.npz") as archive:
+        blobs = Dataset("blobs", "classification", 3, *(archive[key] for key in ("x", "y", "x_test", "y_test")))
+    for entry in json.loads((folder / "runs.json").read_text()):
+        run = Run.model_validate(entry["run"])
+        mpi = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < run.workers else MPI.UNDEFINED)
+        if mpi != MPI.COMM_NULL:
+            take_part(run, mpi, entry, blobs, folder)
+        MPI.COMM_WORLD.Barrier()
+
+
+def take_part(run, mpi, entry, dataset, folder):
+    made = Replica
+    if entry["reference"]:
+        case = daso_case.reference(entry["reference"])
+        made, dataset = daso_case.reference_class(case), daso_case.stand_in(case["x"], case["y"])
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    clock = WallClock()
+    torch.manual_seed(1)
+    with connected(run.engine, mpi, clock, one_node=True) as comm:
+        plan = Plan.of(run, run.workers, run.seed, dataset)
+        replica = made(run, dataset, plan, comm, clock, workers_per_node=entry["workers_per_node"])
+        report = train(replica, strategy, warm=run.warmup_steps > 0)
+        verdict = evaluate(replica, strategy, dataset)
+        gathered = mpi.gather((report.syncs, report.bytes_sent))
+        if mpi.rank == 0:
+            np.savez(
+                folder / f"{run.run_id}.npz",
+                final=verdict.final.numpy(),
+                counted=np.array(gathered),
+                skips=np.array(getattr(replica.state, "skips", [])),
+                metrics=[evaluation.metric for evaluation in verdict.evaluations],
+            )
+
+
+main(Path(sys.argv[1]))

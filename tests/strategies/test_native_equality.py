@@ -1,0 +1,113 @@
+"""What real processes compute is what virtual workers compute; heat's and torch's own code included."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench.launch.engines import available
+from scalebench.launch.mpirun import environment, mpirun_command
+from scalebench.virtual.engine import simulate
+from tests.strategies import daso_case
+
+PROGRAM = Path(__file__).parent / "programs" / "train_natively.py"
+PER_NODE = 2
+DASO = {"devices_per_node": 2}
+
+MPI = {
+    "daso-heat": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, "patience": 0, "stability": 0.5}},
+    "daso-fixed": {"daso-fixed": {**DASO, "global_skip": 3, "local_skip": 2, "wait": 2}},
+    "local_sgd": {"local_sgd": {"steps": 4, "optimizer_state": "average"}},
+    "post_local_sgd": {"post_local_sgd": {"start": 5, "steps": 4, "subgroup": 0}},
+    "hierarchical_local_sgd": {"hierarchical_local_sgd": {"groups": {2: 2, 64: 5}}},
+    "slowmo": {"slowmo": {"steps": 4}},
+    "bmuf": {"bmuf": {"steps": 4}},
+    "diloco": {"diloco": {"steps": 4}},
+    "easgd": {"easgd": {"steps": 4}},
+    "gossip-ring": {"gossip": {"peers": "ring"}},
+    "gossip-pair": {"gossip": {"peers": "pair"}},
+    "fedavg": {"fedavg": {"fraction": 0.5}},
+    "fedprox": {"fedprox": {"mu": 0.1, "local_epochs": 2}},
+}
+GLOO = {
+    "torch_local_sgd": {"torch_local_sgd": {"period": 4, "warmup": 3}},
+    "torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
+    "torch_post_local_sgd": {"torch_post_local_sgd": {"start": 5, "period": 4}},
+    "torch_post_local_sgd-subgroups": {"torch_post_local_sgd": {"start": 5, "period": 4, "subgroup": 2}},
+    "daso-fixed": MPI["daso-fixed"],
+    "gossip-ring": MPI["gossip-ring"],
+}
+REFERENCES = ["a", "b", "c", "d"]
+
+
+def launched(engine, runs, references, blobs, tmp_path):
+    """Run all in one launch of four ranks; the results by run."""
+    if reason := available(engine):
+        pytest.skip(reason)
+    entries = [
+        {"run": json.loads(run.model_dump_json()), "workers_per_node": PER_NODE, "reference": ""} for run in runs
+    ]
+    for name in references:
+        case = daso_case.reference(name)
+        np.savez(tmp_path / f"initial-{name}.npz", initial=case["initial"])
+        run = daso_case.reference_run(
+            case, tmp_path / f"initial-{name}.npz", run_id=f"heat-{name}", execution="native", engine=engine
+        )
+        entries.append({"run": json.loads(run.model_dump_json()), "workers_per_node": PER_NODE, "reference": name})
+    (tmp_path / "runs.json").write_text(json.dumps(entries))
+    np.savez(tmp_path / "data.npz", x=blobs.x_train, y=blobs.y_train, x_test=blobs.x_test, y_test=blobs.y_test)
+    command = [*mpirun_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(1, oversubscribed=True), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {entry["run"]["run_id"]: dict(np.load(tmp_path / f"{entry['run']['run_id']}.npz")) for entry in entries}
+
+
+def native_runs(engine, strategies, make_run, counts=(4,)):
+    return [
+        make_run(
+            strategy, workers, run_id=f"{name}-{workers}", execution="native", engine=engine, epochs=3,
+            batch_per_worker=4, warmup_steps=3, optimizer={"sgd": {"momentum": 0.9}},
+        )
+        for name, strategy in strategies.items()
+        for workers in counts
+    ]  # fmt: skip
+
+
+def compare(runs, found, blobs, scenery):
+    for run in runs:
+        twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
+        outcome, weights = simulate(twin, blobs, scenery)
+        assert outcome.status == "completed", (run.run_id, outcome.error)
+        native = found[run.run_id]
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), atol=1e-10, rtol=0, err_msg=run.run_id)
+        counted = [(report.syncs, report.bytes_sent) for report in outcome.workers]
+        assert native["counted"].tolist() == [list(pair) for pair in counted], run.run_id
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda e: e.epoch)]
+        if len(native["metrics"]) == len(metrics):
+            assert native["metrics"].tolist() == metrics, run.run_id
+
+
+def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, scenery, tmp_path):
+    """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
+    runs = native_runs("mpi", MPI, make_run)
+    found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
+    compare(runs, found, blobs, scenery)
+    for name in REFERENCES:
+        case, native = daso_case.reference(name), found[f"heat-{name}"]
+        assert native["skips"].tolist() == case["schedule"].tolist()
+        np.testing.assert_allclose(native["final"], case["final"][0], atol=1e-6, rtol=0)
+
+
+def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, scenery, tmp_path):
+    torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
+    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", torchs, make_run, counts=(2,))
+    pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
+    runs += native_runs("gloo", pair, make_run, counts=(2,))
+    compare(runs, launched("gloo", runs, [], blobs, tmp_path), blobs, scenery)
