@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torch import Tensor
 
 from scalebench.errors import StudyError, nearest
 from scalebench.study.spec import Component, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 
 class _Options(BaseModel):
@@ -35,30 +37,19 @@ class AdamOptions(_Options):
     eps: float = Field(1e-8, gt=0)
 
 
-def _sgd(parameters: Iterable[Tensor], lr: float, options: Any, **flags: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr, **options.model_dump(), **flags)
+_OPTIONS: dict[str, type[_Options]] = {"sgd": SgdOptions, "adam": AdamOptions, "adamw": AdamOptions}
 
 
-def _adam(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    def build(parameters: Iterable[Tensor], lr: float, options: Any, **flags: Any) -> torch.optim.Optimizer:
-        betas = (options.beta1, options.beta2)
-        return cls(parameters, lr=lr, betas=betas, eps=options.eps, weight_decay=options.weight_decay, **flags)  # type: ignore[call-arg]
-
-    return build
-
-
-_OPTIMIZERS: dict[str, tuple[type[_Options], Callable[..., torch.optim.Optimizer]]] = {
-    "sgd": (SgdOptions, _sgd),
-    "adam": (AdamOptions, _adam(torch.optim.Adam)),
-    "adamw": (AdamOptions, _adam(torch.optim.AdamW)),
-}
-
-
-def build_optimizer(
-    component: Component, parameters: Iterable[Tensor], lr: float, **flags: Any
-) -> torch.optim.Optimizer:
+def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, **flags: Any) -> Optimizer:
     """The optimizer `component` over `parameters`; `flags` go to torch (`foreach=False` for one flat tensor)."""
-    return _OPTIMIZERS[component.name][1](parameters, lr, check_optimizer(component), **flags)
+    import torch
+
+    options = check_optimizer(component).model_dump()
+    if component.name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, **options, **flags)
+    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    kind = torch.optim.Adam if component.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, **options, **flags)
 
 
 def check_optimizer(component: Component) -> BaseModel:
@@ -67,9 +58,9 @@ def check_optimizer(component: Component) -> BaseModel:
     Raises:
         StudyError: unknown optimizer or option, with the nearest name, or a value out of its range.
     """
-    if component.name not in _OPTIMIZERS:
-        raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIMIZERS)}")
-    options = _OPTIMIZERS[component.name][0]
+    if component.name not in _OPTIONS:
+        raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
+    options = _OPTIONS[component.name]
     try:
         return options(**component.options)
     except ValidationError as error:

@@ -12,7 +12,8 @@ from scalebench.cli.options import verbosity, verbosity_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalebench.launch.study_run import Plan, Tally
+    from scalebench.launch.planning import Plan
+    from scalebench.launch.study_run import Tally
 
 
 @click.command()
@@ -54,8 +55,7 @@ def run(study: Path | None, jobs: int | None, output: Path, dry_run: bool, sets:
     Virtual runs at every worker count, native ones (real processes) where the cores allow; every number says which
     it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped.
     """
-    from scalebench.cli.progress import watching
-    from scalebench.launch.study_run import plan_study, run_study
+    from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     strategies = list(flags.pop("strategies")) or None
@@ -63,9 +63,10 @@ def run(study: Path | None, jobs: int | None, output: Path, dry_run: bool, sets:
     if dry_run:
         _show(plan, jobs)
         return 0
+    from scalebench.cli.progress import watching
+    from scalebench.launch.study_run import run_study
+
     with watching() as watcher:
-        for note in plan.notes:
-            watcher.note(note)
         tally = run_study(plan, output, watcher, jobs=jobs)
     _summarise(tally)
     return 1 if tally.failed else 0
@@ -100,7 +101,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
 
     from scalebench.launch.engines import cores
     from scalebench.launch.estimate import estimate
-    from scalebench.launch.study_run import is_oversubscribed
+    from scalebench.launch.planning import is_oversubscribed
 
     table = Table(title=f"{plan.study.name}: {len(plan.sweep.runs)} runs")
     for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):

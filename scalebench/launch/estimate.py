@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from scalebench.launch.study_run import Plan
+from scalebench.launch.planning import Plan
 from scalebench.study.spec import Run
 
 _WARM_UP, _STEPS = 20, 60

@@ -31,12 +31,20 @@ def run_virtual(
 ) -> None:
     """Simulate `runs` in `jobs` processes; report each as it ends. A run that takes its process down is failed alone.
 
+    With one job all happens in this process.
     Runs whose arithmetic is alike are one piece of work. `folders` are the data sets by worker count; weights that a
     run keeps go to `weights_folder`.
     """
     pieces: dict[str, list[Run]] = {}
     for run in runs:
         pieces.setdefault(alike(run), []).append(run)
+    if jobs == 1:
+        for piece in pieces.values():
+            for run in piece:
+                on_start(run)
+            for run, outcome in zip(piece, _simulate(piece, (scenery, folders, weights_folder)), strict=True):
+                on_outcome(run, outcome)
+        return
     waiting = list(pieces.values())
     suspects: list[list[Run]] = []  # were under way when a process died: tried again, one at a time
     while waiting or suspects:
@@ -74,7 +82,7 @@ def _pass(
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
-                under_way[pool.submit(_simulate, left[place])] = place
+                under_way[pool.submit(_simulate_here, left[place])] = place
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 outcomes = future.result()
@@ -90,7 +98,8 @@ def _pass(
     return []
 
 
-_stage: tuple[Scenery, dict[int, Path], Path] | None = None  # of this worker process, set once when it starts
+_Stage = tuple[Scenery, dict[int, Path], Path]
+_stage: _Stage | None = None  # of this worker process, set once when it starts
 
 
 def _begin(scenery: Scenery, folders: dict[int, Path], weights_folder: Path) -> None:
@@ -99,9 +108,13 @@ def _begin(scenery: Scenery, folders: dict[int, Path], weights_folder: Path) -> 
     _stage = scenery, folders, weights_folder
 
 
-def _simulate(runs: list[Run]) -> list[Outcome]:
+def _simulate_here(runs: list[Run]) -> list[Outcome]:
     assert _stage is not None
-    scenery, folders, weights_folder = _stage
+    return _simulate(runs, _stage)
+
+
+def _simulate(runs: list[Run], stage: _Stage) -> list[Outcome]:
+    scenery, folders, weights_folder = stage
     outcomes: list[Outcome] = []
     try:
         for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), scenery):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalebench.cache import cache_folder
-from scalebench.cluster.load import load_cluster
-from scalebench.cluster.spec import Cluster
-from scalebench.errors import ResultsError
+from scalebench.errors import ModelError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
+from scalebench.launch.planning import Plan, is_oversubscribed
 from scalebench.launch.pool import run_virtual
-from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.rows import rows_of
-from scalebench.launch.scenery import scenery_for
-from scalebench.launch.sweep import Sweep, expand
+from scalebench.launch.scenery import read_calibration, scenery_for
+from scalebench.models.registry import build_model
 from scalebench.outcome import Outcome
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Run, Study
+from scalebench.weights import load_weights
 
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id")
 
@@ -44,20 +43,6 @@ class Reporter(Protocol):
 
 
 @dataclass
-class Plan:
-    """A study resolved against what is here, before anything runs."""
-
-    study: Study
-    cluster: Cluster
-    sweep: Sweep
-    prepared: Preparation
-
-    @property
-    def notes(self) -> list[str]:
-        return [*self.sweep.notes, *self.prepared.notes]
-
-
-@dataclass
 class Tally:
     """How a study went."""
 
@@ -67,17 +52,6 @@ class Tally:
     failed: list[tuple[Run, Outcome]] = field(default_factory=list)
 
 
-def plan_study(study: Study) -> Plan:
-    """Check everything about `study` that can be checked before it runs.
-
-    Raises:
-        UsageError: whatever cannot be; one line.
-    """
-    cluster = load_cluster(study.cluster)
-    sweep = expand(study, cluster)
-    return Plan(study, cluster, sweep, prepare_study(study, sweep.runs))
-
-
 def run_study(plan: Plan, output: Path, reporter: Reporter, *, jobs: int | None = None) -> Tally:
     """Run what is not done yet and keep it in `output`/<study>; failed runs are rows, not exceptions.
 
@@ -85,9 +59,14 @@ def run_study(plan: Plan, output: Path, reporter: Reporter, *, jobs: int | None 
         ResultsError: the folder cannot be written, or holds another study of this name.
     """
     study = plan.study
+    _check_model(plan)
+    if study.calibration is not None:
+        read_calibration(study.calibration)
     folder = output / study.name
     _check_same_study(folder, study)
     with _open_store(folder) as store:
+        for note in plan.notes:
+            reporter.note(note)
         done = store.completed()
         todo = [run for run in plan.sweep.runs if (run.run_id, run.config_hash) not in done]
         todo = [run.model_copy(update={"attempt": store.next_attempt(run.run_id)}) for run in todo]
@@ -123,11 +102,26 @@ def run_study(plan: Plan, output: Path, reporter: Reporter, *, jobs: int | None 
     return tally
 
 
+def _check_model(plan: Plan) -> None:
+    """Build the model once, so that a factory that fails or weights that do not fit are one line, not a row per run."""
+    import torch
+
+    study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
+    dtype = getattr(torch, study.dtype)
+    model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if parameters == 0:
+        raise ModelError(f"model {study.model} has no parameters to train")
+    if study.init_weights is not None:
+        load_weights(study.init_weights, parameters)
+
+
 class _Keeper:
     """Writes the row of each run as it ends."""
 
     def __init__(self, store: Store, reporter: Reporter, tally: Tally, provenance: dict[str, Any]) -> None:
-        self._store, self._reporter, self._tally, self._provenance = store, reporter, tally, provenance
+        self._store, self._reporter, self._provenance = store, reporter, provenance
+        self.tally = tally
         self._started: dict[str, str] = {}
 
     def started(self, run: Run) -> None:
@@ -146,34 +140,31 @@ class _Keeper:
         )
         self._store.append(row, epochs)
         if outcome.status == "completed":
-            self._tally.completed += 1
+            self.tally.completed += 1
         else:
-            self._tally.failed.append((run, outcome))
+            self.tally.failed.append((run, outcome))
         self._reporter.ended(run, outcome)
-
-
-def is_oversubscribed(run: Run) -> bool:
-    """Whether the run's processes want more cores, or GPUs, than there are. Paced runs sleep; their overrun tells."""
-    if run.execution != "native":
-        return False
-    return engines.is_oversubscribed(run.engine, run.workers, run.threads_per_worker)
 
 
 def _launch(
     engine: str, runs: list[Run], plan: Plan, folder: Path, keeper: _Keeper, log: Callable[[str], None]
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="scalebench-") as work:
-        launch(
-            engine,
-            runs,
-            plan.prepared.folders,
-            ranks=max(run.workers for run in runs),
-            work_dir=Path(work),
-            weights_folder=folder / "weights",
-            on_start=keeper.started,
-            on_outcome=keeper.ended,
-            log=log,
-        )
+    """One engine's launches; what their processes printed is kept if a run failed."""
+    failed_before = len(keeper.tally.failed)
+    logs = folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+    launch(
+        engine,
+        runs,
+        plan.prepared.folders,
+        ranks=max(run.workers for run in runs),
+        work_dir=logs,
+        weights_folder=folder / "weights",
+        on_start=keeper.started,
+        on_outcome=keeper.ended,
+        log=log,
+    )
+    if len(keeper.tally.failed) == failed_before:
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 def _open_store(folder: Path) -> Store:

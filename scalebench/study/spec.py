@@ -31,7 +31,7 @@ class Component(BaseModel):
     Written as `name`, as `{name: {option: value}}` or as `{name: NAME, option: value}`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -62,7 +62,7 @@ class Component(BaseModel):
 class VirtualOptions(BaseModel):
     """How virtual runs are timed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
     ties: Literal["seeded", "rank"] = "seeded"
@@ -74,7 +74,7 @@ class VirtualOptions(BaseModel):
 class Training(BaseModel):
     """Everything that one run of a study shares with the others."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     dataset: Component = Component(name="digits_shifted")
     data_dir: Path | None = None

@@ -1,0 +1,44 @@
+"""A study resolved against what is here, before anything runs; imports no torch, so that a refusal comes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalebench.cluster.load import load_cluster
+from scalebench.cluster.spec import Cluster
+from scalebench.launch import engines
+from scalebench.launch.preparation import Preparation, prepare_study
+from scalebench.launch.sweep import Sweep, expand
+from scalebench.study.spec import Run, Study
+
+
+@dataclass
+class Plan:
+    """What will run, and with what."""
+
+    study: Study
+    cluster: Cluster
+    sweep: Sweep
+    prepared: Preparation
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.sweep.notes, *self.prepared.notes]
+
+
+def plan_study(study: Study) -> Plan:
+    """Check everything about `study` that can be checked before it runs.
+
+    Raises:
+        UsageError: whatever cannot be; one line.
+    """
+    cluster = load_cluster(study.cluster)
+    sweep = expand(study, cluster)
+    return Plan(study, cluster, sweep, prepare_study(study, sweep.runs))
+
+
+def is_oversubscribed(run: Run) -> bool:
+    """Whether the run's processes want more cores, or GPUs, than there are. Paced runs sleep; their overrun tells."""
+    if run.execution != "native":
+        return False
+    return engines.is_oversubscribed(run.engine, run.workers, run.threads_per_worker)

@@ -1,0 +1,229 @@
+"""`scalebench run` as a person calls it: every wrong thing is one line and exit code 2, nothing was run."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scalebench.cli.main import main
+from scalebench.launch.scenery import Calibration
+
+SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, capsys, scenery):
+    """Call `scalebench run` in an empty folder; virtual runs are charged by given times and stay in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    (tmp_path / "given.json").write_text(given.model_dump_json())
+
+    def call(*arguments: object) -> Done:
+        words = ["run", *map(str, arguments)]
+        if "--calibration" not in words:
+            words += ["--calibration", "given.json"]
+        with pytest.raises(SystemExit) as end:
+            main.main([*words, "--jobs", "1"], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        return Done(int(end.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def refused(scalebench, tmp_path):
+    """The one line of an error that kept everything from running."""
+
+    def call(*arguments: object) -> str:
+        done = scalebench(*arguments)
+        assert done.returncode == 2, done.stderr
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("scalebench: error: ")
+        assert not list(tmp_path.rglob("runs.csv"))
+        return lines[0]
+
+    return call
+
+
+def rows(tmp_path: Path) -> list[dict[str, str]]:
+    (path,) = (tmp_path / "results").rglob("runs.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategy", "alreduce"], "unknown strategy 'alreduce'; did you mean 'allreduce'"),
+        (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'"),
+        (["--model", "mpl"], "unknown model 'mpl'; did you mean 'mlp'"),
+        (["--cluster", "juwels"], "unknown cluster 'juwels'; did you mean 'juwels-booster'"),
+        (["--set", "epohcs=3"], "did you mean 'epochs'"),
+        (["--set", "optimizer=sgdd"], "unknown optimizer 'sgdd'; did you mean 'sgd'"),
+        (["--workers", "0"], "between 1 and 1,000,000"),
+        (["--workers", "64..1"], "runs backwards"),
+        (["--workers", "1.."], "cannot read the worker counts '1..'"),
+        (["--workers", "1..64:0"], "between 1 and"),
+        (["--dataset", "wine", "--workers", "500"], "500 workers but 142 training samples"),
+        (["--dataset", "wine", "--workers", "8", "--set", "blocks=4"], "4 blocks but 8 workers"),
+        (["--batch-per-worker", "8", "--batch-global", "64"], "batch_per_worker"),
+        (["--lr", "nan"], "lr"),
+        (["--lr", "inf"], "lr"),
+        (["--set", "device_step_time=.inf"], "device_step_time"),
+        (["--engine", "gloo", "--strategy", "epoch_async"], "epoch_async cannot run on engine gloo"),
+        (["--engine", "mpi", "--strategy", "horovod"], "horovod cannot run on engine mpi"),
+        (["--cluster", "dgx-h100"], "--device-step-time"),
+        (["--execution", "paced"], "--device-step-time"),
+        (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
+        (["--scaling", "weak", "--dataset", "digits"], "synthetic"),
+        (["--init-weights", "nowhere.npz", "--dataset", "wine"], "cannot read nowhere.npz"),
+        (["--calibration", "nowhere.json", "--dataset", "wine", "--execution", "virtual"], "cannot read nowhere.json"),
+        (["--model", "nowhere.py:net"], "nowhere.py"),
+        (["--name", "../../escape"], "name"),
+        (["no-such-study.yaml"], "no-such-study.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_one_line(refused, arguments, message):
+    assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("workers: [1, 2\n", "line"),
+        ("epochs: 3\n\tlr: 0.1\n", "tab"),
+        ("lr: !!python/object/apply:os.system ['echo pwned > pwned']\n", "tag"),
+        ("- a\n- list\n", "expected a mapping"),
+        ("epochs: many\n", "epochs"),
+        ("epochs: 2\nepochs: 3\n", "epochs"),
+        ("stratgies: [serial]\n", "did you mean 'strategies'"),
+        ("strategies: [{epoch_average: {every: 0}}]\n", "option 'every'"),
+        ("strategies: [{epoch_average: {evry: 2}}]\n", "did you mean 'every'"),
+        ("\x00\x01\x02", ""),
+    ],
+    ids=["not YAML", "tab", "Python tag", "list", "wrong type", "twice", "unknown", "range", "option", "binary"],
+)
+def test_a_study_that_is_none_is_named_with_its_place(refused, tmp_path, text, message):
+    (tmp_path / "study.yaml").write_text(text)
+    line = refused("study.yaml")
+    assert message in line
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refused, scalebench, monkeypatch):
+    monkeypatch.setattr("scalebench.launch.engines.find_mpirun", lambda: None)
+    line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")
+    assert "no mpirun" in line
+    assert "pip install" in line
+    done = scalebench(*SMALL[:6], "--strategy", "allreduce", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "allreduce: no native runs, no mpirun" in done.stderr
+
+
+def test_without_horovod_its_virtual_runs_are_left(scalebench, monkeypatch):
+    import scalebench.launch.engines as engines
+
+    whole = engines.available
+    missing = "Horovod is not built for torch; add it with: scalebench install horovod"
+    monkeypatch.setattr(engines, "available", lambda name: missing if name == "horovod" else whole(name))
+    done = scalebench(*SMALL[:6], "--strategy", "horovod", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "horovod: no native runs, Horovod is not built" in done.stderr
+
+
+@pytest.mark.parametrize("output", ["taken", "/proc/nowhere"], ids=["a file", "nobody may write"])
+def test_results_that_cannot_be_written_are_one_line(refused, tmp_path, output):
+    (tmp_path / "taken").write_text("")
+    line = refused(*SMALL, "--output", output)
+    assert output in line
+    assert "choose another folder with --output" in line
+
+
+def test_dry_run_shows_everything_and_runs_nothing(scalebench, tmp_path):
+    done = scalebench("--dataset", "wine", "--workers", "1..4", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "steps per epoch" in done.stdout
+    assert "core-hours" in done.stdout
+    for strategy in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
+        assert strategy in done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_batch_larger_than_the_shard_is_reduced_and_said(scalebench, tmp_path):
+    done = scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512")
+    assert done.returncode == 0, done.stderr
+    assert "2 workers: batch 512 is larger than the shard of 71: reduced to 71" in done.stderr
+    assert [row["batch_per_worker"] for row in rows(tmp_path)] == ["71"]
+
+
+def test_a_run_that_diverges_is_a_row_and_the_others_go_on(scalebench, tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "name: wild\ndataset: wine\nepochs: 2\nrepetitions: 1\nexecution: virtual\nworkers: 2\n"
+        "strategies: [serial, allreduce, epoch_average]\nlr: 1.0e+30\n"
+    )
+    done = scalebench("study.yaml")
+    assert done.returncode == 1
+    found = rows(tmp_path)
+    assert [row["status"] for row in found] == ["diverged"] * 3
+    assert all("training loss is" in row["error"] for row in found)
+    assert all(row["train_s"] == "" for row in found)
+
+
+def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scalebench, tmp_path):
+    arguments = [*SMALL, "--strategy", "serial", "--name", "mine"]
+    assert scalebench(*arguments).returncode == 0
+    before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
+    again = scalebench(*arguments)
+    assert again.returncode == 0
+    assert "1 were there before" in again.stdout
+    assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
+    other = scalebench(*arguments, "--lr", "0.5")
+    assert other.returncode == 2
+    assert "lr was 0.1, is 0.5" in other.stderr
+    more = scalebench(*arguments[:4], "--repetitions", "2", *arguments[6:])
+    assert more.returncode == 0
+    assert "1 runs completed, 1 were there before" in more.stdout
+
+
+def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
+    arguments = [*SMALL, "--strategy", "serial"]
+    quiet = scalebench(*arguments, "--quiet", "--output", "a")
+    assert quiet.stderr == ""
+    assert len(quiet.stdout.strip().splitlines()) == 1
+    loud = scalebench(*arguments, "--verbose", "--output", "b")
+    assert "start serial-w1-r0-virtual-" in loud.stderr
+    assert "done serial-w1-r0-virtual-" in loud.stderr
+
+
+def test_weights_are_kept_and_started_from(scalebench, tmp_path):
+    import numpy as np
+
+    assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--save-weights").returncode == 0
+    (first,) = (tmp_path / "results").rglob("*.npz")
+    kept = np.load(first)
+    assert kept["initial"].shape == kept["final"].shape
+    assert np.abs(kept["final"] - kept["initial"]).max() > 0
+    arguments = [*SMALL, "--strategy", "allreduce", "--workers", "2", "--save-weights", "--output", "more"]
+    assert scalebench(*arguments, "--init-weights", first).returncode == 0
+    (second,) = (tmp_path / "more").rglob("*.npz")
+    np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
+
+
+def test_weights_of_another_model_are_refused(refused, tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "other.npz", final=np.zeros(7))
+    assert "holds 7 numbers, the model has" in refused(*SMALL, "--init-weights", "other.npz")
