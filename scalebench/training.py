@@ -56,8 +56,8 @@ def train(
     replica.on_epoch = on_epoch
     strategy.train(replica)
     strategy.finish(replica)
-    elapsed = replica.clock.elapsed()
     with replica.clock.paused():
+        elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
         replica.keep(last, elapsed, strategy.in_agreement(replica, last))
     ledger = replica.clock.ledger

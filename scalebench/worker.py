@@ -228,6 +228,6 @@ class Replica:
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         if self.evaluates(epoch):
-            elapsed = self.clock.elapsed()
             with self.clock.paused():
+                elapsed = self.clock.elapsed()
                 self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True))

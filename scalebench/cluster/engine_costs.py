@@ -27,6 +27,9 @@ class EngineCost(BaseModel):
     per_step_s: NonNegativeFloat = Field(
         0.0, description="bookkeeping per training step, such as DDP's hooks and copies"
     )
+    alone_s: NonNegativeFloat = Field(
+        0.0, description="what its step takes beyond a plain one at one worker, who has nobody to talk to"
+    )
     source: str = Field(min_length=3, description="how, where and with which versions it was measured")
 
     @field_validator("points")

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from scalebench.clock import WallClock
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.shared import OneSidedState
+from scalebench.flat import flatten
 from scalebench.native.connection import connected
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
@@ -29,6 +31,8 @@ _SECONDS_PER_POINT = 0.015
 _SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport
 _MOST, _LEAST = 1000, 3  # repetitions
 _FAST_CYCLE_MS = "0.01"  # Horovod's loop then waits for nobody: what is left is negotiation and transport
+
+Step = Callable[[], None]
 
 
 class Probe:
@@ -70,14 +74,17 @@ class Probe:
         os.environ["HOROVOD_CYCLE_TIME"] = _FAST_CYCLE_MS
         with connected("horovod", self.mpi, self.clock, one_node=True) as comm:
             whole = self._curve(comm.allreduce_, GRID)
-            per_step = self._enqueuing()
+            enqueuing = self._enqueuing()
         del os.environ["HOROVOD_CYCLE_TIME"]
+        with self._alone("horovod"):
+            alone = self._overhead(_horovod_step)
         # Horovod moves and adds bytes by this MPI's allreduce; what a small operation takes beyond it is negotiation.
         small = tuple(nbytes for nbytes in GRID if nbytes <= _SMALL)
         transport = dict(self._curve(MpiCommunicator(self.mpi, self.clock).allreduce_, small))
         negotiation = max(0.0, median(seconds - transport[nbytes] for nbytes, seconds in whole if nbytes in transport))
         points = [(nbytes, transport.get(nbytes, max(0.0, seconds - negotiation))) for nbytes, seconds in whole]
-        return [self._entry("horovod", points, negotiation_s=negotiation, cycle_s=period, per_step_s=per_step)]
+        return [self._entry("horovod", points, negotiation_s=negotiation, cycle_s=period,
+                            per_step_s=enqueuing + alone, alone_s=alone)]  # fmt: skip
 
     def _enqueuing(self) -> float:
         """Handing four tensors over to Horovod's thread, as the hooks of a model with two layers do in its backward."""
@@ -96,39 +103,25 @@ class Probe:
     def _gloo(self) -> list[EngineCost]:
         with connected("gloo", self.mpi, self.clock, one_node=True) as comm:
             points = self._curve(comm.allreduce_, GRID)
-        alone = self.mpi.Split(self.mpi.rank)
-        with connected("gloo", alone, self.clock, one_node=True) as comm:
-            per_step = self._ddp_overhead()
-        alone.Free()
-        return [self._entry("gloo", points, per_step_s=per_step)]
+        with self._alone("gloo"):
+            alone = self._overhead(_ddp_step)
+            bucket = torch.zeros(sum(parameter.numel() for parameter in _network().parameters()))
+            reduce = self._time(lambda: torch.distributed.all_reduce(bucket))
+        return [self._entry("gloo", points, per_step_s=max(0.0, alone - reduce), alone_s=alone)]
 
-    def _ddp_overhead(self) -> float:
-        """What DDP adds to a step at one rank, less the allreduce it starts there: its hooks and bucket copies."""
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
+    @contextmanager
+    def _alone(self, engine: str) -> Iterator[None]:
+        """Every rank on its own, all at the same time."""
+        group = self.mpi.Split(self.mpi.rank)
+        with connected(engine, group, self.clock, one_node=True):
+            yield
+        group.Free()
 
-        def model() -> torch.nn.Module:
-            return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-
-        x = torch.randn(8, 64)
-        plain = model()
-        wrapped = DistributedDataParallel(model())
-        bucket = torch.zeros(sum(parameter.numel() for parameter in plain.parameters()))
-        for parameter in (*plain.parameters(), *wrapped.parameters()):
-            parameter.grad = torch.zeros_like(parameter)
-
-        def step(net: torch.nn.Module) -> Callable[[], None]:
-            return lambda: net(x).sum().backward()
-
-        rounds = [
-            (
-                self._time(step(plain), 0.01),
-                self._time(step(wrapped), 0.01),
-                self._time(lambda: dist.all_reduce(bucket), 0.01),
-            )
-            for _ in range(7)
-        ]
-        return max(0.0, median(ddp - bare - reduce for bare, ddp, reduce in rounds))
+    def _overhead(self, engine_step: Callable[[], Step]) -> float:
+        """What an engine's own step takes beyond the plain one of a replica, at one worker: hooks, copies, wrappers."""
+        plain, wrapped = _plain_step(), engine_step()
+        rounds = [(self._time(wrapped, 0.02), self._time(plain, 0.02)) for _ in range(9)]
+        return max(0.0, median(own - bare for own, bare in rounds))
 
     def _curve(self, operation: Callable[[torch.Tensor], None], grid: tuple[int, ...]) -> list[tuple[int, float]]:
         """(bytes, seconds) over the grid: the least of three rounds' medians, for others' load only ever adds."""
@@ -171,6 +164,62 @@ class Probe:
         return EngineCost(
             engine=name, ranks=self.mpi.size, alpha_s=points[0][1], points=points, source=self.source, **others
         )
+
+
+def _network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16))
+
+
+def _plain_step() -> Step:
+    """As a replica steps: one flat buffer."""
+    net, x = _network(), torch.randn(8, 96)
+    flat, gradients = flatten(net)
+    parameter = torch.nn.Parameter(flat)
+    parameter.grad = gradients
+    optimizer = torch.optim.SGD([parameter], lr=1e-6, momentum=0.9, foreach=False)
+
+    def step() -> None:
+        gradients.zero_()
+        net(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _horovod_step() -> Step:
+    """As a script with Horovod steps: a wrapped optimizer, tensor by tensor."""
+    import horovod.torch as hvd
+
+    net, x = _network(), torch.randn(8, 96)
+    _, gradients = flatten(net)
+    plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
+
+    def step() -> None:
+        gradients.zero_()
+        net(x).sum().backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    return step
+
+
+def _ddp_step() -> Step:
+    """As a script with DDP steps: a wrapped module, buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    net, x = _network(), torch.randn(8, 96)
+    _, gradients = flatten(net)
+    wrapped = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+
+    def step() -> None:
+        gradients.zero_()
+        wrapped(x).sum().backward()
+        optimizer.step()
+
+    return step
 
 
 def main(path: Path) -> None:

@@ -164,7 +164,7 @@ class VirtualCommunicator:
 
         if self.size == 1:
             return
-        self.count(tensor.nbytes)
+        self.count(wire_bytes(tensor, overlap.wire))
         start = self.clock.now - self.clock.backward_s
         payload = (tensor, start, self.clock.backward_s)
         meeting = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)

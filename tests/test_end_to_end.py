@@ -1,0 +1,119 @@
+"""The main job, as a user runs it: the command line, a real mpirun, a real Horovod, real DDP; then the figures.
+
+Native and virtual runs of one (strategy, workers, seed) must end with the same weights: 1e-6 relative in float64.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DETERMINISTIC = ["serial", "allreduce", "horovod", "ddp", "epoch_average"]
+
+
+def scalebench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scalebench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "160"},
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """A small study, virtual and on real processes: 142 wines over up to 4 workers, so with uneven shards."""
+    folder = tmp_path_factory.mktemp("study")
+    study = folder / "study.yaml"
+    study.write_text(
+        "name: small\ndataset: wine\nmodel: {mlp: {hidden: [8]}}\nepochs: 3\nrepetitions: 1\nworkers: 1,2,4\n"
+        "batch_per_worker: 8\nlr: 0.05\ndtype: float64\nsave_weights: true\n"
+        "strategies: [serial, allreduce, horovod, ddp, epoch_average, epoch_async]\n"
+    )
+    for execution in ("virtual", "native"):
+        done = scalebench("run", "study.yaml", "--execution", execution, "--output", execution, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def runs(results: Path, execution: str) -> list[dict[str, str]]:
+    with (results / execution / "small" / "runs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights(results: Path, execution: str, strategy: str, workers: int) -> dict[str, np.ndarray]:
+    (row,) = [row for row in runs(results, execution) if (row["strategy"], row["workers"]) == (strategy, str(workers))]
+    with np.load(results / execution / "small" / "weights" / f"{row['run_id']}.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("strategy", DETERMINISTIC)
+def test_native_and_virtual_runs_end_with_the_same_weights(results, strategy, workers):
+    if strategy == "serial":
+        workers = 1
+    native, virtual = (weights(results, execution, strategy, workers) for execution in ("native", "virtual"))
+    np.testing.assert_array_equal(native["initial"], virtual["initial"])
+    scale = np.abs(virtual["final"]).max()
+    np.testing.assert_allclose(native["final"], virtual["final"], atol=1e-6 * scale, rtol=1e-6)
+    assert np.abs(native["final"] - native["initial"]).max() > 1e-3
+
+
+def test_the_asynchronous_form_ends_somewhere_sensible_on_real_ranks(results):
+    native = {row["workers"]: row for row in runs(results, "native") if row["strategy"] == "epoch_async"}
+    assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys("124", "completed")
+    assert float(native["1"]["final_metric"]) > 0.5
+
+
+def test_one_real_worker_is_serial_bit_for_bit(results):
+    serial = weights(results, "native", "serial", 1)["final"]
+    for strategy in DETERMINISTIC[1:]:
+        np.testing.assert_array_equal(weights(results, "native", strategy, 1)["final"], serial)
+
+
+@pytest.mark.parametrize("execution", ["native", "virtual"])
+def test_every_row_is_whole_and_its_seconds_add_up(results, execution):
+    found = runs(results, execution)
+    assert len(found) == 1 + 5 * 3
+    for row in found:
+        assert row["status"] == "completed", row["error"]
+        assert row["execution"] == execution
+        if row["comm_s"]:
+            parts = sum(float(row[name]) for name in ("compute_s", "comm_s", "data_s", "other_s"))
+            assert parts == pytest.approx(float(row["train_s"]), rel=1e-6)
+    split = {row["strategy"] for row in found if not row["comm_s"]}
+    assert split == ({"ddp"} if execution == "native" else set())
+
+
+def test_engines_are_the_real_ones_and_too_many_workers_are_marked(results):
+    cores = len(os.sched_getaffinity(0))
+    for row in runs(results, "native"):
+        assert row["engine"] == {"horovod": "horovod", "ddp": "gloo"}.get(row["strategy"], "mpi")
+        workers = int(row["workers"])
+        progress = 1 if row["engine"] in ("horovod", "gloo") and workers > 1 else 0
+        assert row["oversubscribed"] == str(workers * (1 + progress) > cores).lower()
+
+
+def test_metrics_do_not_depend_on_the_execution(results):
+    native = {(r["strategy"], r["workers"]): r["final_metric"] for r in runs(results, "native")}
+    for row in runs(results, "virtual"):
+        if row["strategy"] in DETERMINISTIC:
+            assert float(row["final_metric"]) == pytest.approx(float(native[row["strategy"], row["workers"]]), abs=1e-9)
+
+
+def test_the_figures_of_both_are_drawn(results):
+    done = scalebench("plot", "virtual/small", "--output", "plots", cwd=results)
+    assert done.returncode == 0, done.stderr
+    for figure in ("strong-scaling", "time-reduction", "convergence", "breakdown"):
+        for suffix in ("png", "svg", "pdf", "csv"):
+            (path,) = (results / "plots").rglob(f"{figure}.{suffix}")
+            assert path.stat().st_size > 100
