@@ -98,7 +98,7 @@ class FedProx(FedAvg):
     Li et al., MLSys 2020, arXiv 1812.06127. mu = 0 is FedAvg.
     """
 
-    mu: float = Field(0.01, ge=0, description="weight of the proximal term mu/2 |w_i - w|^2")
+    mu: float = Field(0.01, ge=0, description="of the proximal term, mu/2 times the squared distance")
 
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"

@@ -1,0 +1,38 @@
+"""Each strategy's page says which options it takes, what they default to, and where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.strategies import registry
+
+FOLDER = Path(__file__).parents[2] / "docs" / "strategies"
+PAGES = [page for page in sorted(FOLDER.glob("*.md")) if page.stem in registry.names()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_true_to_its_strategy(page):
+    strategy = registry.find(page.stem)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {strategy.name}\n")
+    assert f"Source: {strategy.source}." in text
+    for name, field in strategy.model_fields.items():
+        default = "" if field.default is None else f"`{field.default}`"
+        assert f"| `{name}` | {default} | {field.description} |" in text
+
+
+def test_the_averaging_families_have_their_pages():
+    named = {page.stem for page in PAGES}
+    assert {name for name in registry.names() if name.startswith(("daso", "torch_", "fed"))} <= named
+    assert {
+        "local_sgd",
+        "post_local_sgd",
+        "hierarchical_local_sgd",
+        "slowmo",
+        "bmuf",
+        "diloco",
+        "easgd",
+        "gossip",
+    } <= named
