@@ -6,7 +6,10 @@ their own runs and taken down after them.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +18,8 @@ from mpi4py import MPI
 
 from scalebench.clock import Clock
 from scalebench.comm.native import NativeCommunicator
+
+_OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 
 
 @contextmanager
@@ -69,7 +74,22 @@ def _process_group(engine: str, mpi: MPI.Comm, clock: Clock, one_node: bool) -> 
             dist.destroy_process_group()
         raise
     mpi.Barrier()  # who leaves first would cut off the others' last messages
+    group = dist.group.WORLD
     dist.destroy_process_group()
+    _await_sole_owner(group)
+
+
+def _await_sole_owner(group: Any) -> None:
+    """Wait, a second at most, until nobody but the caller refers to `group`.
+
+    A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own thread, some time after their
+    result is there. If that were the last reference the thread would join itself, and the process abort.
+    """
+    if sys.getrefcount(group) > _OWN_REFERENCES:
+        gc.collect()  # the model wrapped for DDP goes in a cycle
+    deadline = time.monotonic() + 1.0
+    while sys.getrefcount(group) > _OWN_REFERENCES and time.monotonic() < deadline:
+        time.sleep(1e-3)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class PowerSgd:
         self._rest: list[slice] = []
         at = 0
         for parameter in worker.model.parameters():
-            n, m = len(parameter) if parameter.ndim else 1, parameter.numel() // max(1, len(parameter))
+            n, m = _rows_and_columns(parameter)
             place, at = slice(at, at + parameter.numel()), at + parameter.numel()
             if shrinks(n, m, rank):
                 self._pieces.append((place, n, m, min(n, m, rank)))
@@ -147,6 +147,20 @@ class PowerSgd:
 def shrinks(n: int, m: int, rank: int) -> bool:
     """Whether P and Q of an n x m matrix are less than 1/MIN_RATE of it."""
     return (n + m) * min(n, m, rank) * MIN_RATE < n * m
+
+
+def powersgd_elements(model: Any, rank: int) -> int:
+    """How many numbers a worker sends per step, once PowerSGD of `rank` has started."""
+    count = 0
+    for parameter in model.parameters():
+        n, m = _rows_and_columns(parameter)
+        count += (n + m) * min(n, m, rank) if shrinks(n, m, rank) else parameter.numel()
+    return count
+
+
+def _rows_and_columns(parameter: Tensor) -> tuple[int, int]:
+    rows = len(parameter) if parameter.ndim else 1
+    return rows, parameter.numel() // max(1, rows)
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

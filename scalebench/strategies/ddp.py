@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
 from scalebench.strategies.allreduce import PerBatch, mean_of_gradients
 from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.compression import WIRES, PowerSgd, powersgd_elements
 from scalebench.strategies.registry import register
 
 _MIB = 1 << 20
@@ -17,31 +18,63 @@ _MIB = 1 << 20
 class DdpOptions(PerBatch):
     """Gradients are averaged in buckets, in backward order, as soon as each bucket is complete.
 
-    Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch.
+    Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
+    is by torch's own hooks; a virtual run has PowerSGD's two collectives after the backward pass, in one bucket.
     """
 
     bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; the first holds 1 MiB")
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field("none", description="what travels")
+    rank: int = Field(1, ge=1, le=4096, description="powersgd: rank of the factors")
+    start: int = Field(2, ge=2, description="powersgd: first steps that are not compressed; torch wants at least 2")
 
     name: ClassVar[str] = "ddp"
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
 
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        self.step(worker, batch)
+        self._forget(worker)
+
+    def _forget(self, worker: Worker) -> None:
+        """Warm-up steps must not count among PowerSGD's first, nor leave their errors."""
+
 
 @register("virtual")
 class VirtualDdp(DdpOptions):
     """The same arithmetic, charged by DDP's rule: fixed buckets on one stream beside the backward pass."""
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
+
+    def setup(self, worker: Worker) -> None:
+        if self.compression == "powersgd" and worker.size > 1:
+            worker.state.factors = PowerSgd(worker, self.rank, self.start)
+
+    def _forget(self, worker: Worker) -> None:
+        if hasattr(worker.state, "factors"):
+            worker.state.factors.forget()
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch, batch.weight)
-        cap = int(self.bucket_cap_mb * _MIB)
-        worker.comm.overlapped_mean_(worker.gradients, Overlap("gloo", cap, min(cap, _MIB)))  # type: ignore[attr-defined]
+        if self.compression == "powersgd" and worker.size > 1:
+            worker.state.factors.mean_(worker.gradients)
+        else:
+            worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
         worker.update()
 
+    @property
+    def overlap(self) -> Overlap:
+        cap = int(self.bucket_cap_mb * _MIB)
+        return Overlap("gloo", cap, min(cap, _MIB), wire=WIRES.get(self.compression))
+
     def arithmetic(self, workers: int) -> str | None:
-        return mean_of_gradients(workers)
+        return mean_of_gradients(workers) if self.compression == "none" or workers == 1 else None
+
+    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+        if self.compression != "powersgd":
+            return steps
+        first = min(steps, max(0, self.start - epoch * steps))
+        return first + 2 * (steps - first)
 
 
 @register()
@@ -59,9 +92,42 @@ class Ddp(DdpOptions):
         worker.forward = DistributedDataParallel(
             worker.model, process_group=group, bucket_cap_mb=self.bucket_cap_mb, broadcast_buffers=False
         )
+        state, gradients = worker.state, worker.gradients
+        state.steps = 0
+        state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
+        if self.compression == "powersgd":
+            state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
+        if self.compression != "none":
+            self._compress(worker, group)
+
+    def _compress(self, worker: Worker, group: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        # By its own name DDP refuses the bf16 hook on gloo, which can do it by now.
+        shorten: Any = getattr(default_hooks, f"{self.compression}_compress_hook", None)
+        hook: Any = lambda group, bucket: shorten(group, bucket)  # noqa: E731
+        if self.compression == "powersgd":
+            group = worker.state.factors = powerSGD_hook.PowerSGDState(
+                group, matrix_approximation_rank=self.rank, start_powerSGD_iter=self.start
+            )
+            hook = powerSGD_hook.powerSGD_hook
+        worker.forward.register_comm_hook(group, hook)  # type: ignore[attr-defined]
+
+    def _forget(self, worker: Worker) -> None:
+        worker.state.steps = 0
+        if self.compression == "powersgd":
+            import numpy as np
+
+            factors = worker.state.factors
+            factors.iter, factors.rng = 0, np.random.RandomState(0)
+            for memory in (factors.error_dict, factors.p_memory_dict, factors.q_memory_dict):
+                memory.clear()
 
     def step(self, worker: Worker, batch: Batch) -> None:
+        state = worker.state
         worker.gradient(batch, batch.weight)
         if worker.size > 1:
-            worker.comm.count(worker.gradients.nbytes)
+            compressed = self.compression == "powersgd" and state.steps >= self.start
+            worker.comm.count(state.factors_sent if compressed else state.sent)
+        state.steps += 1
         worker.update()

@@ -75,7 +75,7 @@ class Horovod(HorovodOptions):
         optimizer.synchronize()
         worker.clock.did(Task.COMM)
         if worker.size > 1:
-            worker.comm.count(worker.gradients.nbytes)
+            worker.comm.count(worker.gradients.numel() * 2 if self.compression == "fp16" else worker.gradients.nbytes)
         with optimizer.skip_synchronize():
             worker.update()
 

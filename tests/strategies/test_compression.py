@@ -131,6 +131,30 @@ def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
     assert compressed == 1
 
 
+def test_ddp_has_the_same_factors_and_the_same_bytes(play):
+    """One bucket, after the backward pass; the real hook is met in test_real_ranks.py."""
+    options = {"compression": "powersgd", "rank": 2, "start": 2}
+    _, expected = play({"allreduce": options}, 4, epochs=2, model=WIDE)
+    outcome, weights = play({"ddp": options}, 4, epochs=2, model=WIDE)
+    assert torch.equal(weights["final"], expected["final"])
+    strategy = registry.create("ddp", options, "virtual")
+    for worker in outcome.workers:
+        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 2, 3) for epoch in range(2)) == 2 + 4 * 2
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_half_precision_under_ddp_is_that_of_allreduce(play, compression):
+    outcome, weights = play({"ddp": {"compression": compression}}, 4, epochs=2)
+    _, expected = play({"allreduce": {"compression": compression}}, 4, epochs=2)
+    assert torch.equal(weights["final"], expected["final"])
+    assert outcome.workers[0].bytes_sent == 2 * weights["final"].numel() * outcome.workers[0].syncs
+
+
+def test_torch_wants_two_plain_steps_before_powersgd():
+    with pytest.raises(StudyError, match="option 'start': .* greater than or equal to 2"):
+        registry.create("ddp", {"start": 1})
+
+
 # --- half precision -------------------------------------------------------------------------------------------------
 
 

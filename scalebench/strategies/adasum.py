@@ -1,0 +1,121 @@
+"""Adasum: steps of several workers are added where they are orthogonal and averaged where they agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
+from scalebench.strategies.allreduce import PerBatch
+from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TINY = 1.5e-154  # squared lengths below it count as zero, as in Horovod: the root of the smallest double
+
+
+class AdasumOptions(PerBatch):
+    """Each worker makes a step d_i of its own optimizer; w <- w + Adasum(d_1, ..., d_K), parameter by parameter.
+
+    Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, and Adasum(a, b, c, d) = Adasum(Adasum(a, b),
+    Adasum(c, d)), and so on: the number of workers is a power of two. Equal steps give that step, orthogonal ones
+    their sum, so that the learning rate is a single worker's. Gradients are not weighted by samples. Momentum is each
+    worker's own. Maleki et al., MLSys 2021, arXiv 2006.02924.
+    """
+
+    name: ClassVar[str] = "adasum"
+    summary: ClassVar[str] = "steps merged every batch: added where orthogonal, averaged where parallel"
+    source: ClassVar[str] = "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
+    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi", "gloo")
+
+    @property
+    def merge_policy(self) -> str:
+        return "adasum"
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if workers & (workers - 1):
+            raise StudyError(f"strategy adasum: {workers} workers; expected a power of two: use --workers 1,2,4,8 ...")
+        return []
+
+
+@register()
+class Adasum(AdasumOptions):
+    """The formula over point-to-point messages: lg K exchanges of the whole vector with ever farther partners.
+
+    lg K (a + n/B) a step. Horovod halves the vectors on the way and so moves less, 2 (K-1)/K n/B.
+    """
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+
+    def setup(self, worker: Worker) -> None:
+        at, worker.state.places = 0, []
+        for parameter in worker.model.parameters():
+            worker.state.places.append(slice(at, at + parameter.numel()))
+            at += parameter.numel()
+        worker.state.before = worker.parameters.detach().clone()
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        before = worker.state.before
+        before.copy_(worker.parameters)
+        worker.local_step(batch)
+        if worker.size > 1:
+            worker.parameters.sub_(before)
+            worker.comm.count(0)  # one synchronisation; its messages count their bytes
+            self._merge_(worker, worker.parameters)
+            worker.parameters.add_(before)
+
+    def _merge_(self, worker: Worker, vector: Tensor) -> None:
+        import torch
+
+        other, stride = torch.empty_like(vector), 1
+        while stride < worker.size:
+            partner = worker.rank ^ stride
+            if worker.rank < partner:
+                worker.comm.send(vector, partner)
+                worker.comm.recv_(other, partner)
+                adasum_(vector, other, worker.state.places)
+            else:
+                received, other = other, vector.clone()
+                worker.comm.recv_(received, partner)
+                worker.comm.send(other, partner)
+                vector.copy_(received)
+                adasum_(vector, other, worker.state.places)
+            stride *= 2
+
+
+@register("horovod")
+class HorovodAdasum(AdasumOptions):
+    """The real op: Horovod steps and merges inside the backward pass, so compute and communication are one."""
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
+    split_is_measured: ClassVar[bool] = False
+
+    def setup(self, worker: Worker) -> None:
+        import horovod.torch as hvd
+
+        def wrap(optimizer: Any) -> Any:
+            named = [(name, p) for name, p in worker.model.named_parameters() if p.requires_grad]
+            return hvd.DistributedOptimizer(optimizer, named_parameters=named, op=hvd.Adasum)
+
+        worker.use_optimizer(wrap)
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        for group in worker.optimizer.param_groups:
+            group["lr"] = worker.learning_rate  # the step is made during the backward pass
+        worker.gradient(batch)
+        if worker.size > 1:
+            worker.comm.count(worker.gradients.nbytes)
+        worker.update()
+
+
+def adasum_(a: Tensor, b: Tensor, places: list[slice]) -> None:
+    """a <- Adasum(a, b), each of `places` for itself; products in double precision."""
+    for place in places:
+        left, right = a[place], b[place]
+        wide_left, wide_right = left.double(), right.double()
+        product = float(wide_left @ wide_right)
+        lengths = float(wide_left @ wide_left), float(wide_right @ wide_right)
+        share, other = (1 - product / (2 * length) if length >= _TINY else 1.0 for length in lengths)
+        left.mul_(share).add_(right, alpha=other)

@@ -1,0 +1,139 @@
+"""The same class in one process and on real ranks ends with the same weights: parameter servers, options, Adasum.
+
+Float64. Sums in another order differ by some 1e-16 a step; what a wire of 16 bits rounds is rounded alike.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
+from scalebench.launch import engines
+from scalebench.launch.mpirun import launch
+from scalebench.study.spec import Component, Run
+from scalebench.virtual.engine import simulate
+
+MOMENTUM = Component(name="sgd", options={"momentum": 0.9})
+EXACT, ROUNDED = 1e-9, 1e-6
+CASES = {
+    "mpi": [
+        ("bsp", {}, 4, EXACT),
+        ("ssp", {"staleness": 0}, 4, EXACT),
+        ("dssp", {"lower": 0, "upper": 0, "bound": "paper"}, 2, EXACT),
+        ("allreduce", {"compression": "fp16"}, 4, ROUNDED),
+        ("allreduce", {"compression": "bf16"}, 4, ROUNDED),
+        ("allreduce", {"compression": "topk", "keep": 0.2}, 4, EXACT),
+        ("allreduce", {"compression": "powersgd", "rank": 2}, 4, EXACT),
+        ("allreduce", {"collective": "tree"}, 4, EXACT),
+        ("allreduce", {"collective": "tree"}, 3, EXACT),
+        ("allreduce", {"collective": "hierarchical"}, 4, EXACT),
+        ("allreduce", {"accumulate": 3}, 4, EXACT),
+        ("adasum", {}, 4, EXACT),
+    ],
+    "gloo": [
+        ("allreduce", {"compression": "topk", "keep": 0.2}, 2, EXACT),
+        ("allreduce", {"collective": "tree"}, 4, EXACT),
+        ("adasum", {}, 2, EXACT),
+        ("ddp", {"compression": "powersgd", "rank": 2}, 2, EXACT),
+        ("ddp", {"compression": "powersgd", "rank": 2}, 4, EXACT),
+        ("ddp", {"compression": "fp16"}, 2, 1e-3),  # torch divides before it sums, we after: half a bit of float16
+        ("ddp", {"compression": "bf16"}, 2, 1e-2),
+    ],
+    "horovod": [
+        ("adasum", {}, 2, EXACT),
+        ("adasum", {}, 4, EXACT),
+        ("allreduce", {"compression": "topk", "keep": 0.2}, 2, EXACT),
+        ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
+    ],
+}
+LOOSE = [("asp", {"staleness_lr": True}), ("ssp", {"staleness": 1}), ("dssp", {"lower": 1, "upper": 3}),
+         ("elastic_bsp", {}), ("bsp_backup", {})]  # fmt: skip
+
+
+def make_run(engine, name, options, workers):
+    label = "".join(c for c in json.dumps(options) if c.isalnum())
+    return Run(
+        study="test",
+        run_id=f"{name}-{workers}-{label}",
+        config_hash="x",
+        execution="native",
+        engine=engine,
+        strategy=Component(name=name, options=options),
+        workers=workers,
+        repetition=0,
+        seed=5,
+        epochs=2,
+        dataset=Component(name="wine"),
+        model=Component(name="mlp", options={"hidden": [16, 16]}),
+        optimizer=MOMENTUM,
+        lr=0.05,
+        batch_per_worker=12,
+        dtype="float64",
+        warmup_steps=3,
+        save_weights=True,
+    )
+
+
+def launched(engine, runs, folder):
+    if reason := engines.available(engine):
+        pytest.skip(reason)
+    outcomes = {}
+    launch(
+        engine,
+        runs,
+        {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
+        ranks=max(run.workers for run in runs),
+        work_dir=folder / "work",
+        weights_folder=folder / "weights",
+        on_start=lambda run: None,
+        on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+        log=lambda message: None,
+    )
+    return outcomes
+
+
+@pytest.mark.parametrize("engine", CASES)
+def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, tmp_path):
+    runs = [(make_run(engine, *case), tolerance) for *case, tolerance in CASES[engine]]
+    outcomes = launched(engine, [run for run, _ in runs], tmp_path)
+    for run, tolerance in runs:
+        outcome = outcomes[run.run_id]
+        assert outcome.status == "completed", (run.run_id, outcome.error)
+        dataset = open_dataset(prepare(run, run.workers))
+        virtual, weights = simulate(
+            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, scenery
+        )
+        assert virtual.status == "completed", virtual.error
+        kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
+        found, expected = kept["final"], weights["final"].numpy()
+        np.testing.assert_array_equal(kept["initial"], weights["initial"].numpy())
+        assert np.abs(found - expected).max() <= tolerance, run.run_id
+        assert np.abs(found - kept["initial"]).max() > 0.01
+        if run.strategy.options.get("collective") != "hierarchical" and run.strategy.name not in ("adasum", "ddp"):
+            for real, modelled in zip(outcome.workers, virtual.workers, strict=True):
+                assert (real.syncs, real.bytes_sent) == (modelled.syncs, modelled.bytes_sent), run.run_id
+
+
+def test_rules_that_depend_on_timing_train_on_a_real_server(tmp_path):
+    """Whatever the order of arrival: every push is in the books, the bounds hold, the loss falls, all end alike."""
+    runs = [make_run("mpi", name, options, 3) for name, options in LOOSE]
+    outcomes = launched("mpi", runs, tmp_path)
+    for run in runs:
+        outcome = outcomes[run.run_id]
+        assert outcome.status == "completed", (run.run_id, outcome.error)
+        steps = outcome.facts["steps_per_epoch"] * run.epochs
+        for worker in outcome.workers:
+            counted = sum(sum(worker.histograms.get(name, {}).values()) for name in ("staleness", "dropped"))
+            assert counted == worker.optimizer_steps <= steps
+            if run.strategy.name != "bsp_backup":
+                assert worker.optimizer_steps == steps
+            leads = [int(lead) for lead in worker.histograms["lead_at_release"]]
+            assert max(leads) <= {"ssp": 1, "dssp": 3}.get(run.strategy.name, steps)
+        losses = [np.mean([w.epochs[e].train_loss for w in outcome.workers if w.epochs[e].train_loss is not None])
+                  for e in (0, -1)]  # fmt: skip
+        assert losses[1] < losses[0]
+        assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
