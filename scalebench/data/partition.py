@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,16 @@ from scalebench.registry import Choice, Registry
 
 
 class Partition(Choice):
-    """A rule that deals rows; its fields are its options."""
+    """A rule that deals rows; its fields are its options.
+
+    `balance: speed`, where a rule has it, makes a worker's share of the rows proportional to its speed (Besch and
+    Pohl, PDP 1995, "flexible" data parallelism): all need the same time for a step, the slower ones with less data.
+    """
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether shares follow the workers' speeds."""
+        return getattr(self, "balance", "equal") == "speed"
 
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
@@ -33,6 +43,8 @@ class Iid(Partition):
     name = "iid"
     summary = "rows permuted once, equal blocks"
 
+    balance: Literal["equal", "speed"] = "equal"
+
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
     ) -> DsTensor:
@@ -45,6 +57,8 @@ class ByOrder(Partition):
 
     name = "by_order"
     summary = "rows as they lie in the file, equal blocks"
+
+    balance: Literal["equal", "speed"] = "equal"
 
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
@@ -89,3 +103,28 @@ class Dirichlet(Partition):
             for block, part in zip(mine, np.split(own, edges_of_blocks), strict=True):
                 dealt[block] = part
         return DsTensor(np.concatenate(dealt), [len(block) for block in dealt])
+
+
+def sizes_by_speed(n: int, blocks: int, speeds: Sequence[float]) -> list[int]:
+    """Sizes of `blocks` blocks, block k with worker k mod K, so that worker i has n speed_i / sum_j speed_j rows.
+
+    Fractions of a row go to the largest remainders. A worker's own blocks differ by at most one row.
+
+    Raises:
+        DataError: a worker is so slow that its blocks would be empty.
+    """
+    workers = len(speeds)
+    exact = n * np.asarray(speeds, dtype=np.float64) / sum(speeds)
+    shares = np.floor(exact).astype(np.int64)
+    shares[np.argsort(shares - exact, kind="stable")[: n - shares.sum()]] += 1
+    sizes = [0] * blocks
+    for worker, share in enumerate(shares.tolist()):
+        own = range(worker, blocks, workers)
+        if share < len(own):
+            raise DataError(
+                f"balance: speed leaves worker {worker}, {min(speeds) / max(speeds):g} times as fast as the fastest, "
+                f"{share} samples for {len(own)} block(s); use balance: equal or a larger data set"
+            )
+        for block, size in zip(own, cut(share, len(own)), strict=True):
+            sizes[block] = int(size)
+    return sizes

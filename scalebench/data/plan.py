@@ -8,6 +8,7 @@ steps, S = ceil(max_i n_i / b), because uneven steps hang Horovod and DDP.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.partition import PARTITIONS
+from scalebench.data.partition import PARTITIONS, sizes_by_speed
 from scalebench.data.tensor import DsTensor, Ints, cut
 from scalebench.errors import DataError, nearest
 from scalebench.study.spec import Component, Training
@@ -40,7 +41,7 @@ class Plan:
     each epoch, block sizes kept). The order of a worker's samples depends on (seed, epoch, worker) only.
 
     `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` says what was
-    changed to make the plan possible.
+    changed to make the plan possible. `speeds` are the workers' relative speeds, for partitions with `balance: speed`.
 
     Raises:
         DataError: more workers or blocks than samples, fewer blocks than workers, no batch size, a shard with fewer
@@ -59,6 +60,7 @@ class Plan:
         shuffle: str = "in_block",
         partition: Component = _IID,
         labels: NDArray[Any] | None = None,
+        speeds: Sequence[float] | None = None,
     ) -> None:
         self.n, self.workers, self.seed, self.shuffle = n, workers, seed, shuffle
         self.blocks = workers if blocks is None else blocks
@@ -66,6 +68,10 @@ class Plan:
         _check_counts(n, workers, self.blocks, shuffle)
         rule = PARTITIONS.create(partition.name, partition.options)
         self._dealt = rule.deal(n, workers, self.blocks, labels, self._rng(_DEAL))
+        if rule.by_speed:
+            if shuffle == "rotate_blocks":
+                raise DataError("balance: speed sizes blocks for their workers; use shuffle: in_block, none or global")
+            self._dealt = DsTensor(self._dealt.array, sizes_by_speed(n, self.blocks, speeds or [1.0] * workers))
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
         self._in_all = batch_global is not None
@@ -87,6 +93,7 @@ class Plan:
             shuffle=training.shuffle,
             partition=training.partition,
             labels=dataset.y_train if dataset.task == "classification" else None,
+            speeds=[1.0 / training.virtual.slowdown.get(rank, 1.0) for rank in range(workers)],
         )
 
     def shard_sizes(self, epoch: int) -> Ints:

@@ -163,7 +163,7 @@ def test_too_large_batches_are_reduced_and_noted():
         ({"workers": 1, "shuffle": "in_blocks"}, "did you mean 'in_block'"),
         ({"workers": 1, "partition": Component(name="dirichlet")}, "needs class labels"),
         ({"workers": 1, "partition": Component(name="idd")}, "did you mean 'iid'"),
-        ({"workers": 1, "partition": Component(name="iid", options={"alpha": 1})}, "it takes no options"),
+        ({"workers": 1, "partition": Component(name="iid", options={"alpha": 1})}, "unknown option 'alpha'"),
         ({"workers": 1, "partition": Component(name="dirichlet", options={"alfa": 1})}, "did you mean 'alpha'"),
         ({"workers": 1, "partition": Component(name="dirichlet", options={"alpha": 0})}, "greater than 0, got 0"),
     ],

@@ -151,7 +151,7 @@ def test_half_precision_under_ddp_is_that_of_allreduce(play, compression):
 
 
 def test_torch_wants_two_plain_steps_before_powersgd():
-    with pytest.raises(StudyError, match="option 'start': .* greater than or equal to 2"):
+    with pytest.raises(StudyError, match=r"option 'start': .* greater than or equal to 2"):
         registry.create("ddp", {"start": 1})
 
 

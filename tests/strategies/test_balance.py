@@ -1,0 +1,85 @@
+"""`balance: speed`: slower workers get less data, so that all need the same time for a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.data.partition import sizes_by_speed
+from scalebench.data.plan import Plan
+from scalebench.errors import DataError
+from scalebench.study.spec import Component
+from scalebench.virtual.engine import simulate
+from scalebench.virtual.step_times import BatchTimes, StepTable
+
+BALANCED = {"iid": {"balance": "speed"}}
+
+
+def plan_of(n, speeds, name="iid", **options):
+    partition = Component(name=name, options={"balance": "speed"})
+    return Plan(n, len(speeds), seed=1, batch_per_worker=16, partition=partition, speeds=speeds, **options)
+
+
+@settings(deadline=None)
+@given(speeds=st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6), n=st.integers(200, 500), per=st.integers(1, 3))
+def test_shares_follow_the_speeds_and_no_sample_is_lost(speeds, n, per):
+    blocks = per * len(speeds)
+    sizes = sizes_by_speed(n, blocks, speeds)
+    assert sum(sizes) == n
+    for worker, speed in enumerate(speeds):
+        share = sizes[worker :: len(speeds)]
+        assert abs(sum(share) - n * speed / sum(speeds)) < 1
+        assert max(share) - min(share) <= 1
+
+
+@pytest.mark.parametrize("name", ["iid", "by_order"])
+@pytest.mark.parametrize("shuffle", ["none", "in_block", "global"])
+def test_every_row_is_trained_once_an_epoch_in_batches_by_speed(name, shuffle):
+    plan = plan_of(240, [1.0, 0.5, 0.5], name, shuffle=shuffle)
+    for epoch in range(2):
+        rows = sorted(row for worker in range(3) for row in plan.indices(epoch, worker))
+        assert rows == list(range(240))
+        assert plan.shard_sizes(epoch).tolist() == [120, 60, 60]
+        sizes = plan.batch_sizes(epoch)
+        assert sizes.shape == (3, 8)
+        assert (sizes[0] == 15).all()
+        assert ((sizes[1] == 7) | (sizes[1] == 8)).all()
+
+
+def test_equal_speeds_give_the_plan_without_balance():
+    plain = Plan(97, 4, seed=1, batch_per_worker=16)
+    balanced = plan_of(97, [0.3] * 4)
+    assert balanced.shard_sizes(0).sum() == 97
+    assert sorted(balanced.shard_sizes(0)) == sorted(plain.shard_sizes(0))
+
+
+def test_with_balance_nobody_waits_and_the_mean_is_still_that_of_the_samples(make_run, blobs, scenery):
+    """Workers 1 and 2 are half and a third as fast; a step takes time in proportion to its samples."""
+    linear = [
+        BatchTimes(samples=n, data_s=[n * 1e-6], forward_s=[n * 3e-5], backward_s=[n * 6e-5], update_s=[1e-7])
+        for n in (1, 96)
+    ]
+    table = StepTable(
+        source="test", busy_workers=2, batches=linear, shuffle_s_per_sample=0.0, release=[1.0, 0.8, 0.6, 0.5], jitter=[]
+    )
+    proportional = type(scenery)(scenery.cluster, scenery.engines, [table])
+    options = {"epochs": 3, "batch_global": 96, "optimizer": "sgd", "virtual": {"slowdown": {1: 2.0, 2: 3.0}}}
+    found = {}
+    for partition in ("iid", BALANCED):
+        outcome, weights = simulate(make_run("allreduce", 3, partition=partition, **options), blobs, proportional)
+        found[str(partition)] = outcome, weights["final"]
+    equal, balanced = found["iid"][0], found[str(BALANCED)][0]
+    waiting = [sum(worker.wait_s for worker in outcome.workers) for outcome in (equal, balanced)]
+    assert waiting[1] < 0.05 * waiting[0]
+    assert balanced.workers[0].train_s < 0.65 * equal.workers[0].train_s  # 96/(1 + 1/2 + 1/3) against 3 x 96/3
+    # A full-batch step averages over all samples whoever has them.
+    torch.testing.assert_close(found["iid"][1], found[str(BALANCED)][1], atol=1e-12, rtol=0)
+
+
+def test_what_cannot_be_balanced_is_refused():
+    with pytest.raises(DataError, match="balance: speed sizes blocks for their workers; use shuffle: in_block"):
+        plan_of(90, [1.0, 0.5], shuffle="rotate_blocks")
+    with pytest.raises(DataError, match=r"leaves worker 1, 0.001 times as fast .* 0 samples for 1 block"):
+        plan_of(90, [1.0, 0.001])
