@@ -70,9 +70,9 @@ class NativeCommunicator(ABC):
                     tensor.div_(self.size)
             self._leave()
         else:
-            total = self._total(weight, op)
             packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
             self._enter(packed.numel() * packed.element_size())
+            total = self._total(weight, op, tensor.device)
             if self.size > 1:
                 self._allreduce(packed, "sum" if op == "mean" else op)
             _unpack(packed, tensor, total)
@@ -81,11 +81,11 @@ class NativeCommunicator(ABC):
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request:
-        total = self._total(weight, op)
         packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
         if self.clock.running and self.size > 1:
             self._tally(1, packed.numel() * packed.element_size())
         self.clock.did(Task.OTHER)
+        total = self._total(weight, op, tensor.device)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
         return _InFlight(self.clock, raw, packed, tensor, total)
@@ -155,13 +155,13 @@ class NativeCommunicator(ABC):
             if self._parent is None:
                 self.departures.append(time.perf_counter())
 
-    def _total(self, weight: float | None, op: str) -> float | None:
+    def _total(self, weight: float | None, op: str, device: torch.device) -> float | None:
         """By what a sum is divided to be the mean asked for; None if by nothing."""
         if op != "mean" or self.size == 1:
             return None
         if weight is None:
             return float(self.size)
-        total = torch.tensor([weight], dtype=torch.float64)
+        total = torch.tensor([weight], dtype=torch.float64, device=device)
         self._allreduce(total, "sum")
         return float(total)
 

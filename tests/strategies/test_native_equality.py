@@ -39,8 +39,10 @@ GLOO = {
     "torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
     "torch_post_local_sgd": {"torch_post_local_sgd": {"start": 5, "period": 4}},
     "torch_post_local_sgd-subgroups": {"torch_post_local_sgd": {"start": 5, "period": 4, "subgroup": 2}},
+    "daso-heat": MPI["daso-heat"],
     "daso-fixed": MPI["daso-fixed"],
     "gossip-ring": MPI["gossip-ring"],
+    "fedavg": MPI["fedavg"],
 }
 REFERENCES = ["a", "b", "c", "d"]
 
