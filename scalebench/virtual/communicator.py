@@ -6,7 +6,6 @@ A collective completes at max(arrival) + cost. A non-blocking one runs beside co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -15,38 +14,9 @@ from scalebench.comm.base import Overlap
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
-from scalebench.virtual.overlap import Stream
+from scalebench.virtual.meeting import Group, Meeting
 from scalebench.virtual.reduction import reduce_tensors
 from scalebench.virtual.scheduler import Scheduler
-
-
-@dataclass
-class Meeting:
-    """One collective operation: who has come, with what, and when it is over."""
-
-    what: str
-    arrivals: dict[int, float] = field(default_factory=dict)  # by rank in the group
-    payloads: dict[int, Any] = field(default_factory=dict)
-    sleepers: list[tuple[int, float]] = field(default_factory=list)  # (world rank, its time)
-    end: float | None = None
-
-    @property
-    def latest(self) -> float:
-        return max(self.arrivals.values())
-
-    def in_order(self) -> list[Any]:
-        return [self.payloads[rank] for rank in sorted(self.payloads)]
-
-
-@dataclass
-class Group:
-    """The workers of one communicator, by world rank, their meetings under way and their mail."""
-
-    ranks: tuple[int, ...]
-    meetings: dict[int, Meeting] = field(default_factory=dict)
-    mail: dict[tuple[int, int, int], list[tuple[float, Tensor]]] = field(default_factory=dict)
-    receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    stream: Stream = field(default_factory=Stream)
 
 
 class VirtualRequest:

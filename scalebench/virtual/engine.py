@@ -25,8 +25,9 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.training import Trainee, Verdict, evaluate, train
 from scalebench.virtual.clock import VirtualClock
-from scalebench.virtual.communicator import Group, VirtualCommunicator
+from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
+from scalebench.virtual.meeting import Group
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shadow import Shadow, Trace
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore

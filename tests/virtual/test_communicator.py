@@ -12,8 +12,9 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
-from scalebench.virtual.communicator import Group, VirtualCommunicator
+from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs
+from scalebench.virtual.meeting import Group
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
 from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
