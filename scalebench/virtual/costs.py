@@ -7,13 +7,15 @@ software adds to a small operation, ceil(lg p) times (an assumption; its range i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 
 ONE_SIDED = "mpi-onesided"
+Ranks = tuple[int, ...]
+Model = Callable[[int, Sequence[int]], float]
 
 
 @dataclass(frozen=True)
@@ -33,30 +35,24 @@ class Costs:
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients = list(gradients)
-        self._memo: dict[tuple[int, tuple[int, ...], str], float] = {}
+        self._memo: dict[tuple[str, int, Ranks, str], float] = {}
 
-    def allreduce(self, nbytes: int, ranks: tuple[int, ...], engine: str = "") -> float:
-        key = (nbytes, ranks, engine)
-        seconds = self._memo.get(key)
-        if seconds is None:
-            seconds = self._memo[key] = self._priced(
-                self.network.allreduce(nbytes, ranks), nbytes, ranks, engine or self.engine
-            )
-        return seconds
+    def allreduce(self, nbytes: int, ranks: Ranks, engine: str = "") -> float:
+        return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
 
-    def reduce(self, nbytes: int, ranks: tuple[int, ...]) -> float:
-        return self._relative(self.network.reduce(nbytes, ranks), nbytes, ranks)
+    def reduce(self, nbytes: int, ranks: Ranks) -> float:
+        return self._own_or_alike(self.network.reduce, nbytes, ranks, "reduce")
 
-    def broadcast(self, nbytes: int, ranks: tuple[int, ...]) -> float:
-        return self._relative(self.network.broadcast(nbytes, ranks), nbytes, ranks)
+    def broadcast(self, nbytes: int, ranks: Ranks) -> float:
+        return self._own_or_alike(self.network.broadcast, nbytes, ranks, "broadcast")
 
-    def allgather(self, nbytes: int, ranks: tuple[int, ...]) -> float:
-        return self._relative(self.network.allgather(nbytes, ranks), nbytes, ranks)
+    def allgather(self, nbytes: int, ranks: Ranks) -> float:
+        return self._own_or_alike(self.network.allgather, nbytes, ranks, "allgather")
 
-    def barrier(self, ranks: tuple[int, ...]) -> float:
+    def barrier(self, ranks: Ranks) -> float:
         return self.allreduce(0, ranks)
 
-    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> float:
+    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: Ranks) -> float:
         """`sizes[i][j]` bytes go from worker i to worker j; whoever sends or receives most decides."""
         sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
         received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
@@ -85,25 +81,36 @@ class Costs:
         """What was measured of `engine`, or None where nothing was."""
         return self.engines.of(engine, ranks) if self.engines.has(engine) else None
 
-    def _priced(self, modelled: float, nbytes: int, ranks: tuple[int, ...], engine: str) -> float:
-        measured = self.cost_of(engine, len(ranks))
+    def _priced(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
+        """What `model` says of `nbytes` among `ranks`, corrected by what was measured as `entry`."""
+        key = (model.__name__, nbytes, ranks, entry)
+        seconds = self._memo.get(key)
+        if seconds is None:
+            seconds = self._memo[key] = self._price(model, nbytes, ranks, entry)
+        return seconds
+
+    def _price(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
+        modelled, measured = model(nbytes, ranks), self.cost_of(entry, len(ranks))
         if len(ranks) < 2 or measured is None:
             return modelled
         if not self._one_node(ranks):
             return modelled + measured.alpha_s * _levels(len(ranks))
-        alike = self.network.allreduce(nbytes, ranks[: measured.ranks])
+        alike = model(nbytes, ranks[: measured.ranks])
         return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
 
-    def _relative(self, modelled: float, nbytes: int, ranks: tuple[int, ...]) -> float:
-        """An operation whose engine cost was not measured: in proportion to the allreduce's."""
+    def _own_or_alike(self, model: Model, nbytes: int, ranks: Ranks, operation: str) -> float:
+        """By the engine's own measured entry, else in proportion to its allreduce."""
+        entry = f"{self.engine}-{operation}"
+        if self.engines.has(entry):
+            return self._priced(model, nbytes, ranks, entry)
         whole = self.network.allreduce(nbytes, ranks)
-        return self.allreduce(nbytes, ranks) * (modelled / whole) if whole > 0 else 0.0
+        return self.allreduce(nbytes, ranks) * (model(nbytes, ranks) / whole) if whole > 0 else 0.0
 
-    def _software(self, ranks: tuple[int, ...]) -> float:
+    def _software(self, ranks: Ranks) -> float:
         measured = self.cost_of(self.engine)
         return measured.alpha_s * _levels(len(ranks)) if measured else 0.0
 
-    def _one_node(self, ranks: tuple[int, ...]) -> bool:
+    def _one_node(self, ranks: Ranks) -> bool:
         return all(self.network.same_node(ranks[0], rank) for rank in ranks)
 
 

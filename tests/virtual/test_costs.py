@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.load import load_cluster
+from scalebench.cluster.network import Network
+from scalebench.virtual.costs import Costs
+
+MIB = 1 << 20
+
+
+def entry(engine: str, seconds_per_mib: float) -> EngineCost:
+    points = [(0, 0.0), (MIB, seconds_per_mib)]
+    return EngineCost(engine=engine, ranks=2, alpha_s=1e-5, points=points, source="test")
+
+
+def costs(*entries: EngineCost, per_node: int = 4) -> Costs:
+    return Costs(Network(load_cluster("this-machine"), per_node), EngineCosts(entries=list(entries)), "mpi")
+
+
+def test_inside_a_node_two_ranks_cost_what_was_measured():
+    prices = costs(entry("mpi", 7e-3), entry("mpi-broadcast", 3e-3), entry("mpi-reduce", 5e-3))
+    assert prices.allreduce(MIB, (0, 1)) == pytest.approx(7e-3)
+    assert prices.broadcast(MIB, (0, 1)) == pytest.approx(3e-3)
+    assert prices.reduce(MIB, (0, 1)) == pytest.approx(5e-3)
+
+
+def test_inside_a_node_more_ranks_cost_in_proportion_to_the_network_model():
+    prices = costs(entry("mpi", 7e-3))
+    network = prices.network
+    ratio = network.allreduce(MIB, (0, 1, 2, 3)) / network.allreduce(MIB, (0, 1))
+    assert ratio > 1
+    assert prices.allreduce(MIB, (0, 1, 2, 3)) == pytest.approx(7e-3 * ratio)
+
+
+def test_between_nodes_the_network_is_charged_and_the_engines_small_operation_per_level():
+    prices = costs(entry("mpi", 7e-3), per_node=1)
+    expected = prices.network.allreduce(MIB, (0, 1, 2, 3)) + 2 * 1e-5
+    assert prices.allreduce(MIB, (0, 1, 2, 3)) == pytest.approx(expected)
+
+
+def test_without_measurements_the_network_model_is_all():
+    prices = costs()
+    assert prices.allreduce(MIB, (0, 5)) == prices.network.allreduce(MIB, (0, 5))
+    assert prices.broadcast(MIB, (0, 5)) == pytest.approx(prices.network.broadcast(MIB, (0, 5)))
+    assert prices.exclusive(MIB, 0, 0) >= 0
+
+
+def test_an_exchange_costs_what_the_busiest_sends_or_receives():
+    prices = costs()
+    even = prices.alltoallv([[0, 10], [10, 0]], (0, 5))
+    assert prices.alltoallv([[0, MIB], [0, 0]], (0, 5)) > even
+    assert prices.alltoallv([[0, MIB], [0, 0]], (0, 5)) == prices.alltoallv([[0, 0], [MIB, 0]], (0, 5))
+
+
+def test_a_shared_state_far_away_costs_two_crossings():
+    prices = costs(entry("mpi-onesided", 1e-3), per_node=2)
+    assert prices.exclusive(MIB, 1, 0) == pytest.approx(1e-3)
+    assert prices.exclusive(MIB, 2, 0) > 2 * prices.message(MIB, 2, 0)
