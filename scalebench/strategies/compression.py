@@ -66,10 +66,10 @@ class TopK:
         self.residual[places] = 0
         split = values.nbytes
         message = torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
-        vector.zero_()
-        for each in self._comm.allgather(message):
-            vector.index_add_(0, each[split:].clone().view(torch.int32), each[:split].clone().view(vector.dtype))
-        vector.div_(self._comm.size)
+        every = torch.stack(self._comm.allgather(message))
+        places = every[:, split:].reshape(-1).clone().view(torch.int32)
+        values = every[:, :split].reshape(-1).clone().view(vector.dtype)
+        vector.zero_().index_add_(0, places, values).div_(self._comm.size)
 
     def forget(self) -> None:
         self.residual.zero_()

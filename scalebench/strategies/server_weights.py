@@ -7,6 +7,7 @@ worker 0 sends it to the server's rank.
 from __future__ import annotations
 
 import copy
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.strategies.server_rules import Gate
@@ -75,14 +76,14 @@ class ParameterServer:
     def on_push(
         self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0
     ) -> list[tuple[int, Tensor]]:
-        """Take `weight` * gradient of `worker` at `now`; the replies to all whom that releases, in order."""
+        """Take `weight` * gradient of `worker` at `now`, and its memory; the replies to all whom that releases."""
         staleness, used = self.updates - self._pulled[worker], self.gate.accepts(worker)
         rounds = self.gate.rounds
         released = self.gate.on_push(worker, now)
         self._heard[worker] = (staleness, used, self.gate.lead(worker))
         if not self.gate.in_rounds:
             slowed = max(1, staleness) if self._slow_stale else 1
-            self._step(gradient * (self._share / slowed), lr)
+            self._step(gradient if self._share == slowed else gradient.mul_(self._share / slowed), lr)
         elif used:
             self._sum = gradient.clone() if self._sum is None else self._sum.add_(gradient)
             self._sum_weight += weight
@@ -113,7 +114,8 @@ def pack(vector: Tensor, numbers: list[float]) -> Tensor:
     """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype."""
     import torch
 
-    return torch.cat([vector, torch.tensor(numbers, dtype=torch.float64).view(vector.dtype).to(vector.device)])
+    tail = torch.frombuffer(bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype)
+    return torch.cat([vector, tail.to(vector.device)])
 
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
@@ -121,8 +123,8 @@ def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
     import torch
 
     end = message.numel() - numbers * _NUMBER_BYTES // message.element_size()
-    found: list[float] = message[end:].cpu().clone().view(torch.float64).tolist()
-    return message[:end], found
+    found = struct.unpack(f"{numbers}d", message[end:].cpu().view(torch.uint8).numpy().tobytes())
+    return message[:end], list(found)
 
 
 def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
