@@ -48,9 +48,10 @@ class Daso(Strategy):
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         devices = self.devices_per_node or workers_per_node
         if devices >= workers:
+            smaller = f", or set devices_per_node to at most {workers // 2}" if workers > 1 else ""
             raise StudyError(
                 f"strategy {self.name} at {workers} workers: one node of {devices} devices holds them all; it needs 2 "
-                f"nodes, so start at {2 * devices} workers or set devices_per_node to {max(1, workers // 2)} or less"
+                f"nodes, so start at {2 * devices} workers{smaller}"
             )
         if workers % devices:
             raise StudyError(

@@ -244,8 +244,8 @@ def test_a_sum_in_flight_costs_less_than_one_that_blocks(play):
 def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
     strategy = registry.create(name, {})
     for workers, per_node, message in [
-        (1, 4, "one node of 4 devices holds them all; it needs 2 nodes"),
-        (4, 4, "start at 8 workers or set devices_per_node to 2"),
+        (1, 4, "one node of 4 devices holds them all; it needs 2 nodes, so start at 8 workers$"),
+        (4, 4, "start at 8 workers, or set devices_per_node to at most 2"),
         (6, 4, "do not fill whole nodes of 4 devices"),
     ]:
         with pytest.raises(StudyError, match=message) as caught:
