@@ -19,8 +19,12 @@ def test_a_page_is_true_to_its_strategy(page):
     assert text.startswith(f"# {strategy.name}\n")
     assert f"Source: {strategy.source}." in text
     for name, field in strategy.model_fields.items():
-        default = "" if field.default is None else f"`{field.default}`"
+        default = "" if field.default is None else f"`{_in_yaml(field.default)}`"
         assert f"| `{name}` | {default} | {field.description} |" in text
+
+
+def _in_yaml(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def test_the_averaging_families_have_their_pages():
