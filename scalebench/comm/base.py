@@ -26,6 +26,7 @@ class Capability(StrEnum):
     POINT_TO_POINT = "point_to_point"  # send, recv
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
+    SHARDED_SERVER = "sharded_server"  # several of them that share one vector; virtual only
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
     PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
     OVERLAP = "overlap"  # gradient averaging that is charged as if hidden behind backward; virtual only

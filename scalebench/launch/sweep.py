@@ -19,6 +19,7 @@ from scalebench.study.spec import Component, Execution, Run, Study, Training, sl
 
 _ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP})
 VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE
+_NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
 # What a run's result does not depend on: changing it repeats no run.
 _NOT_HASHED = {"study", "run_id", "config_hash", "attempt", "run_order", "time_limit_s", "save_weights", "data_dir"}
 
@@ -92,6 +93,9 @@ def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> 
         notes.append(f"{component.name}: no native runs, {reason}")
         return cells
     strategy = registry.create(component.name, component.options, engine)
+    if study.execution == "auto" and not _able(strategy):
+        notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
+        return cells
     _check_provided(strategy, engine, engines.provides(engine))
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
@@ -110,13 +114,22 @@ def _engine_for(study: Study, strategy: Strategy) -> str:
 
 
 def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
-    missing = sorted(str(capability) for capability in strategy.needs - provided)
+    missing = strategy.needs - provided
     if missing:
-        able = [name for name in engines.NAMES if strategy.needs <= engines.provides(name)]
+        able = _able(strategy)
+        step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
         raise EngineError(
-            f"strategy {strategy.name} cannot run on engine {engine}, which has no {', '.join(missing)}; "
-            f"use --engine {' or '.join(able)}, or leave --engine out"
+            f"strategy {strategy.name} cannot run on engine {engine}, which has no {_listed(missing)}; use {step}"
         )
+
+
+def _able(strategy: Strategy) -> list[str]:
+    """The native engines that carry all that these options need."""
+    return [name for name in engines.NAMES if strategy.needs <= engines.provides(name)]
+
+
+def _listed(capabilities: frozenset[Capability]) -> str:
+    return ", ".join(sorted(str(capability) for capability in capabilities))
 
 
 def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:

@@ -40,6 +40,10 @@ class ParameterServerStrategy(Strategy):
     def merge_policy(self) -> str:
         return "each push at once"
 
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return self.requires | ({Capability.SHARDED_SERVER} if self.shards > 1 else frozenset())
+
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that says who waits, for `workers` that push `total` times each."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.errors import StudyError
+from scalebench.errors import EngineError, StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.server_rules import Gate, Lockstep
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Reply, pack, read_reply, unpack
@@ -241,3 +241,21 @@ def test_reply_numbers_are_those_of_the_message():
     weights, found = read_reply(pack(torch.ones(5, dtype=torch.float32), [float(x) for x in reply]))
     assert found == reply
     assert torch.equal(weights, torch.ones(5))
+
+
+def test_several_servers_are_a_matter_of_virtual_runs():
+    """With `auto` that is a note and virtual runs go on; who insists on real ones is refused before anything runs."""
+    from scalebench.cluster.load import load_cluster
+    from scalebench.launch.engines import available
+    from scalebench.launch.sweep import expand
+    from scalebench.study.spec import Study
+
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "1,2"}
+    sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
+    assert {run.execution for run in sweep.runs} == {"virtual"}
+    assert sweep.notes[0] == "bsp(shards=4): no native runs, no engine has sharded_server"
+    study = Study.model_validate({**options, "execution": "native"})
+    with pytest.raises(EngineError, match="engine mpi, which has no sharded_server; use --execution virtual"):
+        expand(study, load_cluster("this-machine"))
