@@ -28,12 +28,12 @@ class Averaging(Strategy):
     weighting: Literal["uniform", "samples"] = Field("uniform", description="weight of a worker in the mean")
 
     @property
-    def averaged_state(self) -> str:  # type: ignore[override]
+    def averaged_state(self) -> str:
         buffers = "+buffers" if self.buffers == "average" else ""
         return f"parameters{buffers}{'+optimizer' if self.optimizer_state == 'average' else ''}"
 
     @property
-    def optimizer_state_policy(self) -> str:  # type: ignore[override]
+    def optimizer_state_policy(self) -> str:
         return self.optimizer_state
 
     @property

@@ -123,8 +123,6 @@ class Strategy(BaseModel):
     single_worker: ClassVar[bool] = False  # runs at one worker only (`serial`)
     asynchronous: ClassVar[bool] = False  # takes its own snapshots of a shared model
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
-    averaged_state: ClassVar[str] = "parameters"
-    optimizer_state_policy: ClassVar[str] = "keep"
     sync_unit: ClassVar[str] = "batch"  # batch | epoch | none: what `sync_every` counts
 
     @property
@@ -136,6 +134,16 @@ class Strategy(BaseModel):
     def needs(self) -> frozenset[Capability]:
         """What these options ask of an engine: `requires`, or more."""
         return self.requires
+
+    @property
+    def averaged_state(self) -> str:
+        """What is averaged, for the records: parameters, +buffers, +optimizer."""
+        return "parameters"
+
+    @property
+    def optimizer_state_policy(self) -> str:
+        """What becomes of momentum at a synchronisation, for the records."""
+        return "keep"
 
     @property
     def merge_policy(self) -> str:

@@ -89,9 +89,7 @@ class Ddp(DdpOptions):
 
         group = worker.comm.process_group  # type: ignore[attr-defined]
         worker.use_optimizer(lambda optimizer: optimizer)
-        worker.forward = DistributedDataParallel(
-            worker.model, process_group=group, bucket_cap_mb=self.bucket_cap_mb, broadcast_buffers=False
-        )
+        worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=self.bucket_cap_mb)
         state, gradients = worker.state, worker.gradients
         state.steps = 0
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes

@@ -38,6 +38,10 @@ class EpochAsync(Strategy):
     sync_unit: ClassVar[str] = "epoch"
 
     @property
+    def optimizer_state_policy(self) -> str:
+        return self.optimizer_state
+
+    @property
     def sync_every(self) -> int:
         return self.every
 

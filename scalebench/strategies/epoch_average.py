@@ -31,6 +31,10 @@ class EpochAverage(Strategy):
     sync_unit: ClassVar[str] = "epoch"
 
     @property
+    def optimizer_state_policy(self) -> str:
+        return self.optimizer_state
+
+    @property
     def sync_every(self) -> int:
         return self.every
 

@@ -42,7 +42,7 @@ class FedAvg(Strategy):
         return "mean of a sample, by samples"
 
     @property
-    def optimizer_state_policy(self) -> str:  # type: ignore[override]
+    def optimizer_state_policy(self) -> str:
         return self.optimizer_state
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:

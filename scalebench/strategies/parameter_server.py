@@ -33,8 +33,11 @@ class ParameterServerStrategy(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     asynchronous: ClassVar[bool] = True  # the server says which weights end an epoch
     deterministic: ClassVar[bool] = False
-    optimizer_state_policy: ClassVar[str] = "on the server"
     misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
+
+    @property
+    def optimizer_state_policy(self) -> str:
+        return "on the server"
 
     @property
     def merge_policy(self) -> str:
