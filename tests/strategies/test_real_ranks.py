@@ -78,9 +78,32 @@ def make_run(engine, name, options, workers):
     )
 
 
-def launched(engine, runs, folder):
-    if reason := engines.available(engine):
-        pytest.skip(reason)
+def cases(engine):
+    return [(make_run(engine, *case), tolerance) for *case, tolerance in CASES[engine]]
+
+
+def loose():
+    return [make_run("mpi", name, options, 3) for name, options in LOOSE]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """`launched(engine)`: the outcomes of all runs of an engine, from one launch, and the folder of their weights."""
+    known = {}
+
+    def of(engine):
+        if reason := engines.available(engine):
+            pytest.skip(reason)
+        if engine not in known:
+            folder = tmp_path_factory.mktemp(engine)
+            runs = [run for run, _ in cases(engine)] + (loose() if engine == "mpi" else [])
+            known[engine] = start(engine, runs, folder), folder / "weights"
+        return known[engine]
+
+    return of
+
+
+def start(engine, runs, folder):
     outcomes = {}
     launch(
         engine,
@@ -97,10 +120,9 @@ def launched(engine, runs, folder):
 
 
 @pytest.mark.parametrize("engine", CASES)
-def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, tmp_path):
-    runs = [(make_run(engine, *case), tolerance) for *case, tolerance in CASES[engine]]
-    outcomes = launched(engine, [run for run, _ in runs], tmp_path)
-    for run, tolerance in runs:
+def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, launched):
+    outcomes, folder = launched(engine)
+    for run, tolerance in cases(engine):
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         dataset = open_dataset(prepare(run, run.workers))
@@ -108,7 +130,7 @@ def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, tmp
             run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, scenery
         )
         assert virtual.status == "completed", virtual.error
-        kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
+        kept = np.load(folder / f"{run.run_id}.npz")
         found, expected = kept["final"], weights["final"].numpy()
         np.testing.assert_array_equal(kept["initial"], weights["initial"].numpy())
         assert np.abs(found - expected).max() <= tolerance, run.run_id
@@ -118,11 +140,10 @@ def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, tmp
                 assert (real.syncs, real.bytes_sent) == (modelled.syncs, modelled.bytes_sent), run.run_id
 
 
-def test_rules_that_depend_on_timing_train_on_a_real_server(tmp_path):
-    """Whatever the order of arrival: every push is in the books, the bounds hold, the loss falls, all end alike."""
-    runs = [make_run("mpi", name, options, 3) for name, options in LOOSE]
-    outcomes = launched("mpi", runs, tmp_path)
-    for run in runs:
+def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
+    """Whatever the order of arrival: every push is in the books, the bounds hold, the loss falls."""
+    outcomes, _ = launched("mpi")
+    for run in loose():
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         steps = outcome.facts["steps_per_epoch"] * run.epochs
