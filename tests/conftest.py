@@ -79,7 +79,8 @@ def play(
 
     def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
         dataset = values.pop("data", blobs)
-        outcome, weights = simulate(make_run(strategy, workers, **values), dataset, values.pop("scenery", scenery))
+        place = values.pop("scenery", scenery)
+        outcome, weights = simulate(make_run(strategy, workers, **values), dataset, place)
         assert outcome.status == "completed", outcome.error
         return outcome, weights
 

@@ -103,6 +103,8 @@ def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseli
         found = [base for base in found if base.key["engine"] == engine]
     if name != "serial":  # with another global batch it would solve another problem
         found = [base for base in found if _same(base.key["batch_global"], cell.key["batch_global"])]
+    plain = [base for base in found if base.key["label"] == name]
+    found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
     if not found:
         return Baseline({}, engine or "", workers, f"no completed run of {name}{where}")
     if len(found) > 1:

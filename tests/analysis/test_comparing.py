@@ -131,10 +131,20 @@ def test_one_repetition_has_no_interval(study):
     assert cells(results)["low_s"].isna().all()
 
 
+def test_a_plain_baseline_goes_before_its_variants(study):
+    rows = [
+        run("allreduce", 2, 4.0, strategy_options={"compression": "bf16"}),
+        run("allreduce", 2, 5.0),
+        run("epoch_average", 2, 2.0),
+    ]
+    row = only(ratios(study(rows=rows)), label="epoch_average", baseline="allreduce")
+    assert row.reduction == pytest.approx(0.6)
+
+
 def test_two_candidates_for_a_baseline_are_not_chosen_between(study):
     rows = [
-        run("allreduce", 2, 4.0, strategy_options={"wire": "bfloat16"}),
-        run("allreduce", 2, 5.0),
+        run("allreduce", 2, 4.0, strategy_options={"compression": "bf16"}),
+        run("allreduce", 2, 5.0, strategy_options={"compression": "fp16"}),
         run("epoch_average", 2, 2.0),
     ]
     row = only(ratios(study(rows=rows)), label="epoch_average", baseline="allreduce")
