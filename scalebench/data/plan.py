@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from scalebench.data.dataset import Dataset
 from scalebench.data.partition import PARTITIONS, sizes_by_speed
+from scalebench.data.shuffle import MOVING, SHUFFLES, PairwiseRounds
 from scalebench.data.tensor import DsTensor, Ints, cut
 from scalebench.errors import DataError, nearest
 from scalebench.study.spec import Component, Training
 
-SHUFFLES = ("none", "in_block", "rotate_blocks", "global")
-_DEAL, _ROTATE, _MIX, _IN_BLOCK = range(4)  # independent streams of random numbers
+_DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(5)  # independent streams of random numbers
 _EPOCHS_KEPT = 4  # asynchronous workers may be a few epochs apart
 _IID = Component(name="iid")
 
@@ -37,8 +37,9 @@ class Plan:
     """The samples of every worker in every epoch.
 
     `shuffle` is `none` (the order of the blocks), `in_block` (samples permuted inside each block), `rotate_blocks`
-    (blocks permuted over workers each epoch, and `in_block`) or `global` (a permutation of all rows over all workers
-    each epoch, block sizes kept). The order of a worker's samples depends on (seed, epoch, worker) only.
+    (blocks permuted over workers each epoch, and `in_block`), `pairwise` (random pairs of blocks mixed and split each
+    epoch) or `global` (a permutation of all rows over all workers each epoch); both keep block sizes. The order of a
+    worker's samples depends on (seed, epoch, worker) only.
 
     `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` says what was
     changed to make the plan possible. `speeds` are the workers' relative speeds, for partitions with `balance: speed`.
@@ -72,6 +73,7 @@ class Plan:
             if shuffle == "rotate_blocks":
                 raise DataError("balance: speed sizes blocks for their workers; use shuffle: in_block, none or global")
             self._dealt = DsTensor(self._dealt.array, sizes_by_speed(n, self.blocks, speeds or [1.0] * workers))
+        self._pairs = PairwiseRounds(self._dealt.array, self._dealt.block_sizes, lambda epoch: self._rng(_PAIRS, epoch))
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
         self._in_all = batch_global is not None
@@ -155,16 +157,17 @@ class Plan:
 
     def _stage(self, epoch: int) -> int:
         """The epoch whose placement of rows is in force: 0 for ever where rows stay with their worker."""
-        return epoch if self.shuffle in ("rotate_blocks", "global") else 0
+        return epoch if self.shuffle in MOVING else 0
 
     def _lay_out(self, epoch: int) -> _Layout:
         order = np.arange(self.blocks)
         if self.shuffle == "rotate_blocks":
             order = self._rng(_ROTATE, epoch).permutation(self.blocks)
-        if self.shuffle == "global":
-            mixed = self._rng(_MIX, epoch).permutation(self._dealt.array)
-            return _Layout(DsTensor(mixed, self._dealt.block_sizes), order)
-        return _Layout(self._dealt, order)
+        if self.shuffle not in ("pairwise", "global"):
+            return _Layout(self._dealt, order)
+        whole = self.shuffle == "global"
+        mixed = self._rng(_MIX, epoch).permutation(self._dealt.array) if whole else self._pairs.rows_after(epoch)
+        return _Layout(DsTensor(mixed, self._dealt.block_sizes), order)
 
     def _find_owners(self, epoch: int) -> Ints:
         layout = self._layout(epoch)

@@ -86,7 +86,7 @@ class RunRow(_Row):
     n_train: Annotated[int | None, Column("training samples, all workers together")] = None
     n_test: Annotated[int | None, Column("samples of the held-out split")] = None
     partition: Annotated[str, Column("how samples are laid out over workers: iid, dirichlet, by order")]
-    shuffle: Annotated[str, Column("what is permuted between epochs: none, in_block, rotate_blocks, global")]
+    shuffle: Annotated[str, Column("what is permuted between epochs: none, in_block, rotate_blocks, pairwise, global")]
 
     workers: Annotated[int, Column("replicas")]
     nodes: Annotated[int | None, Column("nodes they lie on")] = None

@@ -90,7 +90,7 @@ class Training(BaseModel):
     batch_global: PositiveInt | None = None
     blocks: PositiveInt | Literal["auto"] = Field("auto", description="ds-tensor blocks; auto: one per worker")
     partition: Component = Component(name="iid")
-    shuffle: Literal["none", "in_block", "rotate_blocks", "global"] = "in_block"
+    shuffle: Literal["none", "in_block", "rotate_blocks", "pairwise", "global"] = "in_block"
     evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
     target_metric: float | None = None
     cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")

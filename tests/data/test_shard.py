@@ -85,7 +85,7 @@ def test_trading_rows_equals_reading_them(n, workers, blocks_each, shuffle, seed
             assert length == plan.shard_sizes(epoch)[worker]
 
 
-@pytest.mark.parametrize("shuffle", ["rotate_blocks", "global"])
+@pytest.mark.parametrize("shuffle", ["rotate_blocks", "pairwise", "global"])
 def test_rows_do_move_in_these_shuffles(shuffle):
     """Guards the property above against passing because nothing happens."""
     plan = Plan(60, 4, seed=0, batch_per_worker=5, shuffle=shuffle)

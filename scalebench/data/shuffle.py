@@ -1,0 +1,51 @@
+"""What is permuted from epoch to epoch: rows of an index array in blocks, moved without leaving a row out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scalebench.data.tensor import Ints
+
+SHUFFLES = ("none", "in_block", "rotate_blocks", "pairwise", "global")
+MOVING = ("rotate_blocks", "pairwise", "global")  # rows change workers
+_ROUNDS_KEPT = 4  # asynchronous workers may be a few epochs apart
+
+
+def mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
+    """`rows` (n,) permuted among the places that have the same `group` (n,)."""
+    mixed = np.empty_like(rows)
+    mixed[np.argsort(group, kind="stable")] = rows[np.lexsort((rng.random(len(rows)), group))]
+    return mixed
+
+
+def mix_pairs(rows: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
+    """Random pairs of blocks concatenated, permuted and split again; an odd block is permuted alone.
+
+    `sizes` (blocks,) are kept. dislib calls one such round a total shuffle; Vazquez-Novoa et al., WACCPD 2025.
+    """
+    pair = np.empty(len(sizes), dtype=np.int64)
+    pair[rng.permutation(len(sizes))] = np.arange(len(sizes)) // 2
+    return mix_in_groups(rows, np.repeat(pair, sizes), rng)
+
+
+class PairwiseRounds:
+    """Which rows lie where after each round of `mix_pairs`: a round begins with what the one before it left.
+
+    A function of the round alone: `rng` makes the numbers of a round, and what is not kept is done again.
+    """
+
+    def __init__(self, rows: Ints, sizes: Ints, rng: Callable[[int], np.random.Generator]) -> None:
+        self._sizes, self._rng = sizes, rng
+        self._kept: dict[int, Ints] = {-1: rows}
+
+    def rows_after(self, round_: int) -> Ints:
+        """The rows (n,) after rounds 0 to `round_`."""
+        done = max(known for known in self._kept if known <= round_)
+        rows = self._kept[done]
+        for number in range(done + 1, round_ + 1):
+            rows = self._kept[number] = mix_pairs(rows, self._sizes, self._rng(number))
+            for old in sorted(self._kept)[1:-_ROUNDS_KEPT]:
+                del self._kept[old]
+        return rows
