@@ -16,6 +16,11 @@ from scalebench.errors import ScalebenchError, nearest
 # name -> (module:object, what `--help` says of it); one line adds a command.
 COMMANDS = {
     "run": ("scalebench.cli.run:run", "Run a scaling study, real and virtual, and keep every number."),
+    "status": (
+        "scalebench.cli.status:status",
+        "Say what of a study is done, and how long the rest will take.",
+    ),
+    "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
     "list": ("scalebench.cli.list:list_", "List strategies, data sets, models, clusters or figures."),
     "doctor": ("scalebench.cli.doctor:doctor", "Say what this machine has, and what adds the rest."),

@@ -22,6 +22,15 @@ def verbosity_options(command: _F) -> _F:
     return quiet(verbose(command))
 
 
+def keep_going_option(command: _F) -> _F:
+    """`--keep-going` and `--fail-fast`, as `fail_fast`."""
+    return click.option(
+        "--fail-fast/--keep-going",
+        default=False,
+        help="Begin no other run once one has failed, or go on with the others.  [default: keep going]",
+    )(command)
+
+
 def verbosity() -> int:
     """-1 quiet, 0 normal, 1 verbose, as the command line that is running asked for."""
     context = click.get_current_context(silent=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.errors import ResultsError
 from scalebench.figures import FORMATS, plot_folder
+from scalebench.records.newest import newest_study
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 
@@ -41,15 +41,3 @@ def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: 
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
     for note in drawn[0].notes:
         click.echo(note, err=True)
-
-
-def newest_study(folder: Path) -> Path:
-    """The study in `folder` whose records changed last.
-
-    Raises:
-        ResultsError: there is none.
-    """
-    tables = sorted(folder.glob("*/runs.csv"), key=lambda table: table.stat().st_mtime)
-    if not tables:
-        raise ResultsError(f"no study in {folder}/; run one with `scalebench run`, or name its folder: plot RESULTS")
-    return tables[-1].parent

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity, verbosity_options
+from scalebench.cli.carrying_out import carry_out, results_console
+from scalebench.cli.options import keep_going_option, verbosity_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from scalebench.launch.planning import Plan
-    from scalebench.launch.study_run import Tally
 
 
 @click.command()
@@ -47,53 +45,40 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time; default: all cores.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
+@keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
 @verbosity_options
-def run(study: Path | None, jobs: int | None, output: Path, dry_run: bool, sets: tuple[str, ...], **flags: Any) -> int:
+def run(
+    study: Path | None,
+    jobs: int | None,
+    output: Path,
+    new: bool,
+    fail_fast: bool,
+    dry_run: bool,
+    sets: tuple[str, ...],
+    **flags: Any,
+) -> int:
     """Run the study in the file STUDY, or the default one, with flags over it.
 
     Virtual runs at every worker count, native ones (real processes) where the cores allow; every number says which
-    it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped.
+    it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped. Ctrl-C finishes the
+    runs under way, a second one abandons them.
     """
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     strategies = list(flags.pop("strategies")) or None
-    plan = plan_study(load_study(study, {**flags, "strategies": strategies}, list(sets)))
+    wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
+    if new:
+        from scalebench.launch.resume import with_a_folder_of_its_own
+
+        wanted = with_a_folder_of_its_own(output, wanted)
+    plan = plan_study(wanted)
     if dry_run:
         _show(plan, jobs)
         return 0
-    from scalebench.cli.progress import watching
-    from scalebench.launch.study_run import run_study
-
-    with watching() as watcher:
-        tally = run_study(plan, output, watcher, jobs=jobs)
-    _summarise(tally)
-    return 1 if tally.failed else 0
-
-
-def _console() -> Console:
-    """Standard output; a table in a file or a pipe is as wide as it needs."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
-
-
-def _summarise(tally: Tally) -> None:
-    from scalebench.analysis import load, summary_table
-
-    console = _console()
-    if verbosity() >= 0:
-        console.print(summary_table(load(tally.folder)))
-    done = f", {tally.done_before} were there before" if tally.done_before else ""
-    failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
-    console.print(
-        f"{tally.completed} runs completed{done}{failed}; results in {tally.folder}/",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)
 
 
 def _show(plan: Plan, jobs: int | None) -> None:
@@ -116,7 +101,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
         table.add_row(
             strategy, str(workers), execution, engine, str(repetitions), str(shards.steps(0)), str(shards.batch_size)
         )
-    console = _console()
+    console = results_console()
     console.print(table)
     expected = estimate(plan, jobs or cores())
     console.print(

@@ -16,7 +16,8 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import EngineError
 from scalebench.launch import engines
 from scalebench.launch.postmortem import telling_line
-from scalebench.launch.processes import end_with_parent, environment, mpirun_command
+from scalebench.launch.processes import environment, mpirun_command
+from scalebench.lifeline import end_with_parent
 
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16

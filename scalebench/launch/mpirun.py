@@ -17,7 +17,8 @@ from pathlib import Path
 
 from scalebench.launch import engines
 from scalebench.launch.postmortem import Death, Pulse, cause_of_death
-from scalebench.launch.processes import end_with_parent, environment, mpirun_command, stop
+from scalebench.launch.processes import environment, mpirun_command, stop
+from scalebench.lifeline import end_with_parent
 from scalebench.native.heartbeat import create_heartbeats
 from scalebench.native.job import EventReader, Job, has_server, settings_of
 from scalebench.outcome import Outcome
@@ -40,11 +41,12 @@ def launch(
     log: Callable[[str], None],
     weights_folder: Path | None = None,
     startup_limit_s: float | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Execute `runs` in their order with `engine`, in as few launches of `ranks` processes as their failures allow.
 
     `folders` are the prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged,
-    failed or timeout. Logs of the processes stay in `work_dir`.
+    failed or timeout; once `stopping`, only the run under way does. Logs of the processes stay in `work_dir`.
 
     Raises:
         EngineError: the engine is not here.
@@ -52,13 +54,17 @@ def launch(
     engines.require(engine)
     for settings, left, ranks_needed in _by_settings(runs, ranks):
         barren = 0
-        while left:
+        while left and not stopping():
             folder = _new_folder(work_dir, engine)
-            watch = _Launch(engine, left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome)
+            watch = _Launch(
+                engine, left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome, stopping
+            )
             # A first launch that came to nothing may have failed to bind (some containers forbid it).
             watch.run(bind=barren == 0, startup_limit_s=startup_limit_s or 120.0 + 5.0 * ranks)
             left = list(watch.left.values())
             barren = 0 if watch.achieved else barren + 1
+            if stopping():
+                return
             if left and barren == _BARREN_LAUNCHES:
                 for run in left:
                     on_outcome(run, Outcome(run.run_id, "failed", f"the launch failed before its runs: {watch.cause}"))
@@ -103,13 +109,15 @@ class _Launch:
         weights_folder: Path | None,
         on_start: Callable[[Run], None],
         on_outcome: Callable[[Run, Outcome], None],
+        stopping: Callable[[], bool],
     ) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
         self._engine, self._folders, self._ranks, self._folder = engine, folders, ranks, folder
         self._weights, self._settings = weights_folder, settings
-        self._on_start, self._on_outcome = on_start, on_outcome
+        self._on_start, self._on_outcome, self._stopping = on_start, on_outcome, stopping
+        self._last: Run | None = None  # the run that was under way when it was said to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
 
@@ -143,17 +151,23 @@ class _Launch:
             death = self._attend(process, events, pulse, startup_limit_s)
         finally:
             stop(process, pulse.pids)
+        if death is None:  # stopped: what began after the last run does not count
+            return
         self._hear(events)
         if self.left:
             self._record(death)
 
     def _attend(
         self, process: subprocess.Popen[bytes], events: EventReader, pulse: Pulse, startup_limit_s: float
-    ) -> Death:
-        """Pass on what the ranks say until they end, or have to be ended."""
+    ) -> Death | None:
+        """Pass on what the ranks say until they end, or have to be ended. None: it was said to stop."""
         self._since = time.monotonic()
         while process.poll() is None:
             self._hear(events)
+            if self._stopping():
+                self._last = self._last or self._under_way
+                if self._under_way is None or self._under_way is not self._last:
+                    return None
             pulse.feel()
             elapsed = time.monotonic() - self._since
             run = self._under_way
@@ -164,6 +178,9 @@ class _Launch:
                 stopped = pulse.stopped(self._ranks)
                 return Death("failed", f"no run began within {startup_limit_s:g} s; {stopped}")
             time.sleep(_POLL_S)
+        if self._stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
+            self._hear(events)
+            return None
         return cause_of_death(self._folder, process.returncode)
 
     def _hear(self, events: EventReader) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ScalebenchError
+from scalebench.lifeline import follow, unheard
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 from scalebench.virtual.engine import Scenery, alike, simulate_alike
 from scalebench.weights import save_weights
 
 OnOutcome = Callable[[Run, Outcome], None]
+_POLL_S = 0.2  # between two questions whether to stop
 
 
 def run_virtual(
@@ -28,10 +31,11 @@ def run_virtual(
     weights_folder: Path,
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Simulate `runs` in `jobs` processes; report each as it ends. A run that takes its process down is failed alone.
 
-    With one job all happens in this process.
+    With one job all happens in this process. Once `stopping`, runs under way are finished and no other begins.
     Runs whose arithmetic is alike are one piece of work. `folders` are the data sets by worker count; weights that a
     run keeps go to `weights_folder`.
     """
@@ -40,18 +44,24 @@ def run_virtual(
         pieces.setdefault(alike(run), []).append(run)
     if jobs == 1:
         for piece in pieces.values():
+            if stopping():
+                return
             for run in piece:
                 on_start(run)
-            for run, outcome in zip(piece, _simulate(piece, (scenery, folders, weights_folder)), strict=True):
+            for run, outcome in zip(
+                piece, _simulate(piece, (scenery, folders, weights_folder), stopping), strict=False
+            ):
                 on_outcome(run, outcome)
         return
     waiting = list(pieces.values())
     suspects: list[list[Run]] = []  # were under way when a process died: tried again, one at a time
-    while waiting or suspects:
+    while (waiting or suspects) and not stopping():
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting
         processes = 1 if alone else min(jobs, len(work))
-        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome)
+        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome, stopping)
+        if stopping():
+            return
         if not alone:
             suspects, waiting = left[: 2 * processes], left[2 * processes :]
         elif left and len(left[0]) > 1:
@@ -69,24 +79,29 @@ def _pass(
     weights_folder: Path,
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
+    stopping: Callable[[], bool],
 ) -> list[list[Run]]:
     """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
     left = dict(enumerate(pieces))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, _begin, (scenery, folders, weights_folder))
+    stop = context.Event()
+    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop, os.getpid()))
     under_way: dict[Future[list[Outcome]], int] = {}
     queue = list(left)
     try:
-        while queue or under_way:
-            while queue and len(under_way) < 2 * processes:  # one in work, one waiting for each process
+        while under_way or (queue and not stopping()):
+            while queue and len(under_way) < 2 * processes and not stopping():  # for each: one in work, one waiting
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
-                under_way[pool.submit(_simulate_here, left[place])] = place
-            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                with unheard():
+                    under_way[pool.submit(_simulate_here, left[place])] = place
+            done, _ = wait(under_way, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            if stopping():
+                stop.set()
             for future in done:
                 outcomes = future.result()
-                for run, outcome in zip(left.pop(under_way.pop(future)), outcomes, strict=True):
+                for run, outcome in zip(left.pop(under_way.pop(future)), outcomes, strict=False):
                     on_outcome(run, outcome)
     except BrokenProcessPool:
         return list(left.values())
@@ -100,27 +115,33 @@ def _pass(
 
 _Stage = tuple[Scenery, dict[int, Path], Path]
 _stage: _Stage | None = None  # of this worker process, set once when it starts
+_stop: Any = None  # likewise: the event that says that no run should begin
 
 
-def _begin(scenery: Scenery, folders: dict[int, Path], weights_folder: Path) -> None:
-    global _stage
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    _stage = scenery, folders, weights_folder
+def _begin(stage: _Stage, stop: Any, parent: int) -> None:
+    global _stage, _stop
+    follow(parent)
+    _stage, _stop = stage, stop
 
 
 def _simulate_here(runs: list[Run]) -> list[Outcome]:
     assert _stage is not None
-    return _simulate(runs, _stage)
+    return _simulate(runs, _stage, _stop.is_set)
 
 
-def _simulate(runs: list[Run], stage: _Stage) -> list[Outcome]:
+def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool]) -> list[Outcome]:
+    """The outcomes of `runs`, in their order; of fewer when it was `stopping` before the last began."""
     scenery, folders, weights_folder = stage
     outcomes: list[Outcome] = []
+    if stopping():
+        return outcomes
     try:
         for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), scenery):
             if run.save_weights and weights:
                 save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
             outcomes.append(outcome)
+            if stopping():
+                return outcomes
     except (ScalebenchError, MemoryError, RuntimeError, ValueError, TypeError, OSError) as error:
         cause = str(error) if isinstance(error, ScalebenchError) else f"{type(error).__name__}: {error}"
         outcomes += [Outcome(run.run_id, "failed", " ".join(cause.split())) for run in runs[len(outcomes) :]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,8 +16,6 @@ from scalebench.launch import engines
 _GRACE_S = 5.0  # between asking processes to end and ending them
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
 
 
 def mpirun_command(
@@ -55,11 +52,6 @@ def environment(threads: int, *, oversubscribed: bool = False) -> dict[str, str]
         additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     return additions | kept
-
-
-def end_with_parent() -> None:
-    """In a child, before its program: end when the parent does, even by SIGKILL. No orphan trains on for hours."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:

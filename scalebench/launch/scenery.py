@@ -18,6 +18,7 @@ from scalebench.virtual.calibration import measure_steps
 from scalebench.virtual.engine import Scenery
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
+from scalebench.whole_file import write_whole
 
 FILE = "calibration.json"
 
@@ -60,7 +61,7 @@ def scenery_for(
     )
     calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache))
     try:
-        path.write_text(calibration.model_dump_json(indent=1))
+        write_whole(path, calibration.model_dump_json(indent=1))
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
     return _from(cluster, calibration)

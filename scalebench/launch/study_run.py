@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from scalebench.cache import cache_folder
-from scalebench.errors import ModelError, ResultsError
+from scalebench.errors import ModelError
 from scalebench.launch import engines
+from scalebench.launch.interruption import AbandonedError, Interruption
+from scalebench.launch.lock import study_lock
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan, is_oversubscribed
 from scalebench.launch.pool import run_virtual
+from scalebench.launch.resume import keep_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.scenery import read_calibration, scenery_for
 from scalebench.models.registry import build_model
 from scalebench.outcome import Outcome
+from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
-from scalebench.study.load import dump_study, load_study
-from scalebench.study.spec import Run, Study
+from scalebench.study.spec import Run
 from scalebench.weights import load_weights
 
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id")
@@ -44,62 +48,109 @@ class Reporter(Protocol):
 
 @dataclass
 class Tally:
-    """How a study went."""
+    """How a study went. `interrupted` is the signal that ended it early, None if none did."""
 
     folder: Path
     done_before: int = 0
     completed: int = 0
     failed: list[tuple[Run, Outcome]] = field(default_factory=list)
+    remaining: int = 0
+    interrupted: int | None = None
 
 
-def run_study(plan: Plan, output: Path, reporter: Reporter, *, jobs: int | None = None) -> Tally:
+def run_study(
+    plan: Plan,
+    output: Path,
+    reporter: Reporter,
+    *,
+    jobs: int | None = None,
+    fail_fast: bool = False,
+    only_failed: bool = False,
+) -> Tally:
     """Run what is not done yet and keep it in `output`/<study>; failed runs are rows, not exceptions.
 
+    SIGINT, SIGTERM and SIGUSR1 end it early, as `launch.interruption` says; so does the first failed run if
+    `fail_fast`. With `only_failed`, runs that were never tried are left.
+
     Raises:
-        ResultsError: the folder cannot be written, or holds another study of this name.
+        ResultsError: the folder cannot be written, is being written by another command, or holds another study of
+            this name.
     """
-    study = plan.study
+    study, folder = plan.study, output / plan.study.name
     _check_model(plan)
     if study.calibration is not None:
         read_calibration(study.calibration)
-    folder = output / study.name
-    _check_same_study(folder, study)
-    with _open_store(folder) as store:
-        for note in plan.notes:
-            reporter.note(note)
-        done = store.completed()
-        todo = [run for run in plan.sweep.runs if (run.run_id, run.config_hash) not in done]
-        todo = [run.model_copy(update={"attempt": store.next_attempt(run.run_id)}) for run in todo]
-        tally = Tally(folder, done_before=len(plan.sweep.runs) - len(todo))
-        if not todo:
-            return tally
-        provenance = collect()
-        store.keep_provenance(provenance)
-        keeper = _Keeper(store, reporter, tally, {name: provenance.get(name) for name in _PROVENANCE_COLUMNS})
-        virtual = [run for run in todo if run.execution == "virtual"]
-        scenery = None
-        if virtual:
-            reporter.phase("calibration", 0)
-            scenery = scenery_for(
-                study, plan.cluster, virtual, plan.prepared, folder=folder, cache=cache_folder("engines"),
-                host=str(provenance["host_hash"]),
-            )  # fmt: skip
+    with study_lock(folder), Interruption() as interruption:
+        keep_study(folder, study)
+        with Store(folder) as store:
+            if not only_failed:
+                keep_planned(
+                    folder,
+                    [Planned(r.run_id, r.config_hash, group_of(r.execution, r.engine)) for r in plan.sweep.runs],
+                )
+            done = store.completed()
+            todo = [run for run in plan.sweep.runs if (run.run_id, run.config_hash) not in done]
+            tally = Tally(folder, done_before=len(plan.sweep.runs) - len(todo))
+            if only_failed:
+                failed = store.failed()
+                todo = [run for run in todo if run.run_id in failed]
+            todo = [run.model_copy(update={"attempt": store.next_attempt(run.run_id)}) for run in todo]
+            with suppress(AbandonedError):
+                _run(todo, plan, store, reporter, tally, interruption, jobs or engines.cores(), fail_fast)
+            tally.interrupted = interruption.signum
+            tally.remaining = len(todo) - tally.completed - len(tally.failed)
+    return tally
+
+
+def _run(
+    todo: list[Run],
+    plan: Plan,
+    store: Store,
+    reporter: Reporter,
+    tally: Tally,
+    interruption: Interruption,
+    jobs: int,
+    fail_fast: bool,
+) -> None:
+    for note in plan.notes:
+        reporter.note(note)
+    if not todo:
+        return
+    provenance = collect()
+    store.keep_provenance(provenance)
+    facts = {name: provenance.get(name) for name in _PROVENANCE_COLUMNS}
+    keeper = _Keeper(store, reporter, tally, facts, interruption)
+    folder, virtual = store.folder, [run for run in todo if run.execution == "virtual"]
+
+    def stopping() -> bool:
+        return interruption.asked() or (fail_fast and bool(tally.failed))
+
+    scenery = None
+    if virtual:
+        reporter.phase("calibration", 0)
+        scenery = scenery_for(
+            plan.study, plan.cluster, virtual, plan.prepared, folder=folder, cache=cache_folder("engines"),
+            host=str(provenance["host_hash"]),
+        )  # fmt: skip
+    with interruption.runs_under_way():
         for engine in dict.fromkeys(run.engine for run in todo if run.execution != "virtual"):
+            if stopping():
+                return
             runs = [run for run in todo if run.engine == engine and run.execution != "virtual"]
             reporter.phase(f"{engine} processes", len(runs))
-            _launch(engine, runs, plan, folder, keeper, reporter.note)
-        if virtual and scenery is not None:
+            _launch(engine, runs, plan, folder, keeper, reporter.note, stopping)
+        if scenery is not None and not stopping():
             reporter.phase("virtual workers", len(virtual))
             run_virtual(
                 virtual,
                 plan.prepared.folders,
                 scenery,
-                jobs=jobs or engines.cores(),
+                jobs=jobs,
                 weights_folder=folder / "weights",
                 on_start=keeper.started,
                 on_outcome=keeper.ended,
+                stopping=stopping,
             )
-    return tally
 
 
 def _check_model(plan: Plan) -> None:
@@ -119,9 +170,16 @@ def _check_model(plan: Plan) -> None:
 class _Keeper:
     """Writes the row of each run as it ends."""
 
-    def __init__(self, store: Store, reporter: Reporter, tally: Tally, provenance: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        reporter: Reporter,
+        tally: Tally,
+        provenance: dict[str, Any],
+        interruption: Interruption,
+    ) -> None:
         self._store, self._reporter, self._provenance = store, reporter, provenance
-        self.tally = tally
+        self._interruption, self.tally = interruption, tally
         self._started: dict[str, str] = {}
 
     def started(self, run: Run) -> None:
@@ -138,16 +196,23 @@ class _Keeper:
             started_utc=begun,
             provenance=self._provenance,
         )
-        self._store.append(row, epochs)
-        if outcome.status == "completed":
-            self.tally.completed += 1
-        else:
-            self.tally.failed.append((run, outcome))
+        with self._interruption.shielded():
+            self._store.append(row, epochs)
+            if outcome.status == "completed":
+                self.tally.completed += 1
+            else:
+                self.tally.failed.append((run, outcome))
         self._reporter.ended(run, outcome)
 
 
 def _launch(
-    engine: str, runs: list[Run], plan: Plan, folder: Path, keeper: _Keeper, log: Callable[[str], None]
+    engine: str,
+    runs: list[Run],
+    plan: Plan,
+    folder: Path,
+    keeper: _Keeper,
+    log: Callable[[str], None],
+    stopping: Callable[[], bool],
 ) -> None:
     """One engine's launches; what their processes printed is kept if a run failed."""
     failed_before = len(keeper.tally.failed)
@@ -162,45 +227,7 @@ def _launch(
         on_start=keeper.started,
         on_outcome=keeper.ended,
         log=log,
+        stopping=stopping,
     )
     if len(keeper.tally.failed) == failed_before:
         shutil.rmtree(logs, ignore_errors=True)
-
-
-def _open_store(folder: Path) -> Store:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write results to {folder}: {error.strerror}; choose another folder with --output"
-        ) from None
-    return Store(folder)
-
-
-def _check_same_study(folder: Path, study: Study) -> None:
-    """A folder holds one study: the same one goes on, a changed one is refused with what changed."""
-    path = folder / "study.yaml"
-    text = dump_study(study)
-    if path.exists():
-        before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
-        changed = [
-            f"{key} was {before[key]}, is {now[key]}"
-            for key in now
-            if key not in _MAY_CHANGE and before[key] != now[key]
-        ]
-        if changed:
-            raise ResultsError(
-                f"{folder} holds another study of this name ({'; '.join(changed[:4])}); "
-                "use --name or --output for the new one, or delete the old one"
-            )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write results to {folder}: {error.strerror}; choose another folder with --output"
-        ) from None
-
-
-# What a study may change and still be the same: more points are added, none of the old ones means something else.
-_MAY_CHANGE = {"description", "workers", "strategies", "repetitions", "time_limit_s", "save_weights", "calibration"}

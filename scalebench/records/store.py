@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ import yaml
 from scalebench.errors import ResultsError
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.table import Table, check_version
+from scalebench.whole_file import write_whole
 
 
 class Store:
@@ -34,6 +34,7 @@ class Store:
         try:
             self._completed: set[tuple[str, str]] = set()
             self._attempts: dict[str, int] = {}
+            self._failed: dict[str, str] = {}
             self._read_runs()
             self._epochs = Table(self.folder / "epochs.csv", EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
@@ -57,6 +58,10 @@ class Store:
     def completed(self) -> set[tuple[str, str]]:
         """(run_id, config_hash) of every run that has been completed and need not be repeated."""
         return set(self._completed)
+
+    def failed(self) -> dict[str, str]:
+        """run_id -> config_hash of the runs whose latest attempt came to an end but was not completed."""
+        return dict(self._failed)
 
     def next_attempt(self, run_id: str) -> int:
         """1 for a run that is new here, else one more than its latest attempt."""
@@ -97,7 +102,11 @@ class Store:
         check_version(self._runs.path, versions)
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str) -> None:
-        self._attempts[run_id] = max(attempt, self._attempts.get(run_id, 0))
+        if attempt >= self._attempts.get(run_id, 0):
+            self._attempts[run_id] = attempt
+            self._failed.pop(run_id, None)
+            if status != "completed":
+                self._failed[run_id] = config_hash
         if status == "completed":
             self._completed.add((run_id, config_hash))
 
@@ -114,14 +123,8 @@ class Store:
     def _replace(self, name: str, text: str) -> Path:
         """Write a whole file or leave the old one."""
         path = self.folder / name
-        fresh = path.with_name(path.name + ".new")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
+            write_whole(path, text)
         except OSError as error:
             raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
         return path

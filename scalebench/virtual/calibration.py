@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.clock import Ledger, Task
 from scalebench.errors import RunError
+from scalebench.lifeline import follow, unheard
 from scalebench.study.spec import Run
 from scalebench.virtual.step_times import STEP_TASKS, BatchTimes, StepTable
 
@@ -80,12 +82,13 @@ def measure_steps(
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(node_workers)
     results: Any = context.SimpleQueue()
-    arguments = (run, folder, sorted(batch_sizes), loads, seconds_each, barrier, results)
+    arguments = (run, folder, sorted(batch_sizes), loads, seconds_each, barrier, results, os.getpid())
     processes = [
         context.Process(target=_measure, args=(index, *arguments), daemon=True) for index in range(node_workers)
     ]
-    for process in processes:
-        process.start()
+    with unheard():
+        for process in processes:
+            process.start()
     found: list[tuple[int, int, _Laps]] = []
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
@@ -121,7 +124,9 @@ def _measure(
     seconds_each: float,
     barrier: Any,
     results: Any,
+    parent: int,
 ) -> None:
+    follow(parent)
     import torch
 
     from scalebench.data.dataset import open_dataset

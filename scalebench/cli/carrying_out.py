@@ -1,0 +1,54 @@
+"""What `run` and `retry` share: carry a plan out while somebody watches, say how it went, and leave with its code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebench.cli.options import verbosity
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from scalebench.launch.planning import Plan
+    from scalebench.launch.study_run import Tally
+
+
+def carry_out(
+    plan: Plan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
+) -> int:
+    """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
+    from scalebench.cli.progress import watching
+    from scalebench.launch.study_run import run_study
+
+    with watching() as watcher:
+        tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
+    _summarise(tally)
+    if tally.interrupted is not None:
+        return 128 + tally.interrupted
+    return 1 if tally.failed else 0
+
+
+def results_console() -> Console:
+    """Standard output; a table in a file or a pipe is as wide as it needs."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _summarise(tally: Tally) -> None:
+    console = results_console()
+    if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
+        from scalebench.analysis import load, summary_table
+
+        console.print(summary_table(load(tally.folder)))
+    done = f", {tally.done_before} were there before" if tally.done_before else ""
+    failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
+    remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
+    console.print(
+        f"{tally.completed} runs completed{done}{failed}{remain}; results in {tally.folder}/",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

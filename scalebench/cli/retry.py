@@ -1,0 +1,44 @@
+"""`scalebench retry [RESULTS]`: once more what failed, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.errors import ResultsError
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time; default: all cores.")
+@keep_going_option
+@verbosity_options
+def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
+    """Run again what failed, diverged or timed out in RESULTS (default: the newest in results/).
+
+    The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
+    """
+    from scalebench.cli.carrying_out import carry_out
+    from scalebench.launch.planning import plan_study
+    from scalebench.records.newest import newest_study
+    from scalebench.records.progress import progress_of
+    from scalebench.study.load import load_study
+
+    folder = (results if results is not None else newest_study(Path("results"))).absolute()
+    if not (folder / "study.yaml").is_file():
+        raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")
+    failures = progress_of(folder).failures
+    if not failures:
+        click.echo(f"no failed runs in {folder}/")
+        return 0
+    study = load_study(folder / "study.yaml", {}, [])
+    if study.name != folder.name:
+        raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
+    plan = plan_study(study)
+    here = {run.run_id for run in plan.sweep.runs}
+    elsewhere = [failure.run_id for failure in failures if failure.run_id not in here]
+    if elsewhere:
+        click.echo(f"note: {len(elsewhere)} failed runs cannot be run on this machine: {elsewhere[0]} ...", err=True)
+    return carry_out(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True)

@@ -1,0 +1,83 @@
+"""`scalebench status [RESULTS]`: how far a study is, at once, however large its records are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from scalebench.records.progress import Progress
+
+_SHOWN = 5  # failed runs
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(results: Path | None, as_json: bool) -> None:
+    """Say what of the study in RESULTS (default: the newest in results/) is done and left, and how long it will take.
+
+    The expected time is that of the finished runs of the same execution and engine.
+    """
+    from scalebench.launch.lock import owner_of
+    from scalebench.records.newest import newest_study
+    from scalebench.records.progress import progress_of
+
+    folder = results if results is not None else newest_study(Path("results"))
+    progress, owner = progress_of(folder), owner_of(folder)
+    if as_json:
+        facts = {
+            "study": progress.study,
+            "planned": progress.planned,
+            "done": progress.done,
+            "failed": [asdict(failure) for failure in progress.failures],
+            "remaining": dict(progress.remaining),
+            "left_s": progress.left_s,
+            "writer": asdict(owner) if owner else None,
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    left = progress.remaining.total()
+    click.echo(
+        f"{progress.study}: {progress.done} of {progress.planned} runs done, {len(progress.failures)} failed, "
+        f"{left} remaining"
+    )
+    for line in _expected(progress):
+        click.echo(line)
+    for failure in progress.failures[:_SHOWN]:
+        click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
+    if len(progress.failures) > _SHOWN:
+        click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
+    if owner:
+        click.echo(f"running: {owner}")
+    elif left:
+        click.echo("not running; the command that began it goes on with it")
+    if progress.failures and not owner:
+        click.echo(f"to run the failed ones again: scalebench retry {folder}")
+
+
+def _expected(progress: Progress) -> list[str]:
+    if not progress.remaining:
+        return []
+    lines = []
+    if progress.left_s is not None:
+        paces = ", ".join(
+            f"{progress.seconds_per_run[group]:.2g} s per {group} run"
+            for group in progress.remaining
+            if group in progress.seconds_per_run
+        )
+        lines.append(f"about {_duration(progress.left_s)} left ({paces})")
+    for group, count in progress.untold.items():
+        lines.append(f"no time known yet for {count} {group} runs")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

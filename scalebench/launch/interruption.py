@@ -1,0 +1,128 @@
+"""What a study does when it is told to stop: finish what is under way, or abandon it when told again.
+
+SIGINT (Ctrl-C), SIGTERM and SIGUSR1 (a scheduler's warning) ask for the end: runs under way are finished and kept, no
+other begins. A second Ctrl-C abandons them, and so does the end of the grace that follows SIGTERM: what is abandoned
+leaves no row, as if the command had been killed. A third Ctrl-C leaves at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+GRACE_S = 20.0  # after SIGTERM: Slurm kills 30 s after it by default
+_ECHO_S = 0.3  # `timeout`, and some wrappers, deliver one signal twice
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class AbandonedError(KeyboardInterrupt):
+    """Leave everything that is under way; raised by the second signal wherever the program is."""
+
+
+class Interruption:
+    """Listens while a study runs; `signum` is the first signal that came, None if none did.
+
+    Only a main thread can listen. A signal that was ignored before (as by nohup) stays ignored.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S, say: Callable[[str], None] | None = None) -> None:
+        self.signum: int | None = None
+        self._grace_s, self._say = grace_s, say or _say
+        self._heard_at = 0.0
+        self._under_way = self._shielded = self._owed = self._abandoned = False
+        self._before: dict[int, Any] = {}
+
+    def asked(self) -> bool:
+        """Whether no further run should begin."""
+        return self.signum is not None
+
+    @contextmanager
+    def runs_under_way(self) -> Iterator[None]:
+        """There is something to finish inside; outside, the first signal already ends what is being done."""
+        self._under_way = True
+        try:
+            yield
+        finally:
+            self._under_way = False
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """What is done inside is done whole: abandoning waits for it."""
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
+            if self._owed:
+                self._abandon()
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (*_SIGNALS, signal.SIGALRM):
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if signum == signal.SIGALRM:
+            self._abandon()
+        elif self.signum is None:
+            self.signum, self._heard_at = signum, now
+            if self._under_way:
+                self._say(_PROMISE[signum].format(grace=self._grace_s))
+                self._set_grace(signum)
+            else:
+                self._abandon()
+        elif now - self._heard_at < _ECHO_S:
+            return
+        elif signum != signal.SIGINT:
+            self._set_grace(signum)
+        elif self._abandoned:
+            os._exit(128 + signum)
+        else:
+            self._heard_at = now
+            self._say("abandoning the runs under way")
+            self._abandon()
+
+    def _set_grace(self, signum: int) -> None:
+        if signum == signal.SIGTERM and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+
+    def _abandon(self) -> None:
+        if self._abandoned:
+            return
+        if self._shielded:
+            self._owed = True
+            return
+        self._abandoned, self._owed = True, False
+        raise AbandonedError
+
+
+_PROMISE: dict[int, str] = {
+    signal.SIGINT: "stopping: the runs under way are finished and kept; Ctrl-C again abandons them",
+    signal.SIGTERM: "stopping (SIGTERM): the runs under way have {grace:g} s to finish",
+    signal.SIGUSR1: "stopping (SIGUSR1): the runs under way are finished and kept",
+}
+
+
+def _say(text: str) -> None:
+    """A line on standard error, past Python's buffers: in a signal handler they may be in use."""
+    below_the_bar = "\n" if sys.stderr.isatty() else ""
+    with suppress(OSError):
+        os.write(2, f"{below_the_bar}{text}\n".encode())

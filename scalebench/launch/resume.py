@@ -1,0 +1,58 @@
+"""Which folder a study goes on in: its own, never another study's."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from scalebench.errors import ResultsError
+from scalebench.study.load import dump_study, load_study
+from scalebench.study.spec import Study
+from scalebench.whole_file import write_whole
+
+# What a study may change and still be the same: more points are added, none of the old ones means something else.
+_MAY_CHANGE = {"description", "workers", "strategies", "repetitions", "time_limit_s", "save_weights", "calibration"}
+_LONGEST = 76  # of a name that gets a number behind it
+
+
+def keep_study(folder: Path, study: Study) -> None:
+    """Write study.yaml: the same study goes on, a changed one is refused with what changed.
+
+    Raises:
+        ResultsError: `folder` holds another study of this name, or cannot be written.
+    """
+    changed = changes(folder, study)
+    if changed:
+        raise ResultsError(
+            f"{folder} holds another study of this name ({'; '.join(changed[:4])}); "
+            "use --new, --name or --output for the new one, or delete the old one"
+        )
+    try:
+        write_whole(folder / "study.yaml", dump_study(study))
+    except OSError as error:
+        raise ResultsError(
+            f"cannot write results to {folder}: {error.strerror}; choose another folder with --output"
+        ) from None
+
+
+def changes(folder: Path, study: Study) -> list[str]:
+    """What makes `study` another one than that in `folder`, "key was a, is b"; nothing if there is none."""
+    path = folder / "study.yaml"
+    if not path.exists():
+        return []
+    before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
+    return [
+        f"{key} was {before[key]}, is {now[key]}" for key in now if key not in _MAY_CHANGE and before[key] != now[key]
+    ]
+
+
+def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
+    """`study`, as NAME-2, NAME-3 ... if `output`/NAME holds another study of its name.
+
+    The first name that is free, or whose folder holds this very study: said twice, it goes on.
+    """
+    for number in count(1):
+        named = study if number == 1 else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
+        if not changes(output / named.name, named):
+            return named
+    raise AssertionError("unreachable")
