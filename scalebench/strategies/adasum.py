@@ -34,6 +34,11 @@ class AdasumOptions(PerBatch):
     def merge_policy(self) -> str:
         return "adasum"
 
+    @property
+    def bytes_formula(self) -> str:
+        """Of our own exchange; the real op's is counted as one vector a step."""
+        return "n * log2(K) * syncs"
+
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         if workers & (workers - 1):
             raise StudyError(f"strategy adasum: {workers} workers; expected a power of two: use --workers 1,2,4,8 ...")

@@ -30,6 +30,11 @@ class PerBatch(Strategy):
         return True
 
 
+def uncompressed(updates: str) -> str:
+    """A formula: how many of an epoch's `updates` lie before PowerSGD's `start`."""
+    return f"min({updates}, max(0, start - e * {updates}))"
+
+
 def mean_of_gradients(workers: int) -> str:
     """The name of the arithmetic that all plain per-batch strategies share; a lone worker's is serial's."""
     return "serial" if workers == 1 else "mean of gradients"
@@ -135,10 +140,27 @@ class Allreduce(PerBatch):
         plain = self.accumulate == 1 and (workers == 1 or (self.compression == "none" and self.collective == "auto"))
         return mean_of_gradients(workers) if plain else None
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+    @property
+    def _updates(self) -> str:
+        return "S" if self.accumulate == 1 else "ceil(S / accumulate)"
+
+    @property
+    def syncs_formula(self) -> str:
         """Of worker 0; `hierarchical`: where there are several nodes of several workers."""
-        updates = -(-steps // self.accumulate)
         if self.compression == "powersgd":
-            first = min(updates, max(0, self.start - epoch * updates))
-            return first + 2 * (updates - first)
-        return 3 * updates if self.collective == "hierarchical" else updates
+            return f"2 * {self._updates} - {uncompressed(self._updates)}"
+        return f"3 * {self._updates}" if self.collective == "hierarchical" else self._updates
+
+    @property
+    def bytes_formula(self) -> str:
+        """`hierarchical`: of full nodes."""
+        if self.compression == "powersgd":
+            first = uncompressed(self._updates)
+            return f"n * {first} + f(rank) * ({self._updates} - {first})"
+        if self.compression == "topk":
+            return "ceil(keep * P) * (4 + n / P) * syncs"
+        if self.compression != "none":
+            return "2 * P * syncs"
+        if self.collective == "hierarchical":
+            return f"n * ((G > 1) * (1 + 1 / G) + (K > G) / G) * {self._updates}"
+        return "2 * (K - 1) / K * n * syncs" if self.collective == "tree" else "n * syncs"

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.traffic import every
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,9 +96,9 @@ class Periodic(Averaging):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.size == 1 or worker.is_last(epoch) or self.due(worker.state.taken)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        counted = sum(self.due(taken) for taken in range(epoch * steps + 1, (epoch + 1) * steps + 1))
-        return counted + (epoch == epochs - 1 and not self.due(epochs * steps))
+    @property
+    def syncs_formula(self) -> str:
+        return every("steps", "first" if self.first else "")
 
 
 def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from scalebench.clock import Clock
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
+from scalebench.strategies.traffic import Setting, evaluate
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ class Strategy(BaseModel):
     asynchronous: ClassVar[bool] = False  # takes its own snapshots of a shared model
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
     sync_unit: ClassVar[str] = "batch"  # batch | epoch | none: what `sync_every` counts
+    counts: ClassVar[dict[str, str]] = {}  # what `quantities` counts, in words
 
     @property
     def sync_every(self) -> int:
@@ -200,6 +202,34 @@ class Strategy(BaseModel):
             worker.comm.allreduce_(vector, "mean")
         return vector
 
+    @property
+    def syncs_formula(self) -> str:
+        """How many synchronisations the rule prescribes in an epoch: a formula of traffic.py."""
+        return "S"
+
+    @property
+    def bytes_formula(self) -> str:
+        """How many bytes a worker hands over in an epoch, on the mean over the workers: a formula of traffic.py."""
+        buffers = " + n_b" if "+buffers" in self.averaged_state else ""
+        optimizer = " + n_o" if "+optimizer" in self.averaged_state else ""
+        return f"(n{buffers}{optimizer}) * syncs" if buffers or optimizer else "n * syncs"
+
+    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+        """What formulas need that is not arithmetic: the values of the symbols in `counts`."""
+        return {}
+
     def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        """How many synchronisations the rule prescribes in `epoch` of `epochs` with `steps` steps each."""
-        return steps
+        """The value of `syncs_formula` in `epoch` of `epochs` with `steps` steps each."""
+        return int(evaluate(self.syncs_formula, self._symbols(epoch, epochs, steps)))
+
+    def bytes_in_epoch(self, epoch: int, setting: Setting) -> float:
+        """The value of `bytes_formula` in `epoch`; a lone worker hands over nothing. Rows that move come on top."""
+        if setting.workers == 1:
+            return 0.0
+        syncs = self.syncs_in_epoch(epoch, setting.epochs, setting.steps)
+        symbols = self._symbols(epoch, setting.epochs, setting.steps)
+        return evaluate(self.bytes_formula, {**symbols, **setting.symbols(), "syncs": syncs})
+
+    def _symbols(self, epoch: int, epochs: int, steps: int) -> dict[str, Any]:
+        here = {"S": steps, "E": epochs, "e": epoch, "last": int(epoch == epochs - 1)}
+        return {**dict(self), **here, **self.quantities(epoch, epochs, steps)}

@@ -151,11 +151,14 @@ def shrinks(n: int, m: int, rank: int) -> bool:
 
 def powersgd_elements(model: Any, rank: int) -> int:
     """How many numbers a worker sends per step, once PowerSGD of `rank` has started."""
-    count = 0
-    for parameter in model.parameters():
-        n, m = _rows_and_columns(parameter)
-        count += (n + m) * min(n, m, rank) if shrinks(n, m, rank) else parameter.numel()
-    return count
+    return sum(numbers_sent(tuple(parameter.shape), rank) for parameter in model.parameters())
+
+
+def numbers_sent(shape: tuple[int, ...], rank: int) -> int:
+    """How many of them are of a parameter of this shape."""
+    elements, rows = math.prod(shape), shape[0] if shape else 1
+    columns = elements // max(1, rows)
+    return (rows + columns) * min(rows, columns, rank) if shrinks(rows, columns, rank) else elements
 
 
 def _rows_and_columns(parameter: Tensor) -> tuple[int, int]:

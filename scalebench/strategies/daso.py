@@ -9,7 +9,17 @@ from pydantic import Field
 from scalebench.comm.base import Capability, Request
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Strategy, Worker
-from scalebench.strategies.daso_schedule import BLOCKING, FIRST, Calls, Plateau, Schedule, Skips, calls_of
+from scalebench.strategies.daso_schedule import (
+    BLOCKING,
+    FIRST,
+    TALLIED,
+    Calls,
+    Plateau,
+    Schedule,
+    Skips,
+    calls_of,
+    tally,
+)
 from scalebench.strategies.registry import register
 
 if TYPE_CHECKING:
@@ -36,6 +46,7 @@ class Daso(Strategy):
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    counts: ClassVar[dict[str, str]] = TALLIED
 
     @property
     def merge_policy(self) -> str:
@@ -83,12 +94,19 @@ class Daso(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return True
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        """Sums over the nodes while no plateau is met; a plateau changes how many."""
-        schedule = self.schedule(epochs)
-        for _ in range(epoch):
-            schedule.epoch_over()
-        return sum(calls_of(batch, steps - 1, schedule.skips).send for batch in range(steps))
+    @property
+    def syncs_formula(self) -> str:
+        """Sums over the nodes; a plateau of the loss changes how many."""
+        return "sums + halves"
+
+    @property
+    def bytes_formula(self) -> str:
+        devices = "G" if self.devices_per_node is None else "devices_per_node"
+        inside = f"({devices} > 1) * n * (means + shares / {devices})"
+        return f"{inside} + (n * sums + 2 * P * halves) / {devices} + n / P * judged"
+
+    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+        return tally(self.schedule(epochs), epoch, steps)
 
 
 @register()

@@ -108,3 +108,33 @@ def calls_of(batch: int, last: int, skips: Skips) -> Calls:
     if ls <= 1:
         return Calls(merge=merge, local_sync=True if ls == 1 else None)
     return Calls(merge=merge, local_sync=(batch + 1) % ls == 0 or ends)
+
+
+TALLIED = {  # what `tally` counts
+    "means": "batches after which gradients are averaged inside a node",
+    "sums": "sums over the nodes, while no plateau is met",
+    "halves": "those among them that travel in half precision, counted apart",
+    "shares": "broadcasts inside a node",
+    "judged": "1 where the loss of the epoch is looked at, else 0",
+}
+
+
+def tally(schedule: Schedule, epoch: int, steps: int) -> dict[str, int]:
+    """What an epoch of `steps` batches sends, if no plateau comes before; `schedule` is at its beginning."""
+    local_sync = True
+    for current in range(epoch + 1):
+        counted, in_flight = dict.fromkeys(TALLIED, 0), False
+        for batch in range(steps):
+            calls = calls_of(batch, steps - 1, schedule.skips)
+            counted["means"] += local_sync
+            counted["halves" if schedule.skips == BLOCKING else "sums"] += calls.send
+            # A sum that is sent meets an older one first; one that blocks is shared at once.
+            counted["shares"] += in_flight * calls.merge + (calls.send and calls.blocking)
+            if calls.send:
+                in_flight = not calls.blocking
+            if calls.local_sync is not None:
+                local_sync = calls.local_sync
+        counted["judged"] = int(schedule.judges)
+        if current < epoch:
+            schedule.epoch_over()
+    return counted

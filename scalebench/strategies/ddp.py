@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import PerBatch, mean_of_gradients
+from scalebench.strategies.allreduce import PerBatch, mean_of_gradients, uncompressed
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.compression import WIRES, PowerSgd, powersgd_elements
 from scalebench.strategies.registry import register
@@ -31,6 +31,12 @@ class DdpOptions(PerBatch):
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+
+    @property
+    def bytes_formula(self) -> str:
+        if self.compression == "powersgd":
+            return f"n * {uncompressed('S')} + f(rank) * (S - {uncompressed('S')})"
+        return "n * S" if self.compression == "none" else "2 * P * S"
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         self.step(worker, batch)
@@ -70,11 +76,9 @@ class VirtualDdp(DdpOptions):
     def arithmetic(self, workers: int) -> str | None:
         return mean_of_gradients(workers) if self.compression == "none" or workers == 1 else None
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        if self.compression != "powersgd":
-            return steps
-        first = min(steps, max(0, self.start - epoch * steps))
-        return first + 2 * (steps - first)
+    @property
+    def syncs_formula(self) -> str:
+        return f"2 * S - {uncompressed('S')}" if self.compression == "powersgd" else "S"
 
 
 @register()

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.traffic import every
 
 
 @register()
@@ -71,6 +72,6 @@ class Easgd(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        exchanges = (epoch + 1) * steps // self.steps - epoch * steps // self.steps
-        return exchanges + (epoch == epochs - 1 and epochs * steps % self.steps > 0)
+    @property
+    def syncs_formula(self) -> str:
+        return every("steps")

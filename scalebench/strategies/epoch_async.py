@@ -81,6 +81,6 @@ class EpochAsync(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        merges = 1 if (epoch + 1) % self.every == 0 else 0
-        return merges + (1 if epoch == epochs - 1 else 0)
+    @property
+    def syncs_formula(self) -> str:
+        return "(1 if (e + 1) % every == 0 else 0) + last"

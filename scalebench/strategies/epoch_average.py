@@ -64,5 +64,12 @@ class EpochAverage(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.size == 1 or self.averages_after(epoch, worker.epochs)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        return (2 if self.aggregation == "master" else 1) if self.averages_after(epoch, epochs) else 0
+    @property
+    def syncs_formula(self) -> str:
+        collectives = 2 if self.aggregation == "master" else 1
+        return f"{collectives} if (e + 1) % every == 0 or last else 0"
+
+    @property
+    def bytes_formula(self) -> str:
+        """A master takes n from every worker, itself among them, and sends n once."""
+        return "n * (1 + 1 / K) * syncs / 2" if self.aggregation == "master" else super().bytes_formula

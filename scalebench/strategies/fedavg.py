@@ -87,8 +87,9 @@ class FedAvg(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.ends_round(epoch, worker.epochs)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        return int(self.ends_round(epoch, epochs))
+    @property
+    def syncs_formula(self) -> str:
+        return "1 if (e + 1) % local_epochs == 0 or last else 0"
 
 
 @register()

@@ -90,9 +90,16 @@ class Gossip(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+    @property
+    def syncs_formula(self) -> str:
         """Mixings of one worker, each as one, and the mean at the end; a `pair` that sits out has fewer."""
-        return (epoch + 1) * steps // self.every - epoch * steps // self.every + (epoch == epochs - 1)
+        return "floor((e + 1) * S / every) - floor(e * S / every) + last"
+
+    @property
+    def bytes_formula(self) -> str:
+        if self.peers == "ring":
+            return "n * (min(2, K - 1) * (syncs - last) + last)"
+        return "n * ((K - K % 2) / K * (syncs - last) + last)"
 
 
 def _passed_on(worker: Worker, step: int) -> Tensor:

@@ -30,6 +30,10 @@ class HorovodOptions(PerBatch):
     source: ClassVar[str] = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
     engines: ClassVar[tuple[str, ...]] = ("horovod",)
 
+    @property
+    def bytes_formula(self) -> str:
+        return "2 * P * syncs" if self.compression == "fp16" else "n * syncs"
+
 
 @register("virtual")
 class VirtualHorovod(HorovodOptions):

@@ -42,6 +42,9 @@ class PostLocalSgd(Periodic):
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    counts: ClassVar[dict[str, str]] = {
+        "averages": "means of the weights: each `steps` steps after `start`, and at the end of training"
+    }
 
     def due(self, taken: int) -> bool:
         return super().due(taken - self.start)
@@ -73,12 +76,21 @@ class PostLocalSgd(Periodic):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.state.taken <= self.start or super().in_agreement(worker, epoch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+    @property
+    def syncs_formula(self) -> str:
         """Without those inside subgroups."""
-        gradients = min(max(self.start - epoch * steps, 0), steps)
-        if self.start >= epochs * steps:
-            return gradients
-        return gradients + super().syncs_in_epoch(epoch, epochs, steps)
+        return "min(max(start - e * S, 0), S) + averages"
+
+    @property
+    def bytes_formula(self) -> str:
+        first = "min(max(start - e * S, 0), S)"
+        gradients = {0: f"(S if G > 1 else {first})", 1: first}.get(self.subgroup, "S")
+        return f"n * {gradients} + {'(n + n_b)' if self.buffers == 'average' else 'n'} * averages"
+
+    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+        taken = range(max(epoch * steps, self.start) + 1, (epoch + 1) * steps + 1)
+        ends = epoch == epochs - 1 and self.start < epochs * steps and not self.due(epochs * steps)
+        return {"averages": sum(self.due(step) for step in taken) + ends}
 
 
 @register()
@@ -100,6 +112,9 @@ class HierarchicalLocalSgd(Averaging):
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    counts: ClassVar[dict[str, str]] = {
+        "averages": "steps after which the period of some group ends, and the last step of training"
+    }
 
     @model_validator(mode="after")
     def _grow_together(self) -> HierarchicalLocalSgd:
@@ -145,9 +160,13 @@ class HierarchicalLocalSgd(Averaging):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch) or self.group_after(worker.state.taken) >= worker.size
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
+    @property
+    def syncs_formula(self) -> str:
+        return "averages"
+
+    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         counted = sum(self.group_after(taken) > 1 for taken in range(epoch * steps + 1, (epoch + 1) * steps + 1))
-        return counted + (epoch == epochs - 1 and self.group_after(epochs * steps) == 1)
+        return {"averages": counted + (epoch == epochs - 1 and self.group_after(epochs * steps) == 1)}
 
 
 def _divides(what: str, size: int, workers: int) -> None:

@@ -44,6 +44,11 @@ class ParameterServerStrategy(Strategy):
         return "each push at once"
 
     @property
+    def bytes_formula(self) -> str:
+        """A push is the gradient and two numbers of 8 bytes; the weights that come back are the server's."""
+        return "(n + 16) * syncs"
+
+    @property
     def needs(self) -> frozenset[Capability]:
         return self.requires | ({Capability.SHARDED_SERVER} if self.shards > 1 else frozenset())
 

@@ -36,5 +36,6 @@ class Serial(Strategy):
         for batch in worker.batches(epoch):
             worker.local_step(batch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        return 0
+    @property
+    def syncs_formula(self) -> str:
+        return "0"

@@ -30,6 +30,7 @@ class TorchAverager(Strategy):
     """What is known of all of them from the rule of ours that they equal."""
 
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    counts: ClassVar[dict[str, str]] = {"averages": "averages of the epoch, by the rule of torch's averager"}
 
     @property
     def rule(self) -> Rule:
@@ -43,8 +44,12 @@ class TorchAverager(Strategy):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.rule.in_agreement(worker, epoch)
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        return self.rule.syncs_in_epoch(epoch, epochs, steps)
+    @property
+    def syncs_formula(self) -> str:
+        return "averages"
+
+    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+        return {"averages": self.rule.syncs_in_epoch(epoch, epochs, steps)}
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0

@@ -1,0 +1,94 @@
+"""How much a strategy sends, as a formula that is both printed and evaluated, so that the two cannot differ.
+
+A formula is an arithmetic expression over the symbols below, the strategy's options by their names, and what the
+strategy counts itself (`Strategy.quantities`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+SYMBOLS = {
+    "S": "steps of an epoch",
+    "e": "the epoch, from 0",
+    "E": "epochs",
+    "last": "1 in the last epoch, else 0",
+    "K": "workers",
+    "G": "workers of a node",
+    "n": "bytes of the parameters",
+    "P": "number of parameters",
+    "n_b": "bytes of the floating-point buffers",
+    "n_o": "bytes of what the optimizer remembers",
+    "f": "f(rank): bytes of PowerSGD's factors, and of what is not compressed",
+    "syncs": "synchronisations of the epoch",
+}
+_FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "max": max, "min": min}
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_NO_SYMBOL = {"if", "else", "and", "or", "not", *_FUNCTIONS}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a formula's symbols stand for in one run; bytes are of a worker, `shapes` those of its parameters."""
+
+    epochs: int
+    steps: int
+    workers: int
+    shapes: tuple[tuple[int, ...], ...]
+    element_bytes: int = 4
+    workers_per_node: int = 1
+    buffer_bytes: int = 0
+    optimizer_bytes: int = 0
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def symbols(self) -> dict[str, Any]:
+        """Symbol -> value, but for those that change with the epoch."""
+        from scalebench.strategies.compression import numbers_sent
+
+        return {
+            "S": self.steps,
+            "E": self.epochs,
+            "K": self.workers,
+            "G": min(self.workers, self.workers_per_node),
+            "n": self.parameters * self.element_bytes,
+            "P": self.parameters,
+            "n_b": self.buffer_bytes,
+            "n_o": self.optimizer_bytes,
+            "f": lambda rank: self.element_bytes * sum(numbers_sent(shape, rank) for shape in self.shapes),
+        }
+
+
+def evaluate(formula: str, values: dict[str, Any]) -> float:
+    """The value of `formula`, which is written in the source of a strategy and never comes from outside."""
+    return float(eval(formula, {"__builtins__": {}}, {**_FUNCTIONS, **values}))  # noqa: S307
+
+
+def symbols_of(formula: str) -> list[str]:
+    """The names in `formula`, in their order."""
+    return list(dict.fromkeys(word for word in _WORD.findall(formula) if word not in _NO_SYMBOL))
+
+
+def readable(formula: str) -> str:
+    """`formula` as it is printed: a space for a product."""
+    return formula.replace(" * ", " ").replace(" % ", " mod ").replace(" == ", " = ")
+
+
+def every(period: str, first: str = "") -> str:
+    """How many of the steps `first`, `first` + `period` ... of a training (default: `period`, 2 `period` ...) lie in
+    an epoch; its very last step is one too."""
+    shift = f" + {period} - {first}" if first else ""
+
+    def until(taken: str) -> str:
+        counted = f"floor(({taken}{shift}) / {period})" if shift else f"floor({taken} / {period})"
+        return f"max(0, {counted})" if first else counted
+
+    partial = f"(E * S{shift}) % {period} > 0" if shift else f"E * S % {period} > 0"
+    if first:
+        partial = f"({partial} or E * S < {first})"
+    return f"{until('(e + 1) * S')} - {until('e * S')} + last * ({partial})"
