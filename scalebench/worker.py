@@ -16,7 +16,7 @@ from scalebench.clock import Clock, Task
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
-from scalebench.data.shard import Shard
+from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
 from scalebench.flat import flatten, views
 from scalebench.models.registry import build_model, loss_for
@@ -115,6 +115,17 @@ class Replica:
             self._moment = epoch + step / steps
             low, high = bounds[step], bounds[step + 1]
             batch = Batch(x[low:high], y[low:high], weights[step], step, step in firsts)
+            self.clock.did(Task.DATA, high - low)
+            yield batch
+
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        self._epoch = epoch
+        x, y = self.shard.epoch(epoch, self.comm.alltoallv)
+        slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
+        self.clock.did(Task.SHUFFLE, len(x))
+        for step, (low, high) in enumerate(slices):
+            self._moment = epoch + step / len(slices)
+            batch = Batch(x[low:high], y[low:high], 1.0, step, step in firsts)
             self.clock.did(Task.DATA, high - low)
             yield batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,6 +14,22 @@ from scalebench.data.plan import Plan
 from scalebench.data.tensor import DsTensor, Ints
 
 Exchange = Callable[[list[Tensor]], list[Tensor]]
+
+
+def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[int, int]], set[int]]:
+    """Batches that lie inside blocks: (begin, end) of each, and which of them are the first of their block.
+
+    A block of m samples, beginning at one of `starts`, gives c = ceil(m / batch) batches of floor(m / c) samples;
+    the m mod c samples at its end are left out, as dislib leaves them out.
+    """
+    slices: list[tuple[int, int]] = []
+    firsts: set[int] = set()
+    for start, end in pairwise([*starts.tolist(), samples]):
+        firsts.add(len(slices))
+        count = -(-(end - start) // batch)
+        size = (end - start) // count
+        slices += [(start + size * place, start + size * (place + 1)) for place in range(count)]
+    return slices, firsts
 
 
 class Shard:

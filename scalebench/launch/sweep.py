@@ -135,6 +135,7 @@ def _listed(capabilities: frozenset[Capability]) -> str:
 def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:
     for cell in cells:
         strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
+        strategy.check_training(study)
         set_up = strategy.check(cell.workers, cluster.node.workers_per_node)
         for warning in set_up + strategy.advice(study.epochs):
             note = f"{cell.strategy} at {cell.workers} workers: {warning}"

@@ -7,7 +7,7 @@ imports torch when it is loaded, so that options can be checked in a tenth of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -20,6 +20,8 @@ from scalebench.strategies.traffic import Setting, evaluate
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from scalebench.study.spec import Training
 
 
 class Batch(NamedTuple):
@@ -65,6 +67,12 @@ class Worker(Protocol):
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The mini-batches of this worker in `epoch`, in an order that depends on (seed, epoch, worker) only."""
+
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        """The same samples in batches of equal size inside each ds-tensor block; what is over of a block is left out.
+
+        A block of m samples gives c = ceil(m / b) batches of floor(m / c). Workers may then differ in steps.
+        """
 
     def gradient(self, batch: Batch, weight: float = 1.0) -> None:
         """Forward and backward: `gradients` <- gradient of weight * mean loss over the batch."""
@@ -167,6 +175,20 @@ class Strategy(BaseModel):
             StudyError: it cannot work at all, in one line that says what could.
         """
         return []
+
+    def check_training(self, training: Training) -> None:
+        """Before anything runs: refuse a training that this strategy must not have.
+
+        Raises:
+            StudyError: it contradicts the rule, in one line that says what to write.
+        """
+
+    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int) -> list[float] | None:
+        """(workers,) how much of each worker's training the final model holds; None where all are treated alike.
+
+        `merges` are each worker's places among all merges, as it observed them as `merge_position`.
+        """
+        return None
 
     def advice(self, epochs: int) -> list[str]:
         """Warnings about a training of `epochs` epochs, before anything runs."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.registry import register
 
 
@@ -20,6 +21,8 @@ class EpochAsync(Strategy):
 
     at the end of each epoch e with (e + 1) mod `every` = 0. After all epochs the model is the plain mean of the w_j.
     Vazquez-Novoa et al., WACCPD 2025 (`half`). In one round of `half` the last merger weighs 1/2, the first 2^-K.
+    The order of the merges, each one's staleness (merges of others since the worker's own last) and every worker's
+    weight in the final model (`merge_order.final_weights`) are recorded.
     """
 
     every: int = Field(1, ge=1, description="epochs between two merges of a worker")
@@ -51,10 +54,14 @@ class EpochAsync(Strategy):
 
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.shared
-        worker.state.merges = []
+        worker.state.fetched = -1  # the place among all merges of what this worker goes on from
+
+    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
+        """What a worker trains on in `epoch`."""
+        return worker.batches(epoch)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
+        for batch in self.batches(worker, epoch):
             if batch.first_of_block and self.optimizer_state == "reset_per_block":
                 worker.reset_optimizer()
             worker.local_step(batch)
@@ -62,18 +69,29 @@ class EpochAsync(Strategy):
             self._merge(worker)
 
     def _merge(self, worker: Worker) -> None:
-        weight = 0.5 if self.merge == "half" else 1.0 / worker.size
         shared = worker.state.shared
         with shared.exclusive() as model:
             position = shared.merges
-            model.lerp_(worker.parameters, weight)
+            model.lerp_(worker.parameters, self.weight(worker.size))
             worker.parameters.copy_(model)
-        worker.state.merges.append(position)
+        worker.observe("staleness", position - worker.state.fetched - 1)
+        worker.observe("merge_position", position)
+        worker.state.fetched = position
         if self.optimizer_state == "reset":
             worker.reset_optimizer()
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
             worker.snapshot(rounds * self.every - 1, worker.parameters)
+
+    def weight(self, workers: int) -> float:
+        """Of the worker that merges."""
+        return 0.5 if self.merge == "half" else 1.0 / workers
+
+    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int) -> list[float]:
+        from scalebench.strategies.merge_order import final_weights, merge_order
+
+        workers = len(merges)
+        return final_weights(merge_order(merges), workers, epochs, self.every, self.weight(workers))
 
     def finish(self, worker: Worker) -> None:
         worker.comm.allreduce_(worker.parameters, "mean")

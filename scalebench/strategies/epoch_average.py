@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.registry import register
 
 
@@ -41,8 +42,12 @@ class EpochAverage(Strategy):
     def arithmetic(self, workers: int) -> str | None:
         return "serial" if workers == 1 and self.optimizer_state == "keep" else None
 
+    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
+        """What a worker trains on in `epoch`."""
+        return worker.batches(epoch)
+
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
+        for batch in self.batches(worker, epoch):
             if batch.first_of_block and self.optimizer_state == "reset_per_block":
                 worker.reset_optimizer()
             worker.local_step(batch)

@@ -83,6 +83,9 @@ class Shadow:
             self.clock.did(Task.DATA, size)
             yield Batch(_nothing(size), _nothing(size), 1.0, step, step == 0)
 
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        raise NotImplementedError("a shadow walks through the plan's own batches")
+
     def gradient(self, batch: Batch, weight: float = 1.0) -> None:
         self.clock.did(Task.FORWARD, len(batch.x))
         self.clock.did(Task.BACKWARD, len(batch.x))

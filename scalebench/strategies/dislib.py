@@ -1,0 +1,70 @@
+"""Epoch averaging as dislib 1.0.0 does it, to be compared with it number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.errors import StudyError
+from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.epoch_async import EpochAsync
+from scalebench.strategies.epoch_average import EpochAverage
+from scalebench.strategies.registry import register
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Training
+
+
+@register()
+class DislibCompat(EpochAverage):
+    """`epoch_average` by the reference's rule: for each ds-tensor block of m samples, with batches of b,
+
+        a new optimizer;  c = ceil(m / b) batches of floor(m / c) samples each, the m mod c at the end left out
+
+    and every `every` epochs, and after the last, w <- (1/K) sum_j w_j through a master. Constant learning rate;
+    parameters alone. dislib is told c as `num_batches`; b = m / c says the same. Vazquez-Novoa et al., WACCPD 2025.
+    Traps: momentum is lost at every block; workers with more blocks than others train more but weigh the same.
+    """
+
+    aggregation: Literal["allreduce", "master"] = Field("master", description="how the mean is formed")
+    optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
+
+    name: ClassVar[str] = "dislib-compat"
+    summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
+
+    def check_training(self, training: Training) -> None:
+        _constant_rate(self.name, training)
+
+    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
+        return worker.block_batches(epoch)
+
+
+@register()
+class DislibCompatAsync(EpochAsync):
+    """`epoch_async` by the reference's rule: blocks as in `dislib-compat`, merges by halves without a barrier.
+
+        g <- (g + w_j) / 2,  then w_j <- g;   in the end the plain mean of all w_j
+
+    The result depends on the order of the merges, as the reference's does.
+    """
+
+    merge: Literal["half"] = Field("half", description="weight of the merging worker: 1/2")
+    optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
+
+    name: ClassVar[str] = "dislib-compat-async"
+    summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
+
+    def check_training(self, training: Training) -> None:
+        _constant_rate(self.name, training)
+
+    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
+        return worker.block_batches(epoch)
+
+
+def _constant_rate(name: str, training: Training) -> None:
+    if training.lr_policy != "constant":
+        raise StudyError(f"strategy {name}: dislib knows no lr_policy {training.lr_policy}; write lr_policy: constant")
