@@ -22,7 +22,7 @@ SYMBOLS = {
     "P": "number of parameters",
     "n_b": "bytes of the floating-point buffers",
     "n_o": "bytes of what the optimizer remembers",
-    "f": "f(rank): bytes of PowerSGD's factors, and of what is not compressed",
+    "f": "f(rank) are the bytes of PowerSGD's factors and of what it leaves as it is",
     "syncs": "synchronisations of the epoch",
 }
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "max": max, "min": min}

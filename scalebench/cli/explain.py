@@ -1,0 +1,152 @@
+"""`scalebench explain STRATEGY`: its rule, its options, and what it sends, as formulas and in numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from scalebench.cli.options import verbosity_options
+
+if TYPE_CHECKING:
+    from scalebench.launch.planning import Plan
+    from scalebench.strategies.base import Strategy
+
+
+@click.command()
+@click.argument("name", metavar="STRATEGY")
+@click.option("--workers", metavar="COUNTS", help="Evaluate the formulas at 1..64, 1..64:8 or 1,2,6 workers.")
+@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@click.option("--dataset", metavar="NAME", help="Data set, which says how many steps an epoch has.")
+@click.option("--epochs", type=int)
+@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@click.option("--batch-global", type=int, help="Samples in one step of all workers.")
+@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]))
+@click.option("--cluster", metavar="NAME|FILE", help="Which workers share a node.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, or any key of a study."
+)
+@verbosity_options
+def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
+    """Explain STRATEGY: rule, options, synchronisations and bytes per epoch, engines, source.
+
+    With any flag the formulas are evaluated too, for a study with these flags over the default one.
+    """
+    from scalebench.launch.matrix import describe_strategies
+    from scalebench.strategies import registry
+    from scalebench.strategies.description import options_of, rule_of, symbols_used
+    from scalebench.strategies.traffic import readable
+
+    cls = registry.find(name)
+    options, others = _sorted_out(sets, cls)
+    strategy = registry.create(name, options)
+    asked = others or any(value is not None for value in flags.values())
+    plan = _plan(strategy, options, flags, others) if asked else None
+    entry = next(entry for entry in describe_strategies() if entry.name == name)
+
+    page = _Page()
+    page.heading(name, f": {cls.summary}")
+    for paragraph in rule_of(cls):
+        page.text(paragraph)
+    page.heading("Options")
+    known = options_of(cls)
+    page.table(("option", "type", "default", "range", "what it says"), [tuple(option) for option in known])
+    page.heading("What it sends")
+    page.fact("synchronisations per epoch", readable(strategy.syncs_formula))
+    page.fact("bytes per epoch and worker", readable(strategy.bytes_formula))
+    page.text("\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(strategy).items()))
+    page.heading("Where it comes from, where it runs")
+    page.fact("source", cls.source)
+    page.fact("engines", ", ".join(entry.engines))
+    if plan is not None:
+        _evaluated(page, plan)
+
+
+def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any], list[str]]:
+    """Which of `--set` are options of the strategy, and which are keys of a study."""
+    from scalebench.errors import StudyError, nearest
+    from scalebench.study.spec import Study
+    from scalebench.study.validation import parse
+
+    options: dict[str, Any] = {}
+    others: list[str] = []
+    for item in sets:
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if equals and key in cls.model_fields:
+            options[key] = parse(text, f"--set {key}", StudyError)
+        elif equals and key.partition(".")[0] not in Study.model_fields:
+            known = [*cls.model_fields, *Study.model_fields]
+            raise StudyError(f"--set {item}: neither an option of {cls.name} nor a study's key; {nearest(key, known)}")
+        else:
+            others.append(item)
+    return options, others
+
+
+def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]) -> Plan:
+    from scalebench.launch.planning import plan_study
+    from scalebench.study.load import load_study
+
+    chosen = {**flags, "strategies": [{strategy.name: options}], "execution": "virtual", "repetitions": 1}
+    return plan_study(load_study(None, chosen, sets))
+
+
+def _evaluated(page: _Page, plan: Plan) -> None:
+    from scalebench.launch.traffic import traffic_of
+
+    rows, study = traffic_of(plan), plan.study
+    page.heading(f"{study.model} in {study.dtype} on {study.dataset}, {study.epochs} epochs")
+    page.table(
+        ("workers", "steps per epoch", "synchronisations per epoch", "bytes per epoch and worker"),
+        [(str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}") for row in rows],
+    )
+    page.text(f"{rows[0].parameters:,} parameters; means over the epochs. Rows that a shuffle moves come on top.")
+    for note in plan.notes:
+        page.text(f"note: {note}")
+
+
+class _Page:
+    """Prints headings, texts and tables: with rich on a terminal, else as plain aligned text."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, markup=False)
+
+    def heading(self, text: str, rest: str = "") -> None:
+        if self._console.is_terminal:
+            from rich.text import Text
+
+            self._console.print(Text.assemble((text, "bold cyan"), rest))
+        else:
+            click.echo(f"{text}{rest}")
+
+    def text(self, text: str) -> None:
+        click.echo(textwrap.indent(text, "  ") + "\n")
+
+    def fact(self, name: str, value: str) -> None:
+        self._line(f"{name}:", value)
+
+    def _line(self, name: str, value: str) -> None:
+        if self._console.is_terminal:
+            name = click.style(name, bold=True)
+        click.echo(f"  {name} {value}")
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        if not rows:
+            self.text("none")
+        elif self._console.is_terminal:
+            from rich.table import Table as RichTable
+
+            table = RichTable(*head, box=None, header_style="dim")
+            for row in rows:
+                table.add_row(*row)
+            self._console.print(table)
+            click.echo()
+        else:
+            widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+            for row in (head, *rows):
+                cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+                click.echo(f"  {'  '.join(cells)}".rstrip())
+            click.echo()

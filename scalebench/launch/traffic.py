@@ -1,0 +1,65 @@
+"""What the first strategy of a study sends at each worker count, by its own formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from scalebench.data.dataset import Dataset
+from scalebench.flat import flatten
+from scalebench.launch.planning import Plan
+from scalebench.models.registry import build_model
+from scalebench.optimizers import build_optimizer
+from scalebench.strategies import registry
+from scalebench.strategies.traffic import Setting
+from scalebench.study.spec import Study
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of a worker and epoch, on the mean over epochs and workers."""
+
+    workers: int
+    steps: int
+    parameters: int
+    syncs: float
+    bytes_sent: float
+
+
+def traffic_of(plan: Plan) -> list[Traffic]:
+    """One entry for each worker count of the plan, in their order."""
+    study, found = plan.study, []
+    component = study.strategies[0]
+    strategy = registry.create(component.name, component.options, "virtual")
+    for workers, shards in sorted(plan.prepared.plans.items()):
+        per_node = plan.cluster.node.workers_per_node
+        setting = setting_of(study, plan.prepared.datasets[workers], workers, shards.steps(0), per_node)
+        epochs = range(study.epochs)
+        syncs = sum(strategy.syncs_in_epoch(epoch, study.epochs, setting.steps) for epoch in epochs) / study.epochs
+        sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
+        found.append(Traffic(workers, setting.steps, setting.parameters, syncs if workers > 1 else 0.0, sent))
+    return found
+
+
+def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers_per_node: int) -> Setting:
+    """What formulas need to know of the study's model and optimizer; the optimizer makes one step to show its state."""
+    dtype: torch.dtype = getattr(torch, study.dtype)
+    model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
+    shapes = tuple(tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad)
+    buffers = sum(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
+    flat, gradients = flatten(model)
+    only = torch.nn.Parameter(flat)
+    only.grad = gradients
+    optimizer = build_optimizer(study.optimizer, [only], study.lr, foreach=False)
+    optimizer.step()
+    remembered = sum(
+        value.numel()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    )
+    size = dtype.itemsize
+    return Setting(
+        study.epochs, steps, workers, shapes, size, workers_per_node, buffers * size, remembered * size
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""What a strategy says of itself: its rule in words and formula, its options with their types, defaults and ranges."""
+
+from __future__ import annotations
+
+import inspect
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from scalebench.strategies.base import Strategy
+from scalebench.strategies.traffic import SYMBOLS, symbols_of
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class Option(NamedTuple):
+    """One option, as text; `allowed` is its range or its choices, empty if any value of the type will do."""
+
+    name: str
+    type: str
+    default: str
+    allowed: str
+    description: str
+
+
+def rule_of(cls: type[Strategy]) -> list[str]:
+    """The docstrings that state the rule: of the class that names the strategy, then of what it refines."""
+    family = [each for each in cls.__mro__ if issubclass(each, Strategy) and each is not Strategy]
+    while "name" not in vars(family[0]) and len(family) > 1:
+        family.pop(0)  # a real or a virtual form: says how it is carried out
+    return [inspect.cleandoc(each.__doc__) for each in family if each.__doc__ and each.__doc__ != Strategy.__doc__]
+
+
+def options_of(cls: type[Strategy]) -> list[Option]:
+    """Every option, in the order of their definition."""
+    return [
+        Option(name, _type(field.annotation), _default(field), _allowed(field), field.description or "")
+        for name, field in cls.model_fields.items()
+    ]
+
+
+def symbols_used(strategy: Strategy) -> dict[str, str]:
+    """What the symbols of the strategy's formulas mean, options left out."""
+    known = {**SYMBOLS, **strategy.counts}
+    used = [*symbols_of(strategy.syncs_formula), *symbols_of(strategy.bytes_formula)]
+    return {symbol: known[symbol] for symbol in dict.fromkeys(used) if symbol in known}
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    """`int`, `choice` of a Literal, `int or none`."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "choice"
+    if origin in (Union, UnionType):
+        return " or ".join("none" if part is NoneType else _type(part) for part in get_args(annotation))
+    if origin is dict:
+        return "mapping"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _allowed(field: FieldInfo) -> str:
+    choices = [part for part in (field.annotation, *get_args(field.annotation)) if get_origin(part) is Literal]
+    if choices:
+        return " | ".join(str(value) for value in get_args(choices[0]))
+    bounds = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(bound, name, None) is not None
+    ]
+    return ", ".join(bounds)

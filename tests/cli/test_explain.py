@@ -1,0 +1,82 @@
+"""`scalebench explain` says what every strategy does, takes and sends, and evaluates it for a study."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.main import main
+from scalebench.strategies import registry
+from scalebench.strategies.description import options_of, rule_of
+from scalebench.strategies.traffic import readable
+
+
+def explain(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["explain", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_strategy_is_explained(name: str) -> None:
+    said = explain(name)
+    strategy = registry.create(name, {})
+    assert said.startswith(f"{name}: {strategy.summary}\n")
+    assert f"source: {strategy.source}\n" in said
+    assert f"bytes per epoch and worker: {readable(strategy.bytes_formula)}\n" in said
+    for option in options_of(type(strategy)):
+        assert option.description, f"{name}: option {option.name} says nothing of itself"
+        assert option.description in said
+    assert "\x1b" not in said  # plain where nobody looks
+
+
+def test_the_rule_is_the_formula_of_the_class_that_has_the_name() -> None:
+    assert "in backward order" in rule_of(registry.find("ddp", "gloo"))[0]
+    assert rule_of(registry.find("ddp", "gloo"))[0] == rule_of(registry.find("ddp", "virtual"))[0]
+    assert "w <- (1/K) sum_j w_j" in explain("epoch_average")
+
+
+def test_options_have_type_default_and_range() -> None:
+    rows = {option.name: option for option in options_of(registry.find("daso-heat"))}
+    assert rows["stability"][1:4] == ("float", "0.05", ">= 0, < 1")
+    assert rows["devices_per_node"][1:4] == ("int or none", "none", ">= 1")
+    assert {option.name: option.allowed for option in options_of(registry.find("easgd"))}["alpha"] == "> 0, <= 1"
+    choices = {option.name: option for option in options_of(registry.find("local_sgd"))}
+    assert choices["weighting"][1:4] == ("choice", "uniform", "uniform | samples")
+
+
+def test_options_change_the_formula_and_flags_evaluate_it() -> None:
+    said = explain("allreduce", "--set", "compression=fp16", "--workers", "1,4", "--dataset", "wine", "--set", "seed=3")
+    assert "bytes per epoch and worker: 2 P syncs" in said
+    steps = -(-142 // 4 // 8)  # 142 of 178 wines are trained on, by batches of 8
+    parameters = 13 * 128 + 128 + 128 * 3 + 3
+    assert f"{parameters:,} parameters" in said
+    numbers = [line.split() for line in said.splitlines() if line.lstrip().startswith(("1 ", "4 "))]
+    assert [row[3] for row in numbers] == ["0", f"{2 * parameters * steps:,}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["allredcue"], "unknown strategy 'allredcue'; did you mean 'allreduce'?"),
+        (["local_sgd", "--set", "step=3"], "neither an option of local_sgd nor a study's key; did you mean 'steps'?"),
+        (["local_sgd", "--set", "steps=0"], "local_sgd: option 'steps': Input should be greater than or equal to 1"),
+        (["gossip", "--workers", "1"], "strategy gossip at 1 worker: there is nobody to mix with"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_explained_is_one_line(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["explain", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_no_torch_is_loaded_to_explain() -> None:
+    code = "import sys; from scalebench.cli.main import main; main(['explain', 'dssp'], standalone_mode=False); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.stdout.endswith("False\n"), done.stderr
