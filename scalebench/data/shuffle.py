@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalebench.data.tensor import Ints
+if TYPE_CHECKING:
+    from scalebench.data.tensor import Ints
 
 SHUFFLES = ("none", "in_block", "rotate_blocks", "pairwise", "global")
 MOVING = ("rotate_blocks", "pairwise", "global")  # rows change workers
@@ -28,6 +30,22 @@ def mix_pairs(rows: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     pair = np.empty(len(sizes), dtype=np.int64)
     pair[rng.permutation(len(sizes))] = np.arange(len(sizes)) // 2
     return mix_in_groups(rows, np.repeat(pair, sizes), rng)
+
+
+def shuffled(how: str, rows: Ints, sizes: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """`rows` (n,) in blocks of `sizes` (blocks,) after one epoch's shuffle `how`, and the sizes of the blocks then."""
+    blocks = np.repeat(np.arange(len(sizes)), sizes)
+    if how == "rotate_blocks":
+        order = rng.permutation(len(sizes))
+        starts = np.cumsum(sizes) - sizes
+        rows = np.concatenate([rows[starts[k] : starts[k] + sizes[k]] for k in order])
+        sizes = sizes[order]
+        blocks = np.repeat(np.arange(len(sizes)), sizes)
+    if how in ("in_block", "rotate_blocks"):
+        return mix_in_groups(rows, blocks, rng), sizes
+    if how == "pairwise":
+        return mix_pairs(rows, sizes, rng), sizes
+    return (rng.permutation(rows) if how == "global" else rows), sizes
 
 
 class PairwiseRounds:

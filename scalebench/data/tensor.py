@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.errors import DataError
+from scalebench.data.shuffle import SHUFFLES, shuffled
+from scalebench.errors import DataError, nearest
 
 Ints = NDArray[np.int64]
+Blocks = int | tuple[int, int] | Sequence[int] | Ints
 
 
 def cut(length: int, parts: int) -> Ints:
@@ -46,7 +48,7 @@ class DsTensor:
     [3, 3, 2, 2]
     """
 
-    def __init__(self, array: NDArray[Any], blocks: int | tuple[int, int] | Sequence[int] | Ints = 1) -> None:
+    def __init__(self, array: NDArray[Any], blocks: Blocks = 1) -> None:
         if array.ndim == 0:
             raise DataError("a ds-tensor needs an array with a first axis, got a single number")
         self.array = array
@@ -64,12 +66,12 @@ class DsTensor:
         self.starts: Ints = np.concatenate([[0], np.cumsum(self.block_sizes)])
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+    def from_array(cls, array: NDArray[Any], blocks: Blocks = 1) -> DsTensor:
         """`array`, not copied."""
         return cls(np.asanyarray(array), blocks)
 
     @classmethod
-    def from_npy(cls, path: Path, blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+    def from_npy(cls, path: Path, blocks: Blocks = 1) -> DsTensor:
         """The array in a .npy file, memory-mapped. Raises DataError where it cannot be read."""
         try:
             return cls(np.load(path, mmap_mode="r", allow_pickle=False), blocks)
@@ -77,16 +79,29 @@ class DsTensor:
             raise DataError(f"{path}: not a readable .npy array ({error})") from None
 
     @classmethod
-    def from_npz(cls, path: Path, key: str, blocks: int | tuple[int, int] | Sequence[int] = 1) -> DsTensor:
+    def from_npz(cls, path: Path, key: str, blocks: Blocks = 1) -> DsTensor:
         """The array called `key` in an .npz file, read into memory. Raises DataError where it cannot be read."""
         arrays = read_npz(path)
         if key not in arrays:
             raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
         return cls(arrays[key], blocks)
 
+    @classmethod
+    def from_hdf5(cls, path: Path, key: str, blocks: Blocks = 1) -> DsTensor:
+        """The data set `key` of an HDF5 file; memory-mapped if it is contiguous, else (chunked, packed) read.
+
+        Raises DataError where it cannot be read, or h5py is not installed.
+        """
+        return cls(_read_hdf5(path, key), blocks)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.array.shape)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of the largest block; the others have at most so many rows."""
+        return (int(self.block_sizes.max(initial=0)), *self.shape[1:])
 
     @property
     def n_blocks(self) -> int:
@@ -107,6 +122,45 @@ class DsTensor:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        """Rows, and parts of them, as numpy indexes the whole array: `t[3]`, `t[2:9]`, `t[mask]`, `t[5:, 0]`.
+
+        A slice is a view; blocks play no part (they are what iteration and `block` give).
+        """
+        return np.asarray(self.array[index])
+
+    def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> DsTensor:
+        """`function` of each block, the results joined in the same order; they may have another number of rows.
+
+        Raises:
+            DataError: a result has no rows to join, or rows of another shape than the others.
+        """
+        return self.concatenate([DsTensor(np.asarray(function(block))) for block in self])
+
+    def rechunk(self, blocks: Blocks) -> DsTensor:
+        """The same rows in other blocks; nothing is copied."""
+        return DsTensor(self.array, blocks)
+
+    def shuffle(self, how: str, seed: int) -> DsTensor:
+        """A copy with its rows permuted: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
+
+        Block sizes are kept; `rotate_blocks` moves them with their blocks.
+        """
+        if how not in SHUFFLES:
+            raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
+        rows, sizes = shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
+        return DsTensor(self.rows(rows), sizes)
+
+    @staticmethod
+    def concatenate(tensors: Sequence[DsTensor]) -> DsTensor:
+        """All rows, and all blocks, of `tensors` one after the other. Raises DataError where rows differ in shape."""
+        shapes = {tensor.shape[1:] for tensor in tensors}
+        if len(shapes) != 1:
+            listed = " and ".join(str(shape) for shape in sorted(shapes)) or "none"
+            raise DataError(f"cannot join rows of shapes {listed}; expected one shape")
+        sizes = np.concatenate([tensor.block_sizes for tensor in tensors])
+        return DsTensor(np.concatenate([tensor.array for tensor in tensors]), sizes)
 
     def rows(self, indices: Ints) -> NDArray[Any]:
         """A copy of the rows `indices`, in that order. A file is read once, front to back."""
@@ -129,3 +183,24 @@ class DsTensor:
         if parts > length:
             raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
         return cut(length, parts)
+
+
+def _read_hdf5(path: Path, key: str) -> NDArray[Any]:
+    try:
+        import h5py
+    except ImportError:
+        raise DataError(f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'") from None
+    try:
+        with h5py.File(path, "r") as file:
+            found = file.get(key)
+            if not isinstance(found, h5py.Dataset):
+                known: list[str] = []
+                file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
+                raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
+            offset = found.id.get_offset()
+            plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
+            if plain:
+                return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape)
+            return np.asarray(found[()])
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file ({error})") from None

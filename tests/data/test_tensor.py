@@ -1,10 +1,14 @@
 """The ds-tensor keeps every row, once, in blocks that differ by at most one."""
 
+import sys
+
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.data.shuffle import SHUFFLES
 from scalebench.data.tensor import DsTensor, cut
 from scalebench.errors import DataError
 
@@ -80,3 +84,113 @@ def test_unreadable_files_are_one_line(tmp_path):
         DsTensor(np.zeros(4), (2, 2)).block(0, 2)
     with pytest.raises(DataError, match="first axis"):
         DsTensor(np.array(1.0))
+
+
+# --- operations on whole tensors -------------------------------------------------------------------------------------
+
+
+def test_indexing_is_that_of_the_array():
+    array = np.arange(24).reshape(8, 3)
+    tensor = DsTensor(array, 3)
+    assert tensor.block_shape == (3, 3)
+    assert tensor[5].tolist() == array[5].tolist()
+    assert np.shares_memory(tensor[2:7], array)
+    for index in (slice(1, 8, 2), np.array([4, 1, 4]), array[:, 0] > 9, (slice(5, None), 0), (3, 2), -1):
+        assert np.array_equal(tensor[index], array[index])
+    with pytest.raises(IndexError):
+        tensor[8]
+
+
+def test_map_goes_block_by_block_and_may_change_rows_and_shape():
+    tensor = DsTensor(np.arange(10.0), [5, 3, 2])
+    sums = tensor.map(lambda block: block.sum(keepdims=True))
+    assert sums.collect().tolist() == [10.0, 18.0, 17.0]
+    assert sums.block_sizes.tolist() == [1, 1, 1]
+    pairs = tensor.map(lambda block: np.stack([block, -block], 1))
+    assert (pairs.shape, pairs.block_sizes.tolist()) == ((10, 2), [5, 3, 2])
+    with pytest.raises(DataError, match="first axis"):
+        tensor.map(lambda block: block.sum())
+    with pytest.raises(DataError, match=r"cannot join rows of shapes \(2,\) and \(3,\) and \(5,\)"):
+        tensor.map(lambda block: block[None])
+
+
+def test_rechunk_shares_the_rows():
+    tensor = DsTensor(np.arange(10), 4)
+    again = tensor.rechunk((2, 3))
+    assert again.block_sizes.tolist() == [2, 2, 2, 2, 1, 1]
+    assert again.grid == (2, 3)
+    assert np.shares_memory(again.array, tensor.array)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    how=st.sampled_from(SHUFFLES),
+    seed=st.integers(0, 4),
+)
+def test_a_shuffle_loses_nothing_and_moves_what_its_name_says(sizes, how, seed):
+    array = np.arange(sum(sizes) * 2).reshape(-1, 2)
+    tensor = DsTensor(array.copy(), sizes)
+    mixed = tensor.shuffle(how, seed)
+    assert np.array_equal(mixed.shuffle("none", 0).collect(), mixed.collect())
+    assert np.array_equal(mixed.collect()[np.argsort(mixed[:, 0])], array)
+    assert np.array_equal(tensor.collect(), array)
+    assert np.array_equal(tensor.shuffle(how, seed).collect(), mixed.collect())
+    before = [set(block[:, 0].tolist()) for block in tensor]
+    after = [set(block[:, 0].tolist()) for block in mixed]
+    if how in ("none", "in_block"):
+        assert before == after
+    if how == "rotate_blocks":
+        assert sorted(map(sorted, before)) == sorted(map(sorted, after))
+    else:
+        assert mixed.block_sizes.tolist() == sizes
+
+
+@pytest.mark.parametrize("how", ["in_block", "rotate_blocks", "pairwise", "global"])
+def test_shuffles_do_shuffle_and_depend_on_the_seed(how):
+    tensor = DsTensor(np.arange(60), 6)
+    found = {tuple(tensor.shuffle(how, seed).collect().tolist()) for seed in range(4)}
+    assert len(found) == 4
+    assert tuple(range(60)) not in found
+    with pytest.raises(DataError, match="did you mean 'in_block'"):
+        tensor.shuffle("in_blocks", 0)
+
+
+def test_concatenate_joins_rows_and_blocks():
+    joined = DsTensor.concatenate([DsTensor(np.arange(5), 2), DsTensor(np.arange(5, 9), [1, 3])])
+    assert joined.collect().tolist() == list(range(9))
+    assert joined.block_sizes.tolist() == [3, 2, 1, 3]
+    with pytest.raises(DataError, match="expected one shape"):
+        DsTensor.concatenate([])
+
+
+def test_hdf5_contiguous_data_are_mapped_and_packed_ones_read(tmp_path):
+    array = np.random.default_rng(0).standard_normal((20, 3)).astype(">f4")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["plain"] = array
+        file.create_dataset("group/packed", data=array, chunks=(5, 3), compression="gzip")
+        file["empty"] = np.empty((0, 3))
+        file["words"] = ["a", "b"]
+    plain = DsTensor.from_hdf5(tmp_path / "x.h5", "plain", 3)
+    assert isinstance(plain.block(1), np.memmap)
+    assert np.array_equal(plain.collect(), array)
+    wanted = np.array([7, 0, 7, 3])
+    assert np.array_equal(plain.rows(wanted), array[wanted])
+    packed = DsTensor.from_hdf5(tmp_path / "x.h5", "group/packed", [12, 8])
+    assert not isinstance(packed.array, np.memmap)
+    assert np.array_equal(packed.block(1), array[12:])
+    assert DsTensor.from_hdf5(tmp_path / "x.h5", "empty", [0]).shape == (0, 3)
+    assert DsTensor.from_hdf5(tmp_path / "x.h5", "words").shape == (2,)
+    with pytest.raises(DataError, match=r"no data set 'plane'; it holds empty, group/packed, plain, words"):
+        DsTensor.from_hdf5(tmp_path / "x.h5", "plane")
+    with pytest.raises(DataError, match="no data set 'group'"):
+        DsTensor.from_hdf5(tmp_path / "x.h5", "group")
+    (tmp_path / "junk.h5").write_bytes(b"junk")
+    for name in ("junk.h5", "missing.h5"):
+        with pytest.raises(DataError, match=rf"{name}: not a readable HDF5 file"):
+            DsTensor.from_hdf5(tmp_path / name, "x")
+
+
+def test_hdf5_without_h5py_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(DataError, match=r"need h5py; install it with pip install 'scalebench\[hdf5\]'"):
+        DsTensor.from_hdf5(tmp_path / "x.h5", "x")
