@@ -1,0 +1,43 @@
+"""Starts `scalebench` commands at once: everything heavy is imported, and each command is a fork of this process.
+
+Reads one JSON list per line, the folder and the arguments; answers with the command's process number, then with how
+it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    import torch  # noqa: F401
+
+    import scalebench.analysis
+    import scalebench.cli.carrying_out
+    import scalebench.cli.progress
+    import scalebench.cli.run
+    import scalebench.launch.study_run
+    from scalebench.cli.main import main as scalebench
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            folder, *arguments = json.loads(line)
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+            said = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            sys.argv = ["scalebench", *arguments]
+            scalebench(prog_name="scalebench")
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Signals end a study as they promise: the first keeps what is under way, the next leaves it, no orphan stays."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from scalebench.launch import engines
+
+LONG = ("--set", "epochs=30", "--set", "workers=4")
+
+
+def rows(place, output="out"):
+    return max(0, place.whole_lines(output).count(b"\n") - 1)
+
+
+def begun(place, *more, output="out"):
+    """A command that has written a row and has more to do, and its processes."""
+    command = place.start("run", "study.yaml", "--output", output, *more)
+    place.until(lambda: rows(place, output) > 0, "a row")
+    return command, command.family()
+
+
+def no_orphans(place, family):
+    place.until(lambda: not any(process.is_running() for process in family), "the end of its processes", 15)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(
+    ("signum", "code", "line"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C again abandons them"),
+        (signal.SIGTERM, 143, "SIGTERM"),
+        (signal.SIGUSR1, 138, "SIGUSR1"),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGUSR1"],
+)
+def test_the_first_signal_keeps_the_runs_under_way_and_the_same_command_goes_on(place, signum, code, line, jobs):
+    command, family = begun(place, *LONG, "--jobs", jobs)
+    command.send(signum)
+    assert command.wait() == code, place.said()
+    no_orphans(place, family)
+    assert line in place.said()
+    assert "remain (the same command goes on with them)" in place.said()
+    assert "Traceback" not in place.said()
+    kept = rows(place)
+    assert 0 < kept < 12
+    assert not (place.folder / "out" / "small" / "lock").exists()
+    if (signum, jobs) == (signal.SIGINT, "2"):
+        assert place.start("run", "study.yaml", "--output", "out", *LONG, "--jobs", "1").wait() == 0
+        assert f"{kept} were there before" in place.said()
+        assert place.run("whole", *LONG) == 0
+        assert place.tables("out") == place.tables("whole")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_second_ctrl_c_abandons_them(place, jobs):
+    command = place.start(
+        "run", "study.yaml", "--output", "endless", "--set", "epochs=100000", "--set", "workers=4", "--jobs", jobs
+    )
+    place.until(lambda: (place.folder / "endless" / "small" / "provenance").exists(), "the start")
+    time.sleep(1.0 if jobs == "1" else 4.0)
+    family = command.family()
+    command.send(signal.SIGINT)
+    place.until(lambda: "Ctrl-C again" in place.said(), "the promise")
+    time.sleep(0.5)
+    sent = time.monotonic()
+    command.send(signal.SIGINT)
+    assert command.wait() == 130, place.said()
+    assert time.monotonic() - sent < 10
+    no_orphans(place, family)
+    assert "abandoning the runs under way" in place.said()
+    assert "Traceback" not in place.said()
+    assert rows(place, "endless") == 0, "an abandoned run leaves no row"
+
+
+def test_a_signal_that_is_delivered_twice_at_once_counts_once(place):
+    command, _ = begun(place, *LONG, "--jobs", "1")
+    command.send(signal.SIGINT)
+    command.send(signal.SIGINT)
+    time.sleep(0.02)
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    assert "abandoning" not in place.said()
+
+
+def test_calibration_is_left_at_once_and_its_processes_with_it(place):
+    text = (place.folder / "study.yaml").read_text().replace("calibration: given.json\n", "")
+    (place.folder / "study.yaml").write_text(text)
+    command = place.start("run", "study.yaml", "--output", "out", "--jobs", "1")
+    place.until(lambda: len(command.family()) >= 2, "the measuring processes")
+    family = command.family()
+    command.send(signal.SIGINT)
+    assert command.wait() == 130, place.said()
+    no_orphans(place, family)
+    assert "Traceback" not in place.said()
+    command = place.start("run", "study.yaml", "--output", "out", "--jobs", "1")
+    place.until(lambda: len(command.family()) >= 2, "the measuring processes")
+    family = command.family()
+    command.send(signal.SIGKILL)
+    command.wait()
+    no_orphans(place, family)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_real_ranks_finish_their_run_or_leave_it(place, signals):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    epochs = 300 if signals == 1 else 100000
+    arguments = (
+        *("run", "study.yaml", "--output", "out", "--execution", "native", "--engine", "mpi", "--workers", "2"),
+        *("--strategy", "allreduce", "--epochs", str(epochs), "--verbose"),
+    )
+    command = place.start(*arguments)
+    place.until(lambda: "start allreduce" in place.said(), "the first run")
+    family = command.family()
+    assert len(family) >= 3  # mpirun and its ranks
+    command.send(signal.SIGINT)
+    if signals == 2:
+        place.until(lambda: "Ctrl-C again" in place.said(), "the promise")
+        time.sleep(0.5)
+        command.send(signal.SIGINT)
+    assert command.wait() == 130, place.said()
+    no_orphans(place, family)
+    assert rows(place) == (1 if signals == 1 else 0)
+    assert "Traceback" not in place.said()
+
+
+def test_fail_fast_begins_no_run_after_the_first_failure(place):
+    assert place.run("out", "--set", "lr=1e30", "--fail-fast") == 1
+    assert rows(place) <= 3, "the runs that were computed together"
+    assert place.run("all", "--set", "lr=1e30") == 1
+    assert rows(place, "all") == 32
