@@ -1,7 +1,6 @@
 """Data sets are built once, whole, and found again; what is broken is said in one line."""
 
 import json
-import multiprocessing
 import os
 import stat
 import subprocess
@@ -99,13 +98,18 @@ def test_a_damaged_cache_is_refused_and_rebuilt(tmp_path, damage):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def _prepare_digits(cache):
-    return str(prepare(training("digits_shifted"), 1, cache))
-
-
 def test_processes_may_prepare_at_once(tmp_path):
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        folders = pool.map(_prepare_digits, [tmp_path] * 3)
+    code = (
+        "import sys; from pathlib import Path; from scalebench.data.catalog import prepare\n"
+        "from scalebench.study.spec import Training\n"
+        "print(prepare(Training(dataset='digits_shifted'), 1, Path(sys.argv[1])))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    folders = [process.communicate(timeout=120)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(set(folders)) == 1
     assert [str(path) for path in tmp_path.iterdir()] == folders[:1]
     assert open_dataset(tmp_path / folders[0]).n_train == 7185
