@@ -11,6 +11,7 @@ History of SCHEMA_VERSION:
 from __future__ import annotations
 
 import json
+import textwrap
 import types
 import typing
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 SCHEMA_VERSION = 1
+
+# What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
+ENVIRONMENT_COLUMNS = (
+    *("eval_s", "peak_rss_mib", "started_utc"),
+    *("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id"),
+)
 
 Status = Literal["completed", "failed", "diverged", "timeout", "interrupted"]
 Kind = Literal["text", "integer", "number", "flag"]
@@ -213,6 +220,10 @@ def data_dictionary_markdown() -> str:
             "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
             "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
             "",
+            "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
+            "machine and build of torch, apart from what tells when and where they were computed:",
+            *textwrap.wrap(f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.", 118),
+            "",
             "## runs.csv: one row per run and attempt",
             "",
             *_dictionary(RunRow),
@@ -223,6 +234,10 @@ def data_dictionary_markdown() -> str:
             "",
         ]
     )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _dictionary(row_type: type[BaseModel]) -> list[str]:
