@@ -41,6 +41,8 @@ def rows_of(
         bytes_sent_per_worker=_mean(worker.bytes_sent for worker in workers),
         train_s=train_s,
         **_parts(workers, train_s),
+        straggler_factor=_straggler_factor(workers),
+        worker_weights=_worker_weights(run, outcome),
         eval_s=outcome.eval_s,
         final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
         metric_name=facts.get("metric_name"),
@@ -118,6 +120,35 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
     }
 
 
+def _straggler_factor(workers: list[WorkerReport]) -> float | None:
+    mean = _mean(worker.compute_s for worker in workers)
+    return max(worker.compute_s or 0.0 for worker in workers) / mean if mean else None
+
+
+def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
+    merges = _merges(outcome)
+    if merges is None:
+        return None
+    weights = registry.create(run.strategy.name, run.strategy.options, run.engine).final_weights(merges, run.epochs)
+    return None if weights is None else [float(f"{weight:.6g}") for weight in weights]
+
+
+def _merges(outcome: Outcome) -> list[list[int]] | None:
+    """Each worker's places among all merges of an asynchronous run, in its own order."""
+    found = [sorted(map(int, worker.histograms.get("merge_position", ()))) for worker in outcome.workers]
+    return found if any(found) else None
+
+
+def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
+    """Where the merges after `epoch` came among all merges, one entry per worker."""
+    merges = _merges(outcome)
+    if merges is None:
+        return None
+    every = registry.create(run.strategy.name, run.strategy.options, run.engine).sync_every
+    count, rest = divmod(epoch + 1, every)
+    return None if rest else [own[count - 1] for own in merges]
+
+
 def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
     if run.target_metric is None:
         return {}
@@ -150,6 +181,7 @@ def _epoch_rows(run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
                 bytes_sent=_over(reports, "bytes_sent"),
                 mean_staleness=_over(reports, "mean_staleness"),
                 max_staleness=_over(reports, "max_staleness", max),
+                merge_positions=_merge_positions(run, outcome, reports[0].epoch),
             )
         )
     return rows

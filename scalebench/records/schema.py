@@ -6,6 +6,7 @@ generated from the two models, so that it cannot disagree with them.
 
 History of SCHEMA_VERSION:
     1  the first version.
+    2  runs: straggler_factor, worker_weights; epochs: merge_positions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
 ENVIRONMENT_COLUMNS = (
@@ -40,7 +41,7 @@ class Column:
 
 
 def _as_json(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True, default=str) if isinstance(value, dict) else value
+    return json.dumps(value, sort_keys=True, default=str) if isinstance(value, dict | list) else value
 
 
 class _Row(BaseModel):
@@ -130,12 +131,20 @@ class RunRow(_Row):
     compute_s: Annotated[float | None, Column("forward, backward and update, mean over workers", "s")] = None
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[float | None, Column("the part of comm_s spent waiting for the last to arrive, mean", "s")] = None
+    straggler_factor: Annotated[
+        float | None, Column("compute_s of the worker with the most of it, divided by the mean over workers")
+    ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[
         float | None, Column("the rest: compute + comm + data + other = a worker's training time, mean", "s")
     ] = None
     eval_s: Annotated[float | None, Column("evaluating the consensus model, outside train_s", "s")] = None
 
+    worker_weights: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Column("how much of each worker's training the final model holds, JSON list (asynchronous merges only)"),
+    ] = None
     final_train_loss: Annotated[float | None, Column("training loss of the last epoch, mean over workers")] = None
     metric_name: Annotated[Literal["accuracy", "r2"] | None, Column("what the metric columns hold")] = None
     final_metric: Annotated[float | None, Column("metric of the consensus model on the held-out split, at the end")] = (
@@ -187,6 +196,11 @@ class EpochRow(_Row):
         float | None, Column("merges of others between a worker's fetch and its merge, mean (asynchronous only)")
     ] = None
     max_staleness: Annotated[float | None, Column("the same, the largest")] = None
+    merge_positions: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Column("each worker's 0-based place among all merges of the run, JSON list (asynchronous merges only)"),
+    ] = None
 
 
 def columns(row_type: type[BaseModel]) -> list[str]:

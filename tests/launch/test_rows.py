@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from scalebench.launch.rows import rows_of
@@ -62,3 +64,34 @@ def test_a_pace_that_was_not_kept_counts_as_oversubscribed(make_run):
     assert convert(run, kept)[0].oversubscribed is False
     kept.workers[0].paced_overrun = 0.02
     assert convert(run, kept)[0].oversubscribed is True
+
+
+def test_the_straggler_factor_is_the_most_compute_over_the_mean(make_run):
+    uneven = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.6, compute_s=1.2)], [])
+    assert convert(make_run("allreduce", 2), uneven)[0].straggler_factor == pytest.approx(1.2 / 0.9)
+    even = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.0)], [])
+    assert convert(make_run("allreduce", 2), even)[0].straggler_factor == 1.0
+    blank = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.0, compute_s=None)], [])
+    assert convert(make_run("ddp", 2), blank)[0].straggler_factor is None
+
+
+def test_a_virtual_straggler_is_recorded(make_run, play):
+    run = make_run("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
+    outcome, _ = play("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
+    row, _ = convert(run, outcome)
+    assert row.straggler_factor == pytest.approx(3.0 / 1.5)
+    assert row.worker_weights is None
+
+
+def test_merge_order_and_weights_of_an_asynchronous_run_are_kept(make_run, play):
+    options = {"epochs": 5, "virtual": {"ties": "rank", "jitter": "none"}}
+    strategy = {"epoch_async": {"every": 2}}
+    outcome, _ = play(strategy, 3, **options)
+    row, epochs = convert(make_run(strategy, 3, **options), outcome)
+    assert [epoch.merge_positions for epoch in epochs] == [None, "[0, 1, 2]", None, "[3, 4, 5]", None]
+    weights = json.loads(row.worker_weights)
+    assert len(weights) == 3
+    assert sum(weights) < 1
+    assert weights[0] != weights[2]
+    synchronous, rows = convert(make_run("epoch_average", 3), play("epoch_average", 3)[0])
+    assert (synchronous.worker_weights, rows[0].merge_positions) == (None, None)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scalebench.errors import ResultsError
-from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
 from tests.records_factory import epoch_row, run_row
 
@@ -46,7 +46,7 @@ def test_what_is_not_measured_is_empty_not_zero(folder):
     row = rows(folder / "runs.csv")[0]
     assert row["comm_s"] == row["energy_j"] == row["error"] == ""
     assert row["oversubscribed"] == "false"
-    assert row["schema_version"] == "1"
+    assert row["schema_version"] == str(SCHEMA_VERSION)
 
 
 def test_completed_runs_and_attempts_are_known_after_reopening(folder):
@@ -150,9 +150,11 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path, place):
 
 
 def test_another_schema_version_is_refused_by_its_number(folder):
-    text = (folder / "runs.csv").read_text().replace("\n1,", "\n7,")
+    text = (folder / "runs.csv").read_text().replace(f"\n{SCHEMA_VERSION},", "\n7,")
     (folder / "runs.csv").write_text(text)
-    with pytest.raises(ResultsError, match=r"schema version 7, this scalebench reads and writes version 1"):
+    with pytest.raises(
+        ResultsError, match=rf"schema version 7, this scalebench reads and writes version {SCHEMA_VERSION}"
+    ):
         Store(folder)
 
 
@@ -188,7 +190,7 @@ def test_columns_reordered_by_a_spreadsheet_are_kept_in_that_order(folder):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [(b"1,2,3\n", r"line 4: 3 cells, expected 74"), (b"\x00\xff\n", r"line 4: 1 cells")]
+    ("line", "message"), [(b"1,2,3\n", r"line 4: 3 cells, expected 76"), (b"\x00\xff\n", r"line 4: 1 cells")]
 )
 def test_a_damaged_row_is_reported_with_its_line(folder, line, message):
     with (folder / "runs.csv").open("ab") as file:
