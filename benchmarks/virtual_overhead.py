@@ -7,8 +7,11 @@ Goal: at most 1.3 for every strategy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
-from ratios import compare
+from ratios import Finding, Goal, compare, show
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
@@ -19,18 +22,22 @@ from scalebench.study.spec import Component, Run, Training
 from scalebench.virtual.engine import Scenery, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
 
-WORKERS, EPOCHS = 64, 3
+WORKERS, EPOCHS, PAIRS = 64, 3, 9
+STRATEGIES = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
+GOAL = Goal("<=", 1.3)
 
 
-def main() -> None:
+def main() -> Iterator[Finding]:
     torch.set_num_threads(1)
     training = Training(epochs=EPOCHS, evaluate_every=0)
     dataset = open_dataset(prepare(training, WORKERS))
     scenery = stated_scenery()
-    print(f"{'':38s} {'virtual':>13s} {'bare loop':>13s}    ratio")
-    for strategy in ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
+    for strategy in STRATEGIES:
         run = make_run(training, strategy)
-        print(compare(strategy, lambda run=run: simulate(run, dataset, scenery), lambda: bare_loop(run, dataset)).line("1.3"))
+        comparison = compare(
+            lambda run=run: simulate(run, dataset, scenery), lambda run=run: bare_loop(run, dataset), PAIRS
+        )
+        yield comparison.finding(f"{WORKERS} virtual workers / bare loop: {strategy}", GOAL)
 
 
 def make_run(training: Training, strategy: str) -> Run:
@@ -52,7 +59,7 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
         order = torch.randperm(len(x))
         xs, ys = x[order], y[order]
         bounds = torch.linspace(0, len(x), steps + 1).long().tolist()
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise(bounds):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(xs[low:high]), ys[low:high]).backward()
             optimizer.step()
@@ -71,4 +78,4 @@ def stated_scenery() -> Scenery:
 
 
 if __name__ == "__main__":
-    main()
+    show(main())

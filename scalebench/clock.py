@@ -101,8 +101,10 @@ class WallClock:
         self._mark = self._read()
 
     def did(self, task: Task, samples: int = 0) -> None:
-        if self.running:
-            now = self._read()
+        if self.running:  # once per phase of every step: as few calls as can be
+            if self._synchronise is not None:
+                self._synchronise()
+            now = time.perf_counter()
             self.ledger.seconds[task] += now - self._mark
             self._mark = now
 

@@ -25,6 +25,8 @@ from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
 from scalebench.weights import load_weights
 
+_CUT_AT_ONCE = 32  # batches
+
 
 @dataclass
 class Snapshot:
@@ -76,11 +78,11 @@ class Replica:
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         self.optimizer = build_optimizer(run.optimizer, [self._flat_parameter], run.lr, foreach=False)
-        self._lr = run.lr
+        self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self._shared: SharedState | None = None
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._losses: list[tuple[Tensor, int]] = []  # of the epoch under way, and of how many samples each
         self.on_epoch: Callable[[int], None] | None = None
         self.books = Books(comm.rank, clock, comm)
         self._begin()
@@ -88,9 +90,9 @@ class Replica:
     def _begin(self) -> None:
         self.steps = 0
         self.snapshots: list[Snapshot] = []
-        self._epoch, self._epoch_samples = 0, 0
+        self._epoch = 0
         self._moment = 0.0  # in epochs, of the batch under way
-        self._loss_sum.zero_()
+        self._losses.clear()
         self.books.open()
 
     # --- data -------------------------------------------------------------------------------------------------
@@ -105,17 +107,17 @@ class Replica:
     def batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
         x, y = self.shard.epoch(epoch, self.comm.alltoallv)
-        bounds = self.plan.bounds(epoch, self.rank).tolist()
+        bounds = self.plan.bounds(epoch, self.rank)
         weights = self._weights(epoch)
         starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
         firsts = set(starts.tolist())
-        steps = len(bounds) - 1
+        sizes = np.diff(bounds).tolist()
+        steps = len(sizes)
         self.clock.did(Task.SHUFFLE, len(x))
-        for step in range(steps):
+        for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
             self._moment = epoch + step / steps
-            low, high = bounds[step], bounds[step + 1]
-            batch = Batch(x[low:high], y[low:high], weights[step], step, step in firsts)
-            self.clock.did(Task.DATA, high - low)
+            batch = Batch(x_here, y_here, weights[step], step, step in firsts)
+            self.clock.did(Task.DATA, sizes[step])
             yield batch
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
@@ -137,14 +139,13 @@ class Replica:
     # --- training ---------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch, weight: float = 1.0) -> None:
-        samples = len(batch.x)
+        samples = batch.x.shape[0]
         self.gradients.zero_()
         loss = self._loss(self.forward(batch.x), batch.y)
         self.clock.did(Task.FORWARD, samples)
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         self.last_loss = loss.detach()
-        self._loss_sum.add_(self.last_loss, alpha=samples)
-        self._epoch_samples += samples
+        self._losses.append((self.last_loss, samples))  # adding them up here would cost as much as three laps
         self.clock.did(Task.BACKWARD, samples)
 
     @property
@@ -152,14 +153,18 @@ class Replica:
         return learning_rate(self.run, self.size, self._moment)
 
     def update(self) -> None:
+        if not self._lr_is_constant:
+            self._follow_learning_rate()
+        self.optimizer.step()
+        self.steps += 1
+        self.clock.did(Task.UPDATE)
+
+    def _follow_learning_rate(self) -> None:
         rate = self.learning_rate
         if rate != self._lr:
             self._lr = rate
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-        self.optimizer.step()
-        self.steps += 1
-        self.clock.did(Task.UPDATE)
 
     def adopt(self, weights: Tensor) -> None:
         self.parameters.copy_(weights)
@@ -216,15 +221,20 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            # Who trained on no batch of this epoch (a late worker, a client not chosen) has no loss.
-            loss = self._loss_sum.item() / self._epoch_samples if self._epoch_samples else None
-            self._loss_sum.zero_()
-            self._epoch_samples = 0
-            self.books.close_epoch(epoch, elapsed, loss)
+            self.books.close_epoch(epoch, elapsed, self._mean_loss())
+            self._losses.clear()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
             if self.on_epoch is not None:
                 self.on_epoch(epoch)
+
+    def _mean_loss(self) -> float | None:
+        """Of the epoch's samples. Who trained on no batch of it (a late worker, a client not chosen) has none."""
+        if not self._losses:
+            return None
+        losses, samples = zip(*self._losses, strict=True)
+        weights = torch.tensor(samples, dtype=torch.float64, device=self.device)
+        return float(torch.stack(losses).double().dot(weights) / weights.sum())
 
     def evaluates(self, epoch: int) -> bool:
         """Whether the model is evaluated after `epoch`; the last one always is, once training is finished."""
@@ -242,3 +252,12 @@ class Replica:
             with self.clock.paused():
                 elapsed = self.clock.elapsed()
                 self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True))
+
+
+def _pieces(tensor: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+    """`tensor` in consecutive pieces of `sizes`: views, some at a time, which takes half as long as one by one."""
+    begin = 0
+    for first in range(0, len(sizes), _CUT_AT_ONCE):
+        some = sizes[first : first + _CUT_AT_ONCE]
+        yield from torch.split(tensor.narrow(0, begin, sum(some)), some)
+        begin += sum(some)

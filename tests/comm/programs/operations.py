@@ -90,6 +90,11 @@ def check(engine):
         request.wait()
         assert request.done()
         expect(f"iallreduce {op}", tensor, wanted)
+    comm.share_bytes = 800  # 1001 numbers then go in pieces of 100 for each rank, the last one shorter
+    tensor = mine()
+    comm.allreduce_(tensor, "mean")
+    expect("mean in pieces", tensor, reduced["mean"])
+    del comm.share_bytes
     tensor = mine()
     comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
     expect("weighted mean", tensor, (weights[:, None] * every).sum(0) / weights.sum())
