@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 from scalebench.clock import Task, WallClock
+from scalebench.study.spec import Run
 
 _COARSE = 2e-4  # seconds before the end at which sleeping stops being precise enough
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
@@ -39,17 +40,33 @@ class StepTime:
         return (self.forward_s, self.backward_s, self.update_s)[_STEP.index(task)]
 
 
+def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
+    """How much slower worker `rank` is at a moment of training, by the study's slowdown and slow_windows."""
+    always, windows = run.virtual.slowdown.get(rank, 1.0), run.virtual.slowness(rank)
+    if windows is None and always == 1.0:
+        return None
+    return lambda now: always * (windows(now) if windows is not None else 1.0)
+
+
 class PacedClock(WallClock):
     """A wall clock on which a step lasts as long as on the stated device.
 
     `target` is either the device's step split into its tasks, or its whole seconds: these are then split as this
     machine's own warm-up steps are.
 
+    `slowness(now)` is the factor on a task that begins `now` seconds after training began: a slow worker.
+
     `overrun` is the share of steps whose computing already took longer than the device's.
     """
 
-    def __init__(self, target: StepTime | float, synchronise: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        target: StepTime | float,
+        synchronise: Callable[[], None] | None = None,
+        slowness: Callable[[float], float] | None = None,
+    ) -> None:
         super().__init__(synchronise)
+        self._slowness = slowness
         self._target = target if isinstance(target, StepTime) else None
         self._total = target.total_s if isinstance(target, StepTime) else target
         self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
@@ -97,7 +114,7 @@ class PacedClock(WallClock):
                 self._learn(task)
                 return
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
-            self._pad(self._mark + self.step_time.of(task), may_be_late=released)
+            self._pad(self._mark + self._slowed(self.step_time.of(task)), may_be_late=released)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
             elif task == Task.UPDATE:
@@ -117,9 +134,13 @@ class PacedClock(WallClock):
         def hold(gradient: torch.Tensor) -> None:
             if self.running:
                 self._waiting_gradients -= 1
-                self._pad(self._mark + share * self.step_time.backward_s)
+                self._pad(self._mark + share * self._slowed(self.step_time.backward_s))
 
         return hold
+
+    def _slowed(self, seconds: float) -> float:
+        """`seconds` of a task that began at the last mark, as long as this worker takes for it."""
+        return seconds if self._slowness is None else seconds * self._slowness(self.ledger.total_s)
 
     def _pad(self, until: float, may_be_late: bool = False) -> None:
         """Wait until `until`. `may_be_late`: the gradients were in time, what came after them was communication."""

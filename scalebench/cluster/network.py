@@ -143,8 +143,11 @@ class Network:
         """a + n/B of the link between two workers; nothing to oneself."""
         if src == dst:
             return 0.0
-        link = self.cluster.links.intra if self.same_node(src, dst) else self.cluster.links.inter
-        return link.latency_s + nbytes / link.bandwidth_bytes_per_s
+        links = self.cluster.links
+        if self.same_node(src, dst):
+            return links.intra.latency_s + nbytes / links.intra.bandwidth_bytes_per_s
+        bandwidth = links.bandwidth_between((src // self.ranks_per_node, dst // self.ranks_per_node))
+        return links.inter.latency_s + nbytes / bandwidth
 
     def allreduce(self, nbytes: int, ranks: Sequence[int], algorithm: str = "auto") -> float:
         """Cost of summing `nbytes` over `ranks`."""
@@ -195,10 +198,11 @@ class Network:
         inside, nodes = max(members.values()), len(members)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
         # A switch or shared memory serves all pairs of a node at once; its network cards serve so many flows each.
-        left = inter.bandwidth_bytes_per_s * min(1.0, self.cluster.node.network_cards / inside)
+        across = self.cluster.links.bandwidth_between(members)
+        left = across * min(1.0, self.cluster.node.network_cards / inside)
         levels = (
             Level(inside, intra.latency_s, intra.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s),
-            Level(nodes, inter.latency_s, inter.bandwidth_bytes_per_s, left),
+            Level(nodes, inter.latency_s, across, left),
         )
         return tuple(level for level in levels if level.ranks > 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
@@ -43,6 +44,12 @@ class Links(_Block):
 
     intra: Link
     inter: Link
+    slow: dict[int, PositiveFloat] = Field({}, description="node: how many times slower its cards are; 2 halves them")
+
+    def bandwidth_between(self, nodes: Iterable[int]) -> float:
+        """Bytes/s of the slowest card among `nodes`: what waits for all goes at its pace."""
+        slowest = max((self.slow.get(node, 1.0) for node in nodes), default=1.0)
+        return self.inter.bandwidth_bytes_per_s / slowest
 
 
 class Reduction(_Block):

@@ -15,7 +15,7 @@ from scalebench.errors import EngineError, StudyError
 from scalebench.launch import engines
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
+from scalebench.study.spec import Component, Execution, Run, Study, Training, VirtualOptions, slug
 
 _ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP})
 VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE
@@ -178,7 +178,7 @@ def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
 def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     shared = {name: getattr(study, name) for name in Training.model_fields}
     if cell.execution != "virtual":
-        shared["virtual"] = Training.model_fields["virtual"].default
+        shared["virtual"] = _injected(study.virtual) if cell.execution == "paced" else VirtualOptions()
     run = Run.model_construct(
         **shared,
         study=study.name,
@@ -197,6 +197,11 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     place = "virtual" if cell.execution == "virtual" else f"{cell.execution}-{cell.engine}"
     run_id = f"{slug(cell.strategy.name)}-w{cell.workers}-r{repetition}-{place}-{digest[:8]}"
     return run.model_copy(update={"run_id": run_id, "config_hash": digest})
+
+
+def _injected(options: VirtualOptions) -> VirtualOptions:
+    """What pacing can inject into real runs: slow workers."""
+    return VirtualOptions(slowdown=options.slowdown, slow_windows=options.slow_windows)
 
 
 def config_hash(run: Run) -> str:

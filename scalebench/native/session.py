@@ -29,7 +29,7 @@ from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.waiting import Attendance, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
-from scalebench.pacing import PacedClock, StepTime
+from scalebench.pacing import PacedClock, StepTime, slowness_of
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
@@ -196,7 +196,7 @@ class Session:
             synchronise = beat
         if self.run.execution != "paced":
             return WallClock(synchronise)
-        return PacedClock(_pace(self.run), synchronise)
+        return PacedClock(_pace(self.run), synchronise, slowness_of(self.run, self.mpi.rank))
 
 
 def _pace(run: Run) -> StepTime | float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,8 +61,25 @@ class Component(BaseModel):
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in sorted(self.options.items()))})"
 
 
+class SlowWindow(BaseModel):
+    """A worker computes `factor` times as long between two moments of the training time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    rank: NonNegativeInt
+    from_s: float = Field(0.0, ge=0, description="seconds after training began")
+    until_s: PositiveFloat
+    factor: PositiveFloat
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> SlowWindow:
+        if self.until_s <= self.from_s:
+            raise ValueError(f"a window from {self.from_s:g} s until {self.until_s:g} s is empty")
+        return self
+
+
 class VirtualOptions(BaseModel):
-    """How virtual runs are timed."""
+    """How virtual runs are timed; `slowdown` and `slow_windows` hold for paced runs too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -69,6 +88,16 @@ class VirtualOptions(BaseModel):
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
     jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
     slowdown: dict[int, PositiveFloat] = Field(default_factory=dict, description="compute factor per worker rank")
+    slow_windows: list[SlowWindow] = Field([], description="compute factors of workers for a while")
+
+    def slowness(self, rank: int) -> Callable[[float], float] | None:
+        """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
+        windows = [window for window in self.slow_windows if window.rank == rank]
+
+        def factor(now: float) -> float:
+            return math.prod(window.factor for window in windows if window.from_s <= now < window.until_s)
+
+        return factor if windows else None
 
 
 class Training(BaseModel):

@@ -12,10 +12,18 @@ from scalebench.virtual.step_times import StepTimes
 class VirtualClock:
     """Time that passes by what was done.
 
-    `speed` multiplies every computation of this worker (2.0: half as fast); `jitter(step)` every one of that step.
+    `speed` multiplies every computation of this worker (2.0: half as fast), `jitter(step)` every one of that step, and
+    `slowness(now)` every one that begins at that moment.
     """
 
-    def __init__(self, times: StepTimes, *, speed: float = 1.0, jitter: Callable[[int], float] | None = None) -> None:
+    def __init__(
+        self,
+        times: StepTimes,
+        *,
+        speed: float = 1.0,
+        jitter: Callable[[int], float] | None = None,
+        slowness: Callable[[float], float] | None = None,
+    ) -> None:
         self.ledger = Ledger()
         self.arrivals: list[float] = []
         self.now = 0.0
@@ -24,6 +32,7 @@ class VirtualClock:
         self._seconds = times.task_seconds
         self._speed = speed
         self._jitter = jitter or (lambda step: 1.0)
+        self._slowness = slowness
         self._step = -1
         self._factor = speed * self._jitter(0)
 
@@ -38,6 +47,8 @@ class VirtualClock:
             self._step += 1
             self._factor = self._speed * self._jitter(self._step)
         seconds = self._seconds(task, samples) * self._factor
+        if self._slowness is not None:
+            seconds *= self._slowness(self.now)
         if task == Task.BACKWARD:
             self.backward_s = seconds
         self.now += seconds
