@@ -184,7 +184,8 @@ class _Stage:
     def _clock(self, rank: int) -> VirtualClock:
         options = self.run.virtual
         jitter = jitter_source(options.jitter, options.jitter_sigma, self.table, seed=self.run.seed, worker=rank)
-        return VirtualClock(self.times, speed=options.slowdown.get(rank, 1.0), jitter=jitter, slowness=options.slowness(rank))
+        speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
+        return VirtualClock(self.times, speed=speed, jitter=jitter, slowness=slowness)
 
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
