@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +71,26 @@ def check_optimizer(component: Component) -> BaseModel:
         raise StudyError(f"optimizer {component.name}: option {name!r}: {first['msg']}{hint}") from None
 
 
-def learning_rate(training: Training, workers: int, epochs_done: float) -> float:
-    """The learning rate at a moment of training, in epochs.
+def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:
+    """The learning rate at a moment of training, t in epochs of E, after s optimizer steps of this worker.
 
     `constant`: lr. `linear` (Goyal et al., 2017, arXiv 1706.02677): lr * workers, reached linearly from lr over
-    the first `lr_warmup_epochs` epochs.
+    the first `lr_warmup_epochs` epochs. `cosine` (Loshchilov and Hutter, 2017, arXiv 1608.03983):
+    lr (1 + cos(pi t / E)) / 2.
+    `step`: lr * lr_decay^floor(t / lr_decay_every). `optimizer_steps`: lr * lr_decay^floor(s / lr_decay_every), which
+    decays after as many updates whatever the worker count, where a schedule in epochs leaves K workers a K-th of them.
     """
-    if training.lr_policy == "constant":
-        return training.lr
-    target = training.lr * workers
-    if epochs_done >= training.lr_warmup_epochs:
-        return target
-    return training.lr + (target - training.lr) * epochs_done / training.lr_warmup_epochs
+    match training.lr_policy:
+        case "constant":
+            return training.lr
+        case "linear":
+            target = training.lr * workers
+            if epochs_done >= training.lr_warmup_epochs:
+                return target
+            return training.lr + (target - training.lr) * epochs_done / training.lr_warmup_epochs
+        case "cosine":
+            return training.lr * (1 + math.cos(math.pi * min(epochs_done / training.epochs, 1.0))) / 2
+        case policy:
+            assert training.lr_decay_every is not None
+            passed = steps_done if policy == "optimizer_steps" else epochs_done
+            return training.lr * training.lr_decay ** int(passed // training.lr_decay_every)

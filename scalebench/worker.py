@@ -150,7 +150,7 @@ class Replica:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self.run, self.size, self._moment)
+        return learning_rate(self.run, self.size, self._moment, self.steps)
 
     def update(self) -> None:
         if not self._lr_is_constant:

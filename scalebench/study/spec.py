@@ -112,8 +112,12 @@ class Training(BaseModel):
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
     lr: PositiveFloat = 0.1
-    lr_policy: Literal["constant", "linear"] = "constant"
+    lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
+    lr_decay: float = Field(0.1, gt=0, le=1, description="lr_policy step and optimizer_steps: factor of each decay")
+    lr_decay_every: PositiveInt | None = Field(
+        None, description="epochs (lr_policy step) or optimizer steps of a worker (optimizer_steps) between two decays"
+    )
     scaling: Literal["strong", "weak"] = "strong"
     batch_per_worker: PositiveInt | None = None
     batch_global: PositiveInt | None = None
@@ -137,6 +141,13 @@ class Training(BaseModel):
             raise ValueError("give batch_per_worker or batch_global, not both")
         if self.batch_per_worker is None and self.batch_global is None:
             object.__setattr__(self, "batch_per_worker", 8)
+        return self
+
+    @model_validator(mode="after")
+    def _decays_at_times(self) -> Training:
+        if self.lr_policy in ("step", "optimizer_steps") and self.lr_decay_every is None:
+            unit = "epochs" if self.lr_policy == "step" else "optimizer steps"
+            raise ValueError(f"lr_policy {self.lr_policy} needs lr_decay_every, in {unit}")
         return self
 
     @property
