@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Lap(NamedTuple):
+    """A stretch of a worker's time spent on one thing, in seconds since training began."""
+
+    activity: str  # a clock.Task in lower case, `communication` or `waiting`
+    begin_s: float
+    end_s: float
 
 
 @dataclass
@@ -44,6 +52,7 @@ class WorkerReport:
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None
     histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # what the strategy counted, such as staleness
+    laps: list[Lap] = field(default_factory=list)  # of a traced run, in order
 
 
 @dataclass
@@ -74,7 +83,13 @@ class Outcome:
     def from_json(cls, text: str) -> Outcome:
         raw = json.loads(text)
         workers = [
-            WorkerReport(**{**worker, "epochs": [EpochReport(**epoch) for epoch in worker["epochs"]]})
+            WorkerReport(
+                **{
+                    **worker,
+                    "epochs": [EpochReport(**epoch) for epoch in worker["epochs"]],
+                    "laps": [Lap(*lap) for lap in worker["laps"]],
+                }
+            )
             for worker in raw.pop("workers")
         ]
         evaluations = [Evaluation(**evaluation) for evaluation in raw.pop("evaluations")]

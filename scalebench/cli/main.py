@@ -23,6 +23,10 @@ COMMANDS = {
     "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
+    "trace": (
+        "scalebench.cli.trace:trace",
+        "Trace one short run: what each worker did when, as figure and trace file.",
+    ),
     "list": ("scalebench.cli.list:list_", "List strategies, data sets, models, clusters or figures."),
     "doctor": ("scalebench.cli.doctor:doctor", "Say what this machine has, and what adds the rest."),
     "install": ("scalebench.cli.install:install", "Build and install Horovod for the PyTorch that is here."),

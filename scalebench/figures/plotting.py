@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -16,6 +16,7 @@ from scalebench.study.spec import slug
 
 if TYPE_CHECKING:
     from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
 # Nothing that differs from run to run: the same records give the same bytes.
@@ -102,18 +103,34 @@ def _draw(results: Results, name: str, output: Path, formats: Sequence[str]) -> 
 
 
 def _write(kind: Figure, results: Results, stem: Path, formats: Sequence[str]) -> list[Path]:
+    canvases: list[Canvas] = []
+
+    def draw(canvas: Canvas) -> None:
+        canvases.append(canvas)
+        kind.draw(results, canvas)
+
+    files = write_figure(kind.name, draw, stem, formats)
+    data = stem.with_suffix(".csv")
+    canvases[0].data().to_csv(data, index=False, lineterminator="\n")
+    return [*files, data]
+
+
+def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats: Sequence[str]) -> list[Path]:
+    """Let `draw` fill a canvas in scalebench's style and write `stem` in each of `formats`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     from scalebench.figures.drawing.canvas import Canvas
 
     with _style():
-        canvas = Canvas(kind.name)
-        kind.draw(results, canvas)
+        canvas = Canvas(name)
+        draw(canvas)
         figure = canvas.finish()
         files = [stem.with_suffix(f".{suffix}") for suffix in formats]
         for file in files:
             _save(figure, file)
-    data = stem.with_suffix(".csv")
-    canvas.data().to_csv(data, index=False, lineterminator="\n")
-    return [*files, data]
+    return files
 
 
 def _save(figure: Any, file: Path) -> None:

@@ -21,7 +21,17 @@ _ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP
 VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE
 _NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
 # What a run's result does not depend on: changing it repeats no run.
-_NOT_HASHED = {"study", "run_id", "config_hash", "attempt", "run_order", "time_limit_s", "save_weights", "data_dir"}
+_NOT_HASHED = {
+    "study",
+    "run_id",
+    "config_hash",
+    "attempt",
+    "run_order",
+    "time_limit_s",
+    "save_weights",
+    "data_dir",
+    "trace",
+}
 
 
 @dataclass

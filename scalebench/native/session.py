@@ -27,6 +27,7 @@ from scalebench.errors import ClusterError, EngineError
 from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
+from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
 from scalebench.native.waiting import Attendance, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.pacing import PacedClock, StepTime, slowness_of
@@ -115,6 +116,8 @@ class Session:
             measured_split=strategy.split_is_measured,
             on_epoch=on_epoch,
         )
+        if isinstance(clock, RecordingClock):
+            report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         arrivals = [] if comm.went_elsewhere else list(clock.arrivals)
         attendance = Attendance(arrivals, list(comm.departures), ends)
@@ -134,9 +137,12 @@ class Session:
         reports, evaluations, attendances = zip(*gathered, strict=True)
         self._book_waiting(reports, list(attendances), strategy)
         self._save_weights(replica, verdict)
+        began_unix_s = align(reports, attendances, one_clock=self.nodes == 1) if self.run.trace else None
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = self._facts(replica, plan, dataset)
+        if began_unix_s is not None:
+            facts["began_unix_s"] = began_unix_s
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
 
     def _book_waiting(
@@ -195,8 +201,9 @@ class Session:
         else:
             synchronise = beat
         if self.run.execution != "paced":
-            return WallClock(synchronise)
-        return PacedClock(_pace(self.run), synchronise, slowness_of(self.run, self.mpi.rank))
+            return (RecordingClock if self.run.trace else WallClock)(synchronise)
+        paced = RecordingPacedClock if self.run.trace else PacedClock
+        return paced(_pace(self.run), synchronise, slowness_of(self.run, self.mpi.rank))
 
 
 def _pace(run: Run) -> StepTime | float:

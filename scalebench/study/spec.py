@@ -190,6 +190,7 @@ class Run(Training):
     repetition: NonNegativeInt
     seed: NonNegativeInt
     run_order: NonNegativeInt = 0
+    trace: bool = Field(False, description="keep every lap of every worker")
 
 
 def slug(text: str) -> str:

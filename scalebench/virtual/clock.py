@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from scalebench.clock import Ledger, Task
+from scalebench.outcome import Lap
 from scalebench.virtual.step_times import StepTimes
 
 
@@ -77,3 +78,32 @@ class VirtualClock:
             yield
         finally:
             self.running = was_running
+
+
+class RecordingVirtualClock(VirtualClock):
+    """One that keeps every lap; a class of its own, so that ordinary runs pay nothing for it.
+
+    Waiting comes first in an exchange: for the others, or for one's turn. At a server it lies between the way there
+    and back, and is drawn at the beginning all the same.
+    """
+
+    laps: list[Lap]
+
+    def start(self) -> None:
+        super().start()
+        self.laps = []
+
+    def did(self, task: Task, samples: int = 0) -> None:
+        before = self.now
+        super().did(task, samples)
+        if self.now > before:
+            self.laps.append(Lap(task.name.lower(), before, self.now))
+
+    def communicated(self, until: float, waited: float) -> None:
+        before = self.now
+        super().communicated(until, waited)
+        arrived = min(before + waited, until)
+        if arrived > before:
+            self.laps.append(Lap("waiting", before, arrived))
+        if until > arrived:
+            self.laps.append(Lap("communication", arrived, until))

@@ -24,7 +24,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.training import Trainee, Verdict, evaluate, train
-from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.meeting import Group
@@ -170,7 +170,10 @@ class _Stage:
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
             torch.manual_seed(_worker_seed(self.run, worker.rank))
-            return train(worker, self.strategy, on_epoch=self._watch_time)
+            report = train(worker, self.strategy, on_epoch=self._watch_time)
+            if isinstance(worker.clock, RecordingVirtualClock):
+                report.laps = worker.clock.laps
+            return report
 
         return program
 
@@ -184,8 +187,9 @@ class _Stage:
     def _clock(self, rank: int) -> VirtualClock:
         options = self.run.virtual
         jitter = jitter_source(options.jitter, options.jitter_sigma, self.table, seed=self.run.seed, worker=rank)
+        kind = RecordingVirtualClock if self.run.trace else VirtualClock
         speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
-        return VirtualClock(self.times, speed=speed, jitter=jitter, slowness=slowness)
+        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness)
 
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)

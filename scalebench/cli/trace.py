@@ -1,0 +1,109 @@
+"""`scalebench trace`: what each worker did when, as a figure and as a file for Chrome's or Perfetto's viewer."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from scalebench.cli.options import verbosity_options
+from scalebench.errors import UsageError
+from scalebench.figures import FORMATS
+
+if TYPE_CHECKING:
+    from scalebench.launch.tracing import Timeline
+
+_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # where nothing else is said
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path), required=False)
+@click.option("--strategy", metavar="NAME", help="The strategy; default: the study's, if it has one only.")
+@click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
+@click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
+@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@click.option("--epochs", type=int, help="[default: 2, or the study's]")
+@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@click.option("--execution", type=click.Choice(["virtual", "native", "paced"]), help="[default: virtual]")
+@click.option("--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine.")
+@click.option("--cluster", metavar="NAME|FILE", help="What a virtual run stands for.")
+@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
+@click.option("--seed", type=int)
+@click.option("--name", metavar="NAME", help="Name of the study, and of the folder in OUTPUT.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@click.option(
+    "--horovod-timeline", type=click.Path(path_type=Path), metavar="FILE", help="Run nothing, show this file."
+)
+@click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("plots"), show_default=True)
+@click.option(
+    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
+)
+@verbosity_options
+def trace(
+    study: Path | None,
+    sets: tuple[str, ...],
+    horovod_timeline: Path | None,
+    window: str | None,
+    output: Path,
+    formats: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Trace one short run: the study in STUDY, or the default one, with flags over it.
+
+    Writes OUTPUT/STUDY/timeline-RUN as a figure (PDF, SVG, PNG, and the CSV of the drawn laps) and as .trace.json,
+    which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
+    """
+    from scalebench.figures.timeline import draw_timeline
+    from scalebench.launch.tracing import Lane, Timeline, read_horovod, write_chrome
+    from scalebench.study.spec import slug
+
+    shown = _window(window)
+    if horovod_timeline is not None:
+        lanes: list[Lane] = read_horovod(horovod_timeline)
+        timeline = Timeline(
+            horovod_timeline.name, "native", f"Horovod's timeline {horovod_timeline.name}, rank 0", lanes
+        )
+        stem = output / f"timeline-{slug(horovod_timeline.stem)}"
+    else:
+        timeline, folder = _traced(study, flags, sets)
+        stem = output / folder / f"timeline-{slug(timeline.title)}-{timeline.execution}"
+    files = draw_timeline(timeline, stem, formats or FORMATS, shown)
+    path = stem.with_suffix(".trace.json")
+    write_chrome(timeline, path)
+    for file in (*files, path):
+        click.echo(file)
+
+
+def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Timeline, str]:
+    """The timeline, and the name of the study."""
+    from scalebench.launch.planning import plan_study
+    from scalebench.launch.tracing import trace
+    from scalebench.study.load import load_study
+    from scalebench.study.spec import slug
+
+    said = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
+    defaults = _SHORT if study is None else {"execution": "virtual"}
+    chosen = {**flags, "repetitions": 1, "strategies": [flags["strategy"]] if flags["strategy"] else None}
+    del chosen["strategy"]
+    for key, value in defaults.items():
+        if chosen[key] is None and key not in said:
+            chosen[key] = value
+    wanted = load_study(study, chosen, list(sets))
+    with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
+        return trace(plan_study(wanted), Path(folder)), slug(wanted.name)
+
+
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    begin, _, end = text.partition(":")
+    try:
+        window = float(begin or 0), float(end or "inf")
+    except ValueError:
+        window = 1.0, 0.0
+    if not 0 <= window[0] < window[1]:
+        raise UsageError(f"--window {text}: expected BEGIN:END in seconds, such as 0.5:1.5")
+    return window

@@ -1,0 +1,229 @@
+"""What each worker did when: a timeline of one short run, of a virtual or of a real one, and as a Chrome trace file.
+
+Horovod keeps a timeline of its own where HOROVOD_TIMELINE names a file; it becomes lanes of the same timeline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scalebench.cache import cache_folder
+from scalebench.data.dataset import open_dataset
+from scalebench.errors import ResultsError, RunError, StudyError
+from scalebench.launch.mpirun import launch
+from scalebench.launch.planning import Plan
+from scalebench.launch.scenery import scenery_for
+from scalebench.outcome import Lap, Outcome
+from scalebench.study.spec import Run
+from scalebench.virtual.engine import simulate
+
+VARIABLE = "HOROVOD_TIMELINE"
+GROUPS = {  # activity -> what it counts as in a figure
+    "forward": "compute",
+    "backward": "compute",
+    "update": "compute",
+    "communication": "communication",
+    "waiting": "waiting",
+    "data": "data",
+    "shuffle": "data",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One party's activities, in order, and the moments at which its epochs ended."""
+
+    name: str
+    laps: list[Lap]
+    epochs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All lanes of one run; seconds count from the beginning of training."""
+
+    title: str
+    execution: str
+    about: str
+    lanes: list[Lane]
+
+
+def trace(plan: Plan, folder: Path) -> Timeline:
+    """Execute the only run of `plan` and keep every lap; calibration and logs go to `folder`.
+
+    Raises:
+        StudyError: the plan has several runs.
+        RunError: the run did not complete.
+    """
+    if len(plan.sweep.runs) != 1:
+        found = ", ".join(sorted({f"{run.strategy} at {run.workers} ({run.execution})" for run in plan.sweep.runs}))
+        raise StudyError(
+            f"a timeline is of one run, the study has {len(plan.sweep.runs)}: {found}; "
+            "choose with --strategy, --workers and --execution"
+        )
+    run = plan.sweep.runs[0].model_copy(update={"trace": True})
+    recorded: list[Lane] = []
+    if run.execution == "virtual":
+        outcome = _virtual(run, plan, folder)
+    else:
+        with _horovod_timeline(run, folder) as path:
+            outcome = _native(run, plan, folder)
+        if path is not None and path.exists():
+            recorded = read_horovod(path, began_unix_s=outcome.facts["began_unix_s"])
+    lanes = [
+        Lane(f"worker {worker.rank}", worker.laps, _epoch_ends(worker.laps, [e.elapsed_s for e in worker.epochs], run))
+        for worker in outcome.workers
+    ]
+    return Timeline(f"{run.strategy} at {run.workers} workers", run.execution, _about(run, outcome), lanes + recorded)
+
+
+def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
+    from scalebench.records.provenance import collect
+
+    host = str(collect()["host_hash"])
+    cache = cache_folder("engines")
+    scenery = scenery_for(plan.study, plan.cluster, [run], plan.prepared, folder=folder, cache=cache, host=host)
+    outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), scenery)
+    return _completed(outcome)
+
+
+def _native(run: Run, plan: Plan, folder: Path) -> Outcome:
+    outcomes: list[Outcome] = []
+    launch(
+        run.engine,
+        [run],
+        plan.prepared.folders,
+        ranks=run.workers,
+        work_dir=folder / "logs",
+        on_start=lambda run: None,
+        on_outcome=lambda run, outcome: outcomes.append(outcome),
+        log=lambda text: None,
+    )
+    return _completed(outcomes[0])
+
+
+def _completed(outcome: Outcome) -> Outcome:
+    if outcome.status != "completed":
+        raise RunError(f"the run {outcome.status}: {outcome.error}")
+    return outcome
+
+
+@contextmanager
+def _horovod_timeline(run: Run, folder: Path) -> Iterator[Path | None]:
+    """Ask Horovod for its timeline, unless the user has done so."""
+    named = os.environ.get(VARIABLE)
+    if run.engine != "horovod" or run.workers == 1 or named:
+        yield Path(named) if named and run.engine == "horovod" else None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / "horovod-timeline.json").absolute()
+    path.unlink(missing_ok=True)
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield path
+    finally:
+        del os.environ[VARIABLE]
+
+
+def _about(run: Run, outcome: Outcome) -> str:
+    where = (
+        f"virtual, on {run.cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
+    )
+    steps = outcome.facts["steps_per_epoch"]
+    epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
+    slow = "".join(f", worker {rank} {by:g} times as slow" for rank, by in sorted(run.virtual.slowdown.items()))
+    return f"{where}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
+
+
+def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[float]:
+    """Training time as time of the timeline: they differ by the pauses, which are gaps between laps."""
+    if run.execution == "virtual" or not laps:
+        return elapsed
+    ends: list[float] = []
+    spent = 0.0
+    for lap in laps:
+        spent += lap.end_s - lap.begin_s
+        while len(ends) < len(elapsed) and spent >= elapsed[len(ends)] - 1e-6:
+            ends.append(lap.end_s)
+    return ends
+
+
+def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
+    """Horovod's timeline file as lanes, one for each tensor: negotiation (waiting for all ranks), then the operation.
+
+    Rank 0 writes it, in microseconds since a moment the file names; with `began_unix_s` lanes count from that moment
+    and what came before is left out. The file of a run that was killed has no end, and is read all the same.
+
+    Raises:
+        ResultsError: the file cannot be read or is no timeline.
+    """
+    try:
+        text = path.read_text(encoding="utf-8").rstrip().rstrip(",")
+        events = json.loads(text if text.endswith("]") else f"{text}]")
+        names = {e["pid"]: e["args"]["name"] for e in events if e.get("ph") == "M" and "name" in e.get("args", {})}
+        origin = next((e["args"].get("start_time_since_epoch_in_micros") for e in events if "args" in e), None)
+        return _lanes(events, names, origin, began_unix_s)
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path} is no timeline of Horovod ({error}); expected the file of {VARIABLE}") from None
+
+
+def _lanes(
+    events: list[dict[str, Any]], names: dict[int, str], origin: float | None, began_unix_s: float | None
+) -> list[Lane]:
+    shift = began_unix_s - origin / 1e6 if began_unix_s is not None and origin is not None else 0.0
+    laps: dict[int, list[Lap]] = {}
+    opened: dict[int, list[tuple[str, float]]] = {}
+    for event in events:
+        stack = opened.setdefault(event["pid"], [])
+        if event["ph"] == "B":
+            stack.append((event["name"], event["ts"] / 1e6 - shift))
+        elif event["ph"] == "E" and stack:
+            name, begin = stack.pop()
+            if not stack and begin >= 0:  # what is nested says by which library, and is left out
+                activity = "waiting" if name.startswith("NEGOTIATE") else "communication"
+                laps.setdefault(event["pid"], []).append(Lap(activity, begin, event["ts"] / 1e6 - shift))
+    return [Lane(f"Horovod: {names.get(pid, pid)}", laps[pid]) for pid in sorted(laps)]
+
+
+def write_chrome(timeline: Timeline, path: Path) -> None:
+    """The timeline as JSON trace events, which chrome://tracing and ui.perfetto.dev open.
+
+    Raises:
+        ResultsError: the file cannot be written.
+    """
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": timeline.title}}
+    ]
+    for place, lane in enumerate(timeline.lanes):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": place, "args": {"name": lane.name}})
+        events += [
+            {
+                "ph": "X",
+                "name": lap.activity,
+                "cat": GROUPS[lap.activity],
+                "pid": 0,
+                "tid": place,
+                "ts": round(lap.begin_s * 1e6, 3),
+                "dur": round((lap.end_s - lap.begin_s) * 1e6, 3),
+            }
+            for lap in lane.laps
+        ]
+        events += [
+            {"ph": "i", "s": "t", "name": f"end of epoch {epoch}", "pid": 0, "tid": place, "ts": round(end * 1e6, 3)}
+            for epoch, end in enumerate(lane.epochs, start=1)
+        ]
+    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None

@@ -1,0 +1,100 @@
+"""`scalebench trace` writes a figure and a trace file of one run, with Horovod's own timeline beside it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from scalebench.cli.main import main
+from scalebench.launch import engines
+
+SHORT = ["--strategy", "epoch_average", "--cluster", "marenostrum5-acc", "--device-step-time", "0.001"]
+
+
+def trace(folder: Path, *arguments: str) -> tuple[list[Path], dict]:
+    result = CliRunner().invoke(main, ["trace", *arguments, "--output", str(folder), "--format", "png"])
+    assert result.exit_code == 0, result.output
+    files = [Path(line) for line in result.output.split()]
+    assert [file.suffix for file in files] == [".png", ".csv", ".json"]
+    assert all(file.stat().st_size > 500 for file in files)
+    return files, json.loads(files[-1].read_text())
+
+
+def lanes(document: dict) -> dict[str, list[dict]]:
+    names = {e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"}
+    return {
+        name: [e for e in document["traceEvents"] if e["ph"] == "X" and e["tid"] == tid] for tid, name in names.items()
+    }
+
+
+def test_a_virtual_run_becomes_lanes_without_gaps(tmp_path: Path) -> None:
+    files, document = trace(tmp_path, *SHORT, "--set", "virtual.slowdown={1: 2.0}", "--set", "virtual.jitter=none")
+    found = lanes(document)
+    assert list(found) == [f"worker {rank}" for rank in range(4)]
+    for events in found.values():
+        for before, after in pairwise(events):
+            assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)  # microseconds, rounded to 1e-3
+        assert events[0]["ts"] == 0
+    ends = {name: events[-1]["ts"] + events[-1]["dur"] for name, events in found.items()}
+    assert max(ends.values()) == pytest.approx(min(ends.values()), abs=0.01)  # the last thing all do is average
+    compute = {name: sum(e["dur"] for e in events if e["cat"] == "compute") for name, events in found.items()}
+    assert compute["worker 1"] == pytest.approx(2 * compute["worker 0"], rel=0.05)  # a batch may differ by a sample
+    waited = {name: sum(e["dur"] for e in events if e["cat"] == "waiting") for name, events in found.items()}
+    assert waited["worker 1"] == 0
+    assert waited["worker 0"] + compute["worker 0"] == pytest.approx(compute["worker 1"], rel=1e-3)
+    assert files[0].stem == "timeline-epoch_average-at-4-workers-virtual"
+    assert files[1].read_text().startswith("lane,activity,begin_s,end_s\nworker 0,compute,0.0,")
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (trace(tmp_path / name, *SHORT)[0] for name in ("a", "b"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+
+
+@pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
+def test_a_real_run_has_the_laps_of_every_rank(tmp_path: Path) -> None:
+    _, document = trace(tmp_path, "--strategy", "allreduce", "--workers", "2", "--execution", "native", "--epochs", "1")
+    found = lanes(document)
+    assert list(found) == ["worker 0", "worker 1"]
+    for events in found.values():
+        assert {"compute", "communication", "data"} <= {event["cat"] for event in events}
+        assert sum(event["name"] == "forward" for event in events) == 9
+        assert all(after["ts"] >= before["ts"] for before, after in pairwise(events))
+    # Who waits for the other ends waiting when the other comes: at each step one of the two waits, or nobody.
+    assert any(event["cat"] == "waiting" for events in found.values() for event in events)
+
+
+@pytest.mark.skipif(engines.available("horovod") is not None, reason="no Horovod here")
+def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
+    _, document = trace(tmp_path, "--strategy", "horovod", "--workers", "2", "--execution", "native", "--epochs", "1")
+    found = lanes(document)
+    own = [name for name in found if name.startswith("Horovod: allreduce.")]
+    assert len(own) == 4  # two layers, weights and biases
+    end = max(event["ts"] + event["dur"] for name in found if name not in own for event in found[name])
+    for name in own:
+        assert (
+            sum(event["cat"] == "communication" for event in found[name]) >= 9 - 1
+        )  # what came before training is out
+        assert all(event["ts"] >= 0 and event["ts"] + event["dur"] <= end + 1e5 for event in found[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "2,4", "--strategy", "allreduce"], "a timeline is of one run, the study has 2"),
+        (["--workers", "2"], "choose with --strategy, --workers and --execution"),
+        ([*SHORT, "--window", "3:1"], "--window 3:1: expected BEGIN:END in seconds, such as 0.5:1.5"),
+        ([*SHORT, "--window", "100:"], "nothing happened between 100 and inf s"),
+        (["--horovod-timeline", "no-such.json"], "cannot read no-such.json: No such file"),
+        (["--strategy", "epoch_averag"], "unknown strategy 'epoch_averag'; did you mean 'epoch_average'?"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["trace", *arguments, "--output", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1

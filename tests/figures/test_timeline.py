@@ -1,0 +1,79 @@
+"""Timelines as figures and files; a real one of Horovod 0.28.1 (two ranks, two tensors, three rounds)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.figures.timeline import draw_timeline
+from scalebench.launch.tracing import Lane, Timeline, read_horovod, write_chrome
+from scalebench.outcome import Lap
+
+RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")
+LAPS = [
+    Lap("data", 0.0, 0.1), Lap("forward", 0.1, 0.2), Lap("backward", 0.2, 0.4), Lap("update", 0.4, 0.5),
+    Lap("forward", 0.5, 0.6), Lap("backward", 0.6, 0.8), Lap("waiting", 0.8, 0.9), Lap("communication", 0.9, 1.0),
+]  # fmt: skip
+
+
+def drawn(tmp_path: Path, timeline: Timeline, **values: object) -> list[tuple[str, str, float, float]]:
+    files = draw_timeline(timeline, tmp_path / "timeline", ("svg",), **values)  # type: ignore[arg-type]
+    with files[-1].open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["lane", "activity", "begin_s", "end_s"]
+    return [(lane, activity, float(begin), float(end)) for lane, activity, begin, end in rows[1:]]
+
+
+def test_a_steps_compute_is_one_bar(tmp_path: Path) -> None:
+    rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]))
+    assert [row[1:] for row in rows] == [
+        ("data", 0.0, 0.1), ("compute", 0.1, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.9),
+        ("communication", 0.9, 1.0),
+    ]  # fmt: skip
+
+
+def test_a_window_cuts_bars_at_its_ends(tmp_path: Path) -> None:
+    rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS)]), window=(0.3, 0.85))
+    assert [row[1:] for row in rows] == [("compute", 0.3, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.85)]
+
+
+def test_a_trace_file_has_every_lap_in_microseconds(tmp_path: Path) -> None:
+    write_chrome(Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]), tmp_path / "t.trace.json")
+    events = json.loads((tmp_path / "t.trace.json").read_text())["traceEvents"]
+    laps = [(e["name"], e["cat"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert laps[3] == ("update", "compute", 4e5, 1e5)
+    assert len(laps) == len(LAPS)
+    assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("end of epoch 1", 1e6)]
+
+
+def test_horovods_timeline_becomes_a_lane_for_each_tensor() -> None:
+    lanes = read_horovod(RECORDED)
+    assert [lane.name for lane in lanes] == ["Horovod: allreduce.a", "Horovod: allreduce.b"]
+    first = lanes[0].laps[0]
+    assert first == Lap("waiting", 0.008141, 0.016054)  # NEGOTIATE_ALLREDUCE, microseconds 8141 to 16054 in the file
+    for lane in lanes:
+        assert [lap.activity for lap in lane.laps] == ["waiting", "communication"] * 3
+
+
+def test_it_is_laid_over_a_run_by_its_absolute_time() -> None:
+    origin = json.loads(RECORDED.read_text())[0]["args"]["start_time_since_epoch_in_micros"] / 1e6
+    later = read_horovod(RECORDED, began_unix_s=origin + 0.020)
+    assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)  # what came before is left out
+
+
+def test_the_timeline_of_a_killed_run_is_read_too(tmp_path: Path) -> None:
+    whole = RECORDED.read_text()
+    cut = tmp_path / "cut.json"
+    cut.write_text(whole[: whole.index('{"name": "process_name", "ph": "M", "pid": 2')])
+    assert [len(lane.laps) for lane in read_horovod(cut)] == [2]
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 1}', '[{"ph": "B"}]', "<html>"])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"other\.json is no timeline of Horovod"):
+        read_horovod(tmp_path / "other.json")
