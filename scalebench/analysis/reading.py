@@ -68,7 +68,9 @@ def load(folder: Path | str) -> Results:
     runs = _read(folder / "runs.csv", RunRow)
     if runs.empty:
         raise ResultsError(f"{folder / 'runs.csv'} holds no runs yet; `scalebench run` fills it")
-    check_version(folder / "runs.csv", set(runs["schema_version"].astype(str)))
+    check_version(
+        folder / "runs.csv", {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]}
+    )
     runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
     runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
     runs = runs.sort_values("attempt", kind="stable").drop_duplicates("run_id", keep="last").sort_index()

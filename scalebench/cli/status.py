@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,11 @@ def status(results: Path | None, as_json: bool) -> None:
     from scalebench.records.progress import progress_of
 
     folder = results if results is not None else newest_study(Path("results"))
-    progress, owner = progress_of(folder), owner_of(folder)
+    gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
+    try:
+        progress, owner = progress_of(folder), owner_of(folder)
+    finally:
+        gc.enable()
     if as_json:
         facts = {
             "study": progress.study,

@@ -38,6 +38,7 @@ class Interruption:
         self._heard_at = 0.0
         self._under_way = self._shielded = self._owed = self._abandoned = False
         self._before: dict[int, Any] = {}
+        self._timer_before: tuple[float, float] | None = None
 
     def asked(self) -> bool:
         """Whether no further run should begin."""
@@ -73,8 +74,8 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if signal.SIGALRM in self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._timer_before is not None:
+            signal.setitimer(signal.ITIMER_REAL, *self._timer_before)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -101,8 +102,8 @@ class Interruption:
             self._abandon()
 
     def _set_grace(self, signum: int) -> None:
-        if signum == signal.SIGTERM and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
-            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        if signum == signal.SIGTERM and self._timer_before is None:
+            self._timer_before = signal.setitimer(signal.ITIMER_REAL, self._grace_s)
 
     def _abandon(self) -> None:
         if self._abandoned:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_text
@@ -86,26 +88,30 @@ def progress_of(folder: Path) -> Progress:
     Raises:
         ResultsError: there is no study, its tables are of another schema version, or a row is damaged.
     """
-    rows = list(_latest(folder / "runs.csv").values())
+    latest, begun = _read(folder / "runs.csv")
+    rows = list(latest.values())
     planned = _planned(folder)
     if planned is None:  # written by hand, or by another version: then it consists of what it holds
-        planned = [Planned(row.run_id, row.config_hash, row.group) for row in rows]
-    status = {(row.run_id, row.config_hash): row for row in rows}
-    ended = [status[key] for run in planned if (key := (run.run_id, run.config_hash)) in status]
-    failures = [Failure(row.run_id, row.status, row.error) for row in ended if row.status != "completed"]
-    remaining = Counter(run.group for run in planned if (run.run_id, run.config_hash) not in status)
+        planned = [[row.run_id, row.config_hash, row.group] for row in rows]
+    ended, remaining = [], Counter[str]()
+    for run_id, config_hash, group in planned:
+        row = latest.get(run_id)
+        if row is not None and row.config_hash == config_hash:
+            ended.append(row)
+        else:
+            remaining[group] += 1
+    failures = [Failure(row.run_id, row.status, to_text(row.error)) for row in ended if row.status != "completed"]
     return Progress(
-        study=rows[-1].study if rows else folder.name,
+        study=to_text(rows[-1].study) if rows else folder.name,
         planned=len(planned),
         done=len(ended) - len(failures),
         failures=failures,
         remaining=remaining,
-        seconds_per_run=_seconds_per_run(rows),
+        seconds_per_run={group: pace for group, times in begun.items() if (pace := _pace(times)) is not None},
     )
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     study: str
     run_id: str
     config_hash: str
@@ -113,80 +119,104 @@ class _Row:
     status: str
     error: str
     group: str
-    started_utc: str
 
 
-def _planned(folder: Path) -> list[Planned] | None:
+def _planned(folder: Path) -> list[list[str]] | None:
     path = folder / FILE
     try:
-        return [Planned(*map(str, entry)) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        planned = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
-        raise ResultsError(f"cannot read {path}: {error}; delete it, `scalebench run` writes it again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        planned, reason = None, f" ({' '.join(str(error).split())})"
+    else:
+        reason = ""
+    if not isinstance(planned, list) or not all(_is_planned(entry) for entry in planned):
+        raise ResultsError(f"cannot read {path}{reason}; delete it, `scalebench run` writes it again")
+    return planned
 
 
-def _latest(path: Path) -> dict[str, _Row]:
-    """The latest attempt at each run; a last line that is being written at this moment does not count."""
+def _is_planned(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and all(isinstance(text, str) for text in entry)
+
+
+def _read(path: Path) -> tuple[dict[str, _Row], dict[str, list[str]]]:
+    """The latest attempt at each run, and the moments at which attempts began, by group.
+
+    A last line that is being written at this moment does not count.
+    """
     latest: dict[str, _Row] = {}
+    begun: dict[str, list[str]] = {}
     versions: set[str] = set()
     try:
         with path.open("rb") as file:
             header = from_line(file.readline())
             if not header:
-                return {}
+                return {}, {}
             check_header(path, header, columns(RunRow))
-            places = [header.index(name) for name in _COLUMNS]
-            lines = (line.decode("utf-8", errors="replace") for line in file if line.endswith(b"\n"))
-            for number, cells in enumerate(csv.reader(lines), start=2):
-                row, version = _row(path, number, cells, len(header), places)
+            cells_of = _cutter(header)
+            for number, line in enumerate(file, start=2):
+                if not line.endswith(b"\n"):
+                    break
+                cells = cells_of(line)
+                if cells is None:
+                    count = len(from_line(line))
+                    raise ResultsError(
+                        f"{path}, line {number}: {count} cells, expected {len(header)}; repair or remove the line"
+                    )
+                version, study, run_id, digest, attempt, status, error, execution, engine, started = cells
+                if not attempt.isdecimal():
+                    raise ResultsError(f"{path}, line {number}: attempt is {attempt!r}, expected a number")
                 versions.add(version)
-                if row.run_id not in latest or row.attempt >= latest[row.run_id].attempt:
-                    latest.pop(row.run_id, None)
-                    latest[row.run_id] = row
-    except FileNotFoundError:
+                group, number_of = group_of(execution, engine), int(attempt)
+                before = latest.get(run_id)
+                if before is None or number_of >= before.attempt:
+                    latest[run_id] = _Row(study, run_id, digest, number_of, status, error, group)
+                begun.setdefault(group, []).append(started)
+    except (FileNotFoundError, NotADirectoryError):
         raise ResultsError(f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>") from None
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    except csv.Error as error:
-        raise ResultsError(f"{path}: {error}; repair or remove the line") from None
     check_version(path, versions)
-    return latest
+    return latest, begun
 
 
-_COLUMNS = (
-    *("study", "run_id", "config_hash", "status", "error", "started_utc"),
-    *("schema_version", "attempt", "execution", "engine"),
-)
+_FIRST = (
+    *("schema_version", "study", "run_id", "config_hash", "attempt", "status", "error", "execution", "engine"),
+)  # as they are written; among a thousand runs nobody waits for the cells between these and the last ones
+_STARTED = "started_utc"
+_QUOTED = re.compile(rb'"[^"]*"')
 
 
-def _row(path: Path, number: int, cells: Sequence[str], width: int, places: Sequence[int]) -> tuple[_Row, str]:
-    if len(cells) != width:
-        raise ResultsError(f"{path}, line {number}: {len(cells)} cells, expected {width}; repair or remove the line")
-    study, run_id, digest, status, error, started, version, attempt, execution, engine = (cells[i] for i in places)
-    if not attempt.isdecimal():
-        raise ResultsError(f"{path}, line {number}: attempt is {attempt!r}, expected a number")
-    group = group_of(execution, engine)
-    return _Row(to_text(study), run_id, digest, int(attempt), status, to_text(error), group, started), version
+def _cutter(header: list[str]) -> Callable[[bytes], Sequence[str] | None]:
+    """Cuts the cells `_FIRST` and `started_utc` out of a line; None where their number is not the header's."""
+    width, places = len(header), [header.index(name) for name in (*_FIRST, _STARTED)]
+    behind = width - places[-1]
+    as_written = tuple(header[: len(_FIRST)]) == _FIRST
+
+    def cut(line: bytes) -> Sequence[str] | None:
+        if as_written and _QUOTED.sub(b"", line).count(b",") == width - 1:
+            *first, rest = line.split(b",", len(_FIRST))
+            middle, started, *_ = line.rsplit(b",", behind)
+            if line.find(b'"', 0, -len(rest)) < 0 and line.find(b'"', len(middle)) < 0:
+                return b",".join([*first, started]).decode("utf-8", errors="replace").split(",")
+        cells = from_line(line)
+        return [cells[place] for place in places] if len(cells) == width else None
+
+    return cut
 
 
-def _seconds_per_run(rows: Sequence[_Row]) -> dict[str, float]:
+def _pace(begun: list[str]) -> float | None:
     """Wall seconds from the start of one run to that of the next; nights between two commands do not count."""
-    moments: dict[str, list[float]] = {}
-    for row in rows:
-        try:
-            moments.setdefault(row.group, []).append(datetime.fromisoformat(row.started_utc).timestamp())
-        except ValueError:
-            continue
-    found: dict[str, float] = {}
-    for group, times in moments.items():
-        times.sort()
-        gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
-        if not gaps:
-            continue
-        usual = sorted(gaps)[len(gaps) // 2]
-        worked = [gap for gap in gaps if gap <= _BREAK * usual + 60]
-        before_last = sum(moment < times[-1] for moment in times) - (len(gaps) - len(worked))
-        if before_last > 0:
-            found[group] = sum(worked) / before_last
-    return found
+    times = []
+    for started in begun:
+        with suppress(ValueError):  # no moment was noted
+            times.append(datetime.fromisoformat(started).timestamp())
+    times.sort()
+    gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
+    if not gaps:
+        return None
+    usual = sorted(gaps)[len(gaps) // 2]
+    worked = [gap for gap in gaps if gap <= _BREAK * usual + 60]
+    runs = sum(moment < times[-1] for moment in times) - (len(gaps) - len(worked))
+    return sum(worked) / runs if runs > 0 else None

@@ -1,0 +1,125 @@
+"""`scalebench status` and `scalebench retry` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scalebench.cli.main import main
+from scalebench.launch.lock import study_lock
+from scalebench.launch.scenery import Calibration
+
+STUDY = """\
+name: mine
+dataset: wine
+epochs: 1
+repetitions: 1
+execution: virtual
+workers: 1,2
+strategies: [serial, allreduce, epoch_average]
+calibration: given.json
+"""
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, capsys, scenery):
+    monkeypatch.chdir(tmp_path)
+    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    (tmp_path / "given.json").write_text(given.model_dump_json())
+    (tmp_path / "study.yaml").write_text(STUDY)
+
+    def call(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main([str(word) for word in words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out + err
+
+    return call
+
+
+@pytest.fixture
+def half_failed(scalebench, monkeypatch):
+    """The study, run while averaging epochs was broken."""
+    from scalebench.errors import RunError
+    from scalebench.strategies.epoch_average import EpochAverage
+
+    def broken(*_):
+        raise RunError("it broke, see [red]")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochAverage, "train_epoch", broken)
+        scalebench("run", "study.yaml", "--jobs", "1", code=1)
+    return scalebench
+
+
+def test_status_says_what_is_done_and_what_failed(half_failed):
+    said = half_failed("status")
+    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
+    assert "failed: epoch_average-w1-r0-virtual-" in said
+    assert "it broke, see [red]" in said
+    assert "scalebench retry results/mine" in said
+    facts = json.loads(half_failed("status", "results/mine", "--json"))
+    assert (facts["planned"], facts["done"], len(facts["failed"]), facts["remaining"]) == (5, 3, 2, {})
+
+
+def test_retry_runs_the_failed_cells_and_nothing_else(half_failed, tmp_path):
+    before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
+    said = half_failed("retry", "--jobs", "1")
+    assert "2 runs completed, 3 were there before" in said
+    after = (tmp_path / "results" / "mine" / "runs.csv").read_text()
+    assert after.startswith(before)
+    assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [["2", "completed"]]
+    assert "5 of 5 runs done, 0 failed" in half_failed("status")
+    assert "no failed runs" in half_failed("retry")
+
+
+def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
+    path = tmp_path / "results" / "mine" / "runs.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if ",allreduce," not in line))
+    assert "1 of 5 runs done, 2 failed, 2 remaining" in half_failed("status")
+    half_failed("retry", "results/mine", "--jobs", "1")
+    assert "3 of 5 runs done, 0 failed, 2 remaining" in half_failed("status")
+    half_failed("run", "study.yaml", "--jobs", "1")
+    assert "5 of 5 runs done, 0 failed, 0 remaining" in half_failed("status")
+
+
+def test_status_shows_who_is_writing_and_run_refuses_meanwhile(half_failed, tmp_path):
+    with study_lock(tmp_path / "results" / "mine"):
+        assert "running: process" in half_failed("status")
+        assert "is being written by process" in half_failed("run", "study.yaml", "--jobs", "1", code=2)
+        assert "is being written by process" in half_failed("retry", "--jobs", "1", code=2)
+
+
+def test_a_changed_study_goes_to_a_folder_of_its_own_with_new(half_failed, tmp_path):
+    assert "use --new" in half_failed("run", "study.yaml", "--lr", "0.5", "--jobs", "1", code=2)
+    half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
+    assert (tmp_path / "results" / "mine-2" / "runs.csv").exists()
+    said = half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
+    assert "0 runs completed, 5 were there before" in said
+    assert "mine-2: 5 of 5 runs done" in half_failed("status", "results/mine-2")
+
+
+@pytest.mark.parametrize("command", ["status", "retry"])
+def test_where_no_study_is_they_say_so(scalebench, command):
+    assert "no study in results/" in scalebench(command, code=2)
+    assert "expected" in scalebench(command, "given.json", code=2)
+
+
+def test_a_folder_that_was_renamed_is_retried_under_its_name(half_failed, tmp_path):
+    (tmp_path / "results" / "mine").rename(tmp_path / "results" / "yours")
+    assert "name the folder mine again" in half_failed("retry", "results/yours", code=2)
+
+
+def test_status_imports_nothing_heavy():
+    heavy = ("torch", "pandas", "numpy", "scipy", "sklearn", "matplotlib", "mpi4py", "rich")
+    program = (
+        "import sys, scalebench.cli.status, scalebench.launch.lock, scalebench.records.newest, "
+        f"scalebench.records.progress; print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

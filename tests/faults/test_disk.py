@@ -1,0 +1,89 @@
+"""A disk that is really full, a folder that is closed while a study runs: one line, nothing torn, and on it goes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+LIBC = ctypes.CDLL(None)
+
+
+def run(place, output, *more, **popen):
+    command = [sys.executable, "-m", "scalebench", "run", "study.yaml", "--output", output, "--jobs", "1", *more]
+    return subprocess.Popen(
+        command, cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+    )
+
+
+def heed_permissions():
+    """Root may write whatever its mode says: not in this process."""
+    LIBC.prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+
+
+def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
+    """A tmpfs of 40 KiB in a mount namespace of its own; it grows before the second command."""
+    if os.getuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    (place.folder / "small-disk").mkdir()
+    command = f"{sys.executable} -m scalebench run study.yaml --output small-disk --jobs 1"
+    script = (
+        "mount -t tmpfs -o size=40k tmpfs small-disk || exit 77\n"
+        f"{command} --quiet 2>first.txt; echo $? >first.code; cp -r small-disk first\n"
+        "mount -o remount,size=16m small-disk || exit 77\n"
+        f"{command} >second.txt 2>&1; echo $? >second.code; cp -r small-disk second\n"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=place.folder, capture_output=True, check=False)
+    if done.returncode in (1, 77):
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    said = (place.folder / "first.txt").read_text().strip().splitlines()
+    assert (place.folder / "first.code").read_text().strip() == "2", said
+    assert "No space left on device" in said[-1]
+    assert "Traceback" not in "\n".join(said)
+    kept = place.whole_lines("first")
+    assert kept == place.runs_csv("first").read_bytes(), "a torn row was left"
+    assert 1 < kept.count(b"\n") < 33
+    assert (place.folder / "second.code").read_text().strip() == "0", (place.folder / "second.txt").read_text()
+    assert place.run("undisturbed") == 0
+    assert place.tables("second") == place.tables("undisturbed")
+
+
+def test_a_folder_that_is_closed_while_the_study_runs(place):
+    """What is open stays open; weights, which are new files, fail with their reason, and are made later."""
+    process = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    weights = place.folder / "out" / "small" / "weights"
+    place.until(lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights")
+    weights.chmod(0o555)
+    said = process.communicate(timeout=120)[0]
+    weights.chmod(0o755)
+    assert process.returncode == 1, said
+    assert "cannot write the weights" in said
+    assert "Permission denied" in said
+    assert "Traceback" not in said
+    (place.folder / "out" / "small").chmod(0o555)
+    again = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    (line,) = again.communicate(timeout=60)[0].strip().splitlines()
+    assert again.returncode == 2
+    assert "Permission denied; choose another folder with --output" in line
+    (place.folder / "out" / "small").chmod(0o755)
+    last = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    said = last.communicate(timeout=120)[0]
+    assert last.returncode == 0, said
+    assert len(list(weights.glob("*.npz"))) == 32
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(place, monkeypatch):
+    """Durations come from the monotonic clock; only the note of when a run began follows the wall clock."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 86400)
+    from scalebench.clock import WallClock
+
+    clock = WallClock()
+    clock.start()
+    time.sleep(0.01)
+    monkeypatch.setattr(time, "time", lambda: real() - 2 * 86400)
+    assert 0.01 <= clock.elapsed() < 1

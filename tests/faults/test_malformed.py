@@ -1,0 +1,103 @@
+"""Tables that a spreadsheet, an editor or a broken disk made: read, or refused in one line; never a traceback.
+
+Study files get the same treatment in tests/study/test_load.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scalebench.analysis import load
+from scalebench.errors import ResultsError
+from scalebench.records.progress import progress_of
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+TOKENS = [
+    b",",
+    b'"',
+    b"\n",
+    b"\r",
+    b";",
+    b"\t",
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"nan",
+    b"inf",
+    b"-1",
+    b"1e999",
+    b"",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    with Store(folder, fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2), native_workers=(1,), repetitions=1):
+            store.append(run, epochs)
+    return folder
+
+
+def read_all(folder):
+    """Each reader either reads or says in one line why not."""
+    for reader in (progress_of, load, lambda place: Store(place, fsync=False).close()):
+        said = f"{folder} was read"
+        try:
+            reader(folder)
+        except ResultsError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert str(folder) in said
+
+
+def hurt(whole, name, data):
+    folder = whole.parent / "hurt"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    (folder / name).write_bytes(data)
+    return folder
+
+
+@SETTINGS
+@given(
+    name=st.sampled_from(["runs.csv", "epochs.csv"]),
+    edits=st.lists(
+        st.tuples(
+            st.floats(0, 1),
+            st.integers(0, 40),
+            st.one_of(st.sampled_from(TOKENS), st.binary(max_size=12), st.text(max_size=6).map(str.encode)),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_edited_tables(whole, name, edits):
+    data = (whole / name).read_bytes()
+    for place, length, replacement in edits:
+        start = int(place * len(data))
+        data = data[:start] + replacement + data[start + length :]
+    read_all(hurt(whole, name, data))
+
+
+@SETTINGS
+@given(name=st.sampled_from(["runs.csv", "epochs.csv", "planned.json", "lock"]), data=st.binary(max_size=300))
+def test_any_bytes(whole, name, data):
+    read_all(hurt(whole, name, data))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_shuffled_and_repeated_cells(whole, data):
+    header, *rows = (whole / "runs.csv").read_text().splitlines()
+    row = data.draw(st.integers(0, len(rows) - 1))
+    cells = rows[row].split(",")
+    cells = data.draw(st.one_of(st.permutations(cells), st.lists(st.sampled_from(cells), max_size=90)))
+    rows[row] = ",".join(cells)
+    read_all(hurt(whole, "runs.csv", "\n".join([header, *rows, ""]).encode()))

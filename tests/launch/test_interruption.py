@@ -1,0 +1,98 @@
+"""What the signals mean, one by one; what a whole command does with them is tested in tests/faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from scalebench.launch.interruption import AbandonedError, Interruption
+
+
+@pytest.fixture
+def said(monkeypatch):
+    monkeypatch.setattr("scalebench.launch.interruption._ECHO_S", 0.0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    yield []
+    signal.signal(signal.SIGINT, before)
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+    time.sleep(0.001)
+
+
+def test_nothing_under_way_is_left_at_once(said):
+    with Interruption(say=said.append) as interruption:
+        assert not interruption.asked()
+        with pytest.raises(AbandonedError):
+            send(signal.SIGTERM)
+        assert interruption.signum == signal.SIGTERM
+    assert said == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_signal_asks_and_the_next_ctrl_c_abandons(said, first):
+    with Interruption(say=said.append) as interruption, interruption.runs_under_way():
+        send(first)
+        assert interruption.signum == first
+        assert interruption.asked()
+        assert len(said) == 1
+        with pytest.raises(AbandonedError):
+            send(signal.SIGINT)
+        assert interruption.signum == first
+
+
+def test_sigterm_is_patient_for_its_grace(said):
+    began = time.monotonic()
+    timer = signal.getitimer(signal.ITIMER_REAL)
+    with Interruption(grace_s=0.2, say=said.append) as interruption, interruption.runs_under_way():
+        send(signal.SIGUSR1)
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        with pytest.raises(AbandonedError):
+            time.sleep(5)
+        assert 0.2 <= time.monotonic() - began < 2
+    assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=3)
+
+
+def test_a_row_is_written_whole_before_its_run_is_abandoned(said):
+    written = []
+
+    def write_a_row():
+        with Interruption(say=said.append) as interruption, interruption.runs_under_way(), interruption.shielded():
+            send(signal.SIGINT)
+            send(signal.SIGINT)
+            written.append("row")
+
+    with pytest.raises(AbandonedError):
+        write_a_row()
+    assert written == ["row"]
+
+
+def test_abandoning_happens_once_so_that_nothing_disturbs_the_cleaning_up(said):
+    with Interruption(grace_s=0.05, say=said.append) as interruption, interruption.runs_under_way():
+        send(signal.SIGTERM)
+        with pytest.raises(AbandonedError):
+            send(signal.SIGINT)
+        time.sleep(0.1)  # the grace is over too
+
+
+def test_an_echo_of_the_signal_is_not_a_second_one(said, monkeypatch):
+    monkeypatch.setattr("scalebench.launch.interruption._ECHO_S", 10.0)
+    with Interruption(say=said.append) as interruption, interruption.runs_under_way():
+        for _ in range(5):
+            send(signal.SIGINT)
+        assert len(said) == 1
+
+
+def test_the_signals_are_given_back_and_what_was_ignored_stays_ignored(said):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption(say=said.append) as interruption:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) != before
+        assert not interruption.asked()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,52 @@
+"""A folder holds one study."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.launch.resume import changes, keep_study, with_a_folder_of_its_own
+from scalebench.study.load import load_study
+
+
+def study(**values):
+    return load_study(None, {"name": "mine", **values}, [])
+
+
+def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
+    keep_study(tmp_path, study())
+    keep_study(tmp_path, study(workers="1..4", repetitions=9))
+    with pytest.raises(ResultsError, match=r"holds another study of this name \(lr was 0\.1, is 0\.5\); use --new"):
+        keep_study(tmp_path, study(lr=0.5))
+    assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []
+
+
+def test_a_changed_study_gets_the_next_free_folder_and_goes_on_there_the_next_time(tmp_path):
+    keep_study(tmp_path / "mine", study())
+    assert with_a_folder_of_its_own(tmp_path, study(repetitions=7)).name == "mine"
+    second = with_a_folder_of_its_own(tmp_path, study(lr=0.5))
+    assert second.name == "mine-2"
+    keep_study(tmp_path / "mine-2", second)
+    assert with_a_folder_of_its_own(tmp_path, study(lr=0.5)).name == "mine-2"
+    assert with_a_folder_of_its_own(tmp_path, study(lr=0.25)).name == "mine-3"
+
+
+def test_the_longest_name_still_gets_a_number(tmp_path):
+    name = 80 * "x"
+    keep_study(tmp_path / name, study(name=name))
+    second = with_a_folder_of_its_own(tmp_path, study(name=name, lr=0.5))
+    keep_study(tmp_path / second.name, second)
+    assert load_study(tmp_path / second.name / "study.yaml", {}, []) == second
+
+
+def test_a_kill_while_it_is_written_leaves_the_old_one(tmp_path, monkeypatch):
+    keep_study(tmp_path, study())
+    before = (tmp_path / "study.yaml").read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_study(tmp_path, study(repetitions=9))
+    assert (tmp_path / "study.yaml").read_bytes() == before

@@ -1,0 +1,116 @@
+"""How far a study is, from the plan and the run rows alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.records.progress import Planned, keep_planned, progress_of
+from scalebench.records.schema import SCHEMA_VERSION
+from scalebench.records.store import Store
+from tests.records_factory import run_row
+
+BEGAN = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+def row(number, seconds, status="completed", attempt=1, **more):
+    started = (BEGAN + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+    return run_row(run_id=f"r{number}", config_hash="h", status=status, attempt=attempt, started_utc=started, **more)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten virtual runs and three native ones planned; eight virtual ones tried, the next night's among them."""
+    groups = 10 * ["virtual"] + 3 * ["native mpi"]
+    keep_planned(tmp_path, [Planned(f"r{number}", "h", group) for number, group in enumerate(groups)])
+    with Store(tmp_path) as store:
+        for number, seconds in enumerate([0, 2, 4, 6, 8, 40000, 40002, 40004]):
+            store.append(row(number, seconds, "failed" if number in (1, 2) else "completed", error="it broke"))
+        store.append(row(2, 40006, attempt=2))
+        store.append(row("from another study", 40008))
+    return tmp_path
+
+
+def test_it_counts_what_was_planned_by_the_latest_attempt(folder):
+    progress = progress_of(folder)
+    assert (progress.planned, progress.done) == (13, 7)
+    assert [(failure.run_id, failure.status, failure.error) for failure in progress.failures] == [
+        ("r1", "failed", "it broke")
+    ]
+    assert progress.remaining == {"virtual": 2, "native mpi": 3}
+
+
+def test_the_pace_is_that_of_the_finished_runs_without_the_night_between(folder):
+    progress = progress_of(folder)
+    assert progress.seconds_per_run == pytest.approx({"virtual": 2.0})
+    assert progress.left_s == pytest.approx(4.0)
+    assert progress.untold == {"native mpi": 3}
+
+
+def test_runs_that_begin_together_share_their_time(tmp_path):
+    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)])
+    with Store(tmp_path) as store:
+        for number in range(9):
+            store.append(row(number, number // 3 * 6))
+    assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 2.0})
+    assert progress_of(tmp_path).left_s == pytest.approx(22.0)
+
+
+def test_a_changed_configuration_is_still_to_be_run(folder):
+    keep_planned(folder, [Planned("r0", "another hash", "virtual")])
+    assert progress_of(folder).remaining == {"virtual": 1}
+
+
+def test_without_a_plan_the_study_is_what_it_holds(folder):
+    (folder / "planned.json").unlink()
+    progress = progress_of(folder)
+    assert (progress.planned, progress.done, len(progress.failures)) == (9, 8, 1)
+
+
+def test_a_row_that_is_being_written_does_not_count(folder):
+    whole = (folder / "runs.csv").read_bytes()
+    expected = progress_of(folder)
+    with (folder / "runs.csv").open("ab") as file:
+        file.write(whole.splitlines()[-1][:200])
+    assert progress_of(folder) == expected
+
+
+def test_epochs_are_not_read(folder):
+    (folder / "epochs.csv").unlink()
+    assert progress_of(folder).done == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("runs.csv", None, "holds no runs.csv"),
+        ("runs.csv", b"1,2,3\n", "lacks schema_version"),
+        ("planned.json", b"{", "cannot read .*planned.json"),
+        ("planned.json", b"[[1]]", "cannot read .*planned.json"),
+        ("planned.json", b"\xff\xfe", "cannot read .*planned.json"),
+    ],
+)
+def test_what_is_no_study_is_one_line(folder, name, content, message):
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ResultsError, match=message) as caught:
+        progress_of(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"\n2,", b"\n7,", "schema version 7"),
+        (b",h,1,", b",h,one,", "line 2: attempt is 'one'"),
+        (b",h,", b",", "line 2: 75"),
+    ],
+)
+def test_damaged_rows_are_named_by_their_line(folder, old, new, message):
+    path = folder / "runs.csv"
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(ResultsError, match=message):
+        progress_of(folder)
