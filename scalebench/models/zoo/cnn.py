@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.errors import ModelError
 from scalebench.models.architecture import MODELS, Architecture
+from scalebench.models.images import image_shape, into_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,10 +30,8 @@ class Cnn(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        planes, height, width = _image_shape(input_shape)
-        layers: list[nn.Module] = [] if len(input_shape) == 3 else [nn.Unflatten(1, (planes, height, width))]
-        if len(input_shape) == 2:
-            layers = [nn.Flatten(), *layers]
+        planes, height, width = image_shape(self.name, input_shape)
+        layers = into_images(self.name, input_shape)
         for channels in self.channels:
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]
             pool = (2 if height > 3 else 1, 2 if width > 3 else 1)
@@ -47,17 +44,3 @@ class Cnn(Architecture):
             layers += [nn.Linear(fan_in, width_of_layer), nn.ReLU()]
             fan_in = width_of_layer
         return nn.Sequential(*layers, nn.Linear(fan_in, outputs))
-
-
-def _image_shape(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(input_shape) == 3:
-        return input_shape[0], input_shape[1], input_shape[2]
-    if len(input_shape) == 2:
-        return 1, input_shape[0], input_shape[1]
-    side = math.isqrt(math.prod(input_shape))
-    if len(input_shape) == 1 and side * side == input_shape[0]:
-        return 1, side, side
-    raise ModelError(
-        f"model cnn: cannot read samples of shape {input_shape} as images; expected C x H x W, H x W or a square "
-        "number of values; use model: mlp for features"
-    )

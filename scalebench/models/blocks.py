@@ -1,0 +1,74 @@
+"""The residual blocks of `zoo/resnet.py`; imported only when a model is built, for it needs torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_RELU_GAIN = 1.7139588594436646  # sqrt(2 / (1 - 1/pi)): the ReLU of a standard normal then has variance 1
+
+
+class BatchNormBlock(nn.Module):
+    """ReLU(shortcut + BN(conv(ReLU(BN(conv))))); the shortcut takes every `stride`-th pixel, and new planes are zero."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.new = stride, after - before
+        self.branch = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        if self.new:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
+        return torch.relu(shortcut + self.branch(x))
+
+
+class StandardisedConv(nn.Conv2d):
+    """A padded convolution whose weights have mean 0 and variance 1 / fan-in for each output plane, times a gain."""
+
+    def __init__(self, before: int, after: int, size: int, stride: int = 1) -> None:
+        super().__init__(before, after, size, stride, size // 2)
+        self.gain = nn.Parameter(torch.ones(after, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        fan_in = self.weight[0].numel()
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        scale = self.gain * torch.rsqrt(torch.clamp(variance * fan_in, min=1e-4))
+        return functional.conv2d(x, (self.weight - mean) * scale, self.bias, self.stride, self.padding)
+
+
+class ScaledReLU(nn.Module):
+    """sqrt(2 / (1 - 1/pi)) max(x, 0): keeps the variance of a normal input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _RELU_GAIN * torch.relu(x)
+
+
+class NormaliserFreeBlock(nn.Module):
+    """h <- shortcut + alpha g f(act(h / beta)) with g a learned scalar that starts at 0.
+
+    The shortcut is h, or where the shape changes a projection of act(h / beta).
+    """
+
+    def __init__(self, before: int, after: int, stride: int, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.alpha, self.beta = alpha, beta
+        self.activation = ScaledReLU()
+        self.branch = nn.Sequential(
+            StandardisedConv(before, after, 3, stride), ScaledReLU(), StandardisedConv(after, after, 3)
+        )
+        self.shortcut = StandardisedConv(before, after, 1, stride) if stride > 1 or before != after else None
+        self.skip_gain = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.activation(x / self.beta)
+        kept: Tensor = x if self.shortcut is None else self.shortcut(active)
+        moved: Tensor = self.branch(active)
+        return kept + self.alpha * self.skip_gain * moved

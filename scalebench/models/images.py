@@ -1,0 +1,40 @@
+"""How a sample is read as an image, by the models that want one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from scalebench.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(planes, height, width) of a sample: C x H x W, H x W, or a flat square such as 64 values for 8 x 8.
+
+    Raises:
+        ModelError: it is none of them.
+    """
+    if len(input_shape) == 3:
+        return input_shape[0], input_shape[1], input_shape[2]
+    if len(input_shape) == 2:
+        return 1, input_shape[0], input_shape[1]
+    side = math.isqrt(math.prod(input_shape))
+    if len(input_shape) == 1 and side * side == input_shape[0]:
+        return 1, side, side
+    raise ModelError(
+        f"model {model}: cannot read samples of shape {input_shape} as images; expected C x H x W, H x W or a square "
+        "number of values; use model: mlp for features"
+    )
+
+
+def into_images(model: str, input_shape: tuple[int, ...]) -> list[nn.Module]:
+    """Layers from (n, *input_shape) to (n, planes, height, width); none where samples have that shape already."""
+    from torch import nn
+
+    shape = image_shape(model, input_shape)
+    if len(input_shape) == 3:
+        return []
+    return [nn.Flatten(), nn.Unflatten(1, shape)]
