@@ -76,7 +76,7 @@ def test_a_folder_that_is_closed_while_the_study_runs(place):
     assert len(list(weights.glob("*.npz"))) == 32
 
 
-def test_a_clock_that_is_set_back_changes_no_duration(place, monkeypatch):
+def test_a_clock_that_is_set_back_changes_no_duration(monkeypatch):
     """Durations come from the monotonic clock; only the note of when a run began follows the wall clock."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 86400)
