@@ -77,8 +77,8 @@ def _draw(
     left_out = len(timeline.lanes) - len(lanes)
     canvas.say(
         f"{timeline.about[:1].upper()}{timeline.about[1:]}.",
-        "Communication is what compute does not hide, without the waiting for others, which is shown separately; a "
-        "black line ends an epoch.",
+        "Communication is what compute does not hide, without the waiting for others, which is shown separately (for a "
+        "message: until it is there). A black line ends an epoch.",
         _of_real_runs(lanes) if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,18 @@ def trace(plan: Plan, folder: Path) -> Timeline:
             outcome = _native(run, plan, folder)
         if path is not None and path.exists():
             recorded = read_horovod(path, began_unix_s=outcome.facts["began_unix_s"])
+    timeline = timeline_from(run, outcome)
+    return replace(timeline, lanes=timeline.lanes + recorded)
+
+
+def timeline_from(run: Run, outcome: Outcome, cluster: str = "") -> Timeline:
+    """What a traced `run` left; `cluster` (default: the study's) says in words what a virtual one stands for."""
     lanes = [
         Lane(f"worker {worker.rank}", worker.laps, _epoch_ends(worker.laps, [e.elapsed_s for e in worker.epochs], run))
         for worker in outcome.workers
     ]
-    return Timeline(f"{run.strategy} at {run.workers} workers", run.execution, _about(run, outcome), lanes + recorded)
+    title = f"{run.strategy} at {run.workers} worker{'s' if run.workers > 1 else ''}"
+    return Timeline(title, run.execution, _about(run, outcome, cluster or run.cluster), lanes)
 
 
 def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
@@ -132,13 +139,15 @@ def _horovod_timeline(run: Run, folder: Path) -> Iterator[Path | None]:
         del os.environ[VARIABLE]
 
 
-def _about(run: Run, outcome: Outcome) -> str:
-    where = (
-        f"virtual, on {run.cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
-    )
+def _about(run: Run, outcome: Outcome, cluster: str) -> str:
+    where = f"virtual, on {cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
     steps = outcome.facts["steps_per_epoch"]
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
-    slow = "".join(f", worker {rank} {by:g} times as slow" for rank, by in sorted(run.virtual.slowdown.items()))
+    slow = "".join(
+        f", worker {rank} {by:g} times as slow"
+        for rank, by in sorted(run.virtual.slowdown.items())
+        if rank < run.workers
+    )
     return f"{where}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
 
 

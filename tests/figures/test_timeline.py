@@ -10,8 +10,10 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.figures.timeline import draw_timeline
+from scalebench.figures.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.launch.tracing import Lane, Timeline, read_horovod, write_chrome
 from scalebench.outcome import Lap
+from scalebench.strategies import registry
 
 RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")
 LAPS = [
@@ -77,3 +79,22 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ResultsError, match=r"other\.json is no timeline of Horovod"):
         read_horovod(tmp_path / "other.json")
+
+
+def test_pages_show_the_slow_worker_that_nobody_waits_for_asynchronously() -> None:
+    def waited(name: str) -> list[float]:
+        lanes = timeline_of(name).lanes
+        return [sum(lap.end_s - lap.begin_s for lap in lane.laps[:-2] if lap.activity == "waiting") for lane in lanes]
+
+    synchronous, asynchronous = waited("epoch_average"), waited("epoch_async")
+    assert synchronous[2] == 0
+    assert min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3  # six steps, half a millisecond each
+    assert max(asynchronous) < 0.5e-3  # for one's turn at the shared model only
+
+
+def test_pages_are_drawn_anew_as_they_are(tmp_path: Path) -> None:
+    draw_pages(tmp_path / "a", ["allreduce"])
+    draw_pages(tmp_path / "b", ["allreduce"])
+    first, second = (tmp_path / name / "timelines" / "allreduce.png" for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    assert set(OPTIONS) <= set(registry.names())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.strategies import registry
+from scalebench.strategies.traffic import readable
 
 FOLDER = Path(__file__).parents[2] / "docs" / "strategies"
 PAGES = [page for page in sorted(FOLDER.glob("*.md")) if page.stem in registry.names()]
@@ -27,16 +28,13 @@ def _in_yaml(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_the_averaging_families_have_their_pages():
-    named = {page.stem for page in PAGES}
-    assert {name for name in registry.names() if name.startswith(("daso", "torch_", "fed"))} <= named
-    assert {
-        "local_sgd",
-        "post_local_sgd",
-        "hierarchical_local_sgd",
-        "slowmo",
-        "bmuf",
-        "diloco",
-        "easgd",
-        "gossip",
-    } <= named
+@pytest.mark.parametrize("name", registry.names())
+def test_every_strategy_has_a_page_with_its_timeline_and_its_formulas(name):
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    picture = FOLDER / "timelines" / f"{name}.png"
+    assert f"](timelines/{name}.png)" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 100_000
+    strategy = registry.create(name, {})
+    assert f"synchronisations per epoch:  {readable(strategy.syncs_formula)}\n" in text
+    assert f"bytes per epoch and worker:  {readable(strategy.bytes_formula)}\n" in text

@@ -1,0 +1,98 @@
+"""The timelines of the strategies' pages: `python -m scalebench.figures.timelines docs/strategies/`.
+
+Every strategy on the same small virtual cluster with the same slow worker. Nothing is measured: the step is stated, so
+that any machine draws the same pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebench.errors import RunError
+
+if TYPE_CHECKING:
+    from scalebench.launch.tracing import Timeline
+
+WORKERS = 4
+# What shows a rule within a few steps, where its defaults would not.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bmuf": {"steps": 4},
+    "daso-fixed": {"global_skip": 4, "wait": 2},
+    "daso-heat": {"warm_up_epochs": 1, "cool_down_epochs": 1},
+    "diloco": {"steps": 4},
+    "dssp": {"lower": 1, "upper": 4},
+    "easgd": {"steps": 4},
+    "elastic_bsp": {"lookahead": 4},
+    "fedavg": {"fraction": 0.5},
+    "fedprox": {"fraction": 0.5},
+    "hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
+    "local_sgd": {"steps": 4},
+    "post_local_sgd": {"start": 6, "steps": 4},
+    "slowmo": {"steps": 4},
+    "ssp": {"staleness": 1},
+    "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
+    "torch_local_sgd": {"period": 4},
+    "torch_post_local_sgd": {"start": 6, "period": 4},
+}
+EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
+
+
+def timeline_of(name: str) -> Timeline:
+    """Strategy `name` on two nodes of two workers, one of which computes 1.5 times as long."""
+    from scalebench.cluster.engine_costs import EngineCosts
+    from scalebench.cluster.load import load_cluster
+    from scalebench.data.catalog import prepare
+    from scalebench.data.dataset import open_dataset
+    from scalebench.data.plan import Plan
+    from scalebench.launch.sweep import expand
+    from scalebench.launch.tracing import timeline_from
+    from scalebench.study.spec import Study
+    from scalebench.virtual.engine import Scenery, simulate
+    from scalebench.virtual.stated import stated_table
+
+    cluster = load_cluster("ethernet-10g")
+    node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
+    cluster = cluster.model_copy(update={"node": node})
+    study = Study.model_validate(
+        {
+            "name": "timelines",
+            "strategies": [{name: OPTIONS.get(name, {})}],
+            "workers": [WORKERS],
+            "dataset": "wine",
+            "model": {"mlp": {"hidden": [256, 128]}},
+            "epochs": EPOCHS.get(name, 2),
+            "batch_per_worker": 6,
+            "repetitions": 1,
+            "execution": "virtual",
+            "cluster": "ethernet-10g",
+            "device_step_time": 1e-3,
+            "virtual": {"slowdown": {2: 1.5}},
+        }
+    )
+    run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
+    dataset = open_dataset(prepare(study, run.workers))
+    batch = Plan.of(study, run.workers, run.seed, dataset).batch_size
+    outcome, _ = simulate(run, dataset, Scenery(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
+    if outcome.status != "completed":
+        raise RunError(f"{name}: {outcome.error}")
+    return timeline_from(run, outcome, "2 nodes of 2 workers, 10 Gbit/s Ethernet, a step of 1 ms (stated)")
+
+
+def draw_pages(folder: Path, names: list[str]) -> None:
+    """Write `folder`/timelines/<name>.png for each of `names`."""
+    from scalebench.figures.timeline import draw_timeline
+
+    (folder / "timelines").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        with tempfile.TemporaryDirectory() as scratch:  # the pages show the picture only
+            files = draw_timeline(timeline_of(name), Path(scratch) / name, ("png",))
+            (folder / "timelines" / files[0].name).write_bytes(files[0].read_bytes())
+
+
+if __name__ == "__main__":
+    from scalebench.strategies import registry
+
+    draw_pages(Path(sys.argv[1]), sys.argv[2:] or registry.names())
