@@ -54,6 +54,24 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     return made
 
 
+def local_statistics(study: Study) -> list[str]:
+    """A warning where running statistics (BatchNorm's) of the study's model are never averaged."""
+    if max(study.workers) == 1:
+        return []
+    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
+    local = [
+        str(component)
+        for component, strategy in made
+        if not strategy.single_worker and "+buffers" not in strategy.averaged_state
+    ]
+    if not local:
+        return []
+    return [
+        f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and the "
+        "model is evaluated with worker 0's; use a strategy with buffers: average, or model: nfnet, which has none"
+    ]
+
+
 def _few_steps(study: Study, made: Preparation) -> list[str]:
     """Averaging every s steps can hide at most 1 - 1/s of the communication of averaging every step."""
     notes = []

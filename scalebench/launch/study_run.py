@@ -18,6 +18,7 @@ from scalebench.launch.lock import study_lock
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan, is_oversubscribed
 from scalebench.launch.pool import run_virtual
+from scalebench.launch.preparation import local_statistics
 from scalebench.launch.resume import keep_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.scenery import read_calibration, scenery_for
@@ -77,7 +78,7 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
-    _check_model(plan)
+    plan.prepared.notes += _check_model(plan)
     if study.calibration is not None:
         read_calibration(study.calibration)
     with study_lock(folder), Interruption() as interruption:
@@ -153,8 +154,11 @@ def _run(
             )
 
 
-def _check_model(plan: Plan) -> None:
-    """Build the model once, so that a factory that fails or weights that do not fit are one line, not a row per run."""
+def _check_model(plan: Plan) -> list[str]:
+    """Build the model once, so that a factory that fails or weights that do not fit are one line, not a row per run.
+
+    The notes are what is odd about it.
+    """
     import torch
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
@@ -165,6 +169,8 @@ def _check_model(plan: Plan) -> None:
         raise ModelError(f"model {study.model} has no parameters to train")
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
+    statistics = any(buffer.is_floating_point() for buffer in model.buffers())
+    return local_statistics(study) if statistics else []
 
 
 class _Keeper:

@@ -10,7 +10,7 @@ _RELU_GAIN = 1.7139588594436646  # sqrt(2 / (1 - 1/pi)): the ReLU of a standard 
 
 
 class BatchNormBlock(nn.Module):
-    """ReLU(shortcut + BN(conv(ReLU(BN(conv))))); the shortcut takes every `stride`-th pixel, and new planes are zero."""
+    """ReLU(shortcut + BN(conv(ReLU(BN(conv))))); the shortcut takes every `stride`-th pixel, new planes are zero."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

@@ -1,0 +1,44 @@
+"""Models with BatchNorm under strategies that leave its statistics local: said before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.launch.planning import Plan
+from scalebench.launch.preparation import local_statistics, prepare_study
+from scalebench.launch.study_run import _check_model
+from scalebench.launch.sweep import expand
+from scalebench.study.spec import Study
+
+
+def study_of(model, strategies, workers="2"):
+    values = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 8}
+    return Study.model_validate({"model": model, "strategies": strategies, "workers": workers, **values})
+
+
+def test_only_who_leaves_them_local_is_named():
+    strategies = ["serial", "epoch_average", "local_sgd", {"slowmo": {"buffers": "keep"}}]
+    (note,) = local_statistics(study_of("resnet", strategies))
+    assert note.startswith("epoch_average, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay")
+    assert "\n" not in note
+    assert local_statistics(study_of("resnet", ["serial", "local_sgd"])) == []
+    assert local_statistics(study_of("resnet", ["epoch_average"], "1")) == []
+
+
+OWN = """
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+"""
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_model_itself_is_asked(normalised, tmp_path):
+    (tmp_path / "own.py").write_text(OWN if normalised else OWN.replace("nn.BatchNorm1d(4), ", ""))
+    study = study_of(f"{tmp_path / 'own.py'}:build", ["epoch_average"])
+    cluster = load_cluster("this-machine")
+    sweep = expand(study, cluster)
+    notes = _check_model(Plan(study, cluster, sweep, prepare_study(study, sweep.runs)))
+    assert len(notes) == (1 if normalised else 0)
