@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -200,16 +201,23 @@ def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_pat
     )
     process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
     events = tmp_path / "work" / "mpi-1" / "events.jsonl"
-    deadline = time.monotonic() + 40
-    while not (events.exists() and events.stat().st_size):
-        assert time.monotonic() < deadline, "the run never began"
-        time.sleep(0.05)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 3  # mpirun and two ranks
-    os.kill(process.pid, sent)
-    process.wait(20)
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not alive
+    family: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 240
+        while not (events.exists() and events.stat().st_size):
+            assert time.monotonic() < deadline, "the run never began"
+            time.sleep(0.05)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # mpirun and two ranks
+        os.kill(process.pid, sent)
+        process.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
+    finally:
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.kill()
 
 
 def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
