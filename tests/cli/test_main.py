@@ -164,7 +164,7 @@ def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -178,7 +178,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     )
     os.close(reader)
     os.close(writer)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert said == ""
     assert process.returncode in (0, 1)
 

@@ -25,7 +25,7 @@ class Exchange:
 
     def __init__(self, workers):
         self.given = [None] * workers
-        self.barrier = threading.Barrier(workers, timeout=20)
+        self.barrier = threading.Barrier(workers, timeout=120)
         self.calls = [0] * workers
 
     def of(self, worker):
