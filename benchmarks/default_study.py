@@ -42,6 +42,8 @@ def main() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
         study = usage_of([*SCALEBENCH, "run", "--workers", "1..64", "--output", folder])
         for moment, line in study.phases:
+            if not line.endswith((" runs", "...")):  # the summary begins
+                break
             print(f"  {moment:6.1f} s  {line}", file=sys.stderr)
         yield finding(
             "default study, wall time", study.wall_s, Goal("<=", 120, "s"), f"{study.wall_s:.1f} s", *_cpu(study)
