@@ -72,3 +72,15 @@ class NormaliserFreeBlock(nn.Module):
         kept: Tensor = x if self.shortcut is None else self.shortcut(active)
         moved: Tensor = self.branch(active)
         return kept + self.alpha * self.skip_gain * moved
+
+
+class LogitsOf(nn.Module):
+    """A model of the library transformers that gives its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=x).logits
+        return logits

@@ -1,0 +1,67 @@
+"""ResNet-50 and ViT-B/16 as the library transformers builds them, with random weights; nothing is downloaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scalebench.errors import ModelError
+from scalebench.models.architecture import MODELS, Architecture
+from scalebench.models.images import image_shape, into_images
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@MODELS.add
+class ResNet50(Architecture):
+    """He et al., CVPR 2016: 3, 4, 6 and 3 bottleneck blocks, for images of 224 x 224.
+
+    23,712,932 parameters at 100 classes. Its batch normalisation keeps running statistics.
+    """
+
+    name = "resnet50"
+    summary = "ResNet-50 of transformers (pip install scalebench[models]), for large images"
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        library = _transformers(self.name)
+        planes, _, _ = image_shape(self.name, input_shape)
+        config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
+        return _logits(self.name, input_shape, library.ResNetForImageClassification(config))
+
+
+@MODELS.add
+class VitB16(Architecture):
+    """Dosovitskiy et al., 2021 (arXiv 2010.11929): 12 layers of width 768 on patches of 16 x 16 pixels.
+
+    85,875,556 parameters at 100 classes and 224 x 224 pixels. No batch normalisation. Sides must be multiples of 16.
+    """
+
+    name = "vit_b16"
+    summary = "ViT-B/16 of transformers (pip install scalebench[models]); sides are multiples of 16"
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        planes, height, width = image_shape(self.name, input_shape)
+        if height != width or height % 16:
+            raise ModelError(
+                f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
+            )
+        library = _transformers(self.name)
+        config = library.ViTConfig(image_size=height, num_channels=planes, num_labels=outputs)
+        return _logits(self.name, input_shape, library.ViTForImageClassification(config))
+
+
+def _transformers(name: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ModelError(f"model {name} needs transformers; install it with pip install 'scalebench[models]'") from None
+    return transformers
+
+
+def _logits(name: str, input_shape: tuple[int, ...], model: nn.Module) -> nn.Module:
+    """A module that returns the outputs themselves, where transformers wraps them."""
+    from torch import nn
+
+    from scalebench.models.blocks import LogitsOf
+
+    return nn.Sequential(*into_images(name, input_shape), LogitsOf(model))
