@@ -112,7 +112,9 @@ class RunRow(_Row):
     )
     batch_global: Annotated[int | None, Column("samples in one optimizer step of all workers")] = None
     lr: Annotated[float, Column("learning rate as written, before lr_policy")]
-    lr_policy: Annotated[str, Column("constant, linear (in the worker count, with warm-up), cosine, step, optimizer_steps")]
+    lr_policy: Annotated[
+        str, Column("constant, linear (in the worker count, with warm-up), cosine, step, optimizer_steps")
+    ]
     optimizer: Annotated[str, Column("the optimizer with its options")]
     epochs: Annotated[int, Column("epochs asked for")]
     steps_per_epoch: Annotated[int | None, Column("optimizer steps of one worker in one epoch")] = None
