@@ -8,7 +8,6 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.records.progress import Planned, keep_planned, progress_of
-from scalebench.records.schema import SCHEMA_VERSION
 from scalebench.records.store import Store
 from tests.records_factory import run_row
 
