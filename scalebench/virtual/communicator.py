@@ -133,6 +133,7 @@ class VirtualCommunicator:
                 each.copy_(result)
 
         if self.size == 1:
+            self._pass_alone(overlap)
             return
         self.count(wire_bytes(tensor, overlap.wire))
         start = self.clock.now - self.clock.backward_s
@@ -142,6 +143,12 @@ class VirtualCommunicator:
             passes = [(start, seconds) for _, start, seconds in meeting.in_order()]
             meeting.end = max(meeting.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
         self.await_end(meeting)
+
+    def _pass_alone(self, overlap: Overlap) -> None:
+        """A lone worker averages with nobody, but its engine's hooks, wrappers and copies take their time."""
+        cost = self.costs.cost_of(overlap.engine)
+        if cost is not None and self.clock.running:
+            self.clock.communicated(self.clock.now + cost.alone_s, 0.0)
 
     # --- point to point ---------------------------------------------------------------------------------------
 

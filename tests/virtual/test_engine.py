@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -150,3 +152,17 @@ def test_the_time_limit_ends_a_run(make_run, blobs, scenery):
 
     outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, scenery)
     assert outcome.status == "timeout"
+
+
+@pytest.mark.parametrize(("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")])
+def test_a_lone_worker_pays_for_its_engine(play, scenery, strategy, engine):
+    alone = 2e-4
+    entries = [
+        entry.model_copy(update={"alone_s": alone}) if entry.engine == engine else entry
+        for entry in scenery.engines.entries
+    ]
+    place = replace(scenery, engines=scenery.engines.model_copy(update={"entries": entries}))
+    plain, _ = play("serial")
+    own, _ = play(strategy, 1, scenery=place)
+    steps = plain.workers[0].optimizer_steps
+    assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(steps * alone)
