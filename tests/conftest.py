@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
@@ -15,6 +16,10 @@ from scalebench.outcome import Outcome
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import Scenery, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
+
+# How long an example takes says how busy the machine is, not whether the law holds.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
