@@ -194,9 +194,10 @@ def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_pat
         pytest.skip(reason)
     program = tmp_path / "program.py"
     program.write_text(
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import signal, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
         "from test_mpirun import Recorder, faulty\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
     )
     process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
