@@ -102,6 +102,7 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "seed": run.seed,
         "repetition": run.repetition,
         "run_order": run.run_order,
+        "warmup_steps": run.warmup_steps,
     }
 
 

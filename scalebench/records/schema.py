@@ -7,6 +7,7 @@ generated from the two models, so that it cannot disagree with them.
 History of SCHEMA_VERSION:
     1  the first version.
     2  runs: straggler_factor, worker_weights; epochs: merge_positions.
+    3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
 ENVIRONMENT_COLUMNS = (
@@ -121,6 +122,8 @@ class RunRow(_Row):
     seed: Annotated[int, Column("seed of weights, batches and jitter")]
     repetition: Annotated[int, Column("0-based; runs that differ in nothing else are repetitions")]
     run_order: Annotated[int, Column("0-based place in the interleaved order of the study")]
+    warmup: Annotated[bool, Column("a run made to warm the machine up: kept here, in no statistic")] = False
+    warmup_steps: Annotated[int | None, Column("steps taken before the clock started, in no time")] = None
 
     optimizer_steps: Annotated[int | None, Column("optimizer steps one worker took")] = None
     syncs: Annotated[int | None, Column("synchronisations that the strategy made")] = None
@@ -146,6 +149,16 @@ class RunRow(_Row):
         str | None,
         BeforeValidator(_as_json),
         Column("how much of each worker's training the final model holds, JSON list (asynchronous merges only)"),
+    ] = None
+    staleness_histogram: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Column("JSON object: staleness of a push or merge, counted in updates of others -> how often (asynchronous)"),
+    ] = None
+    lead_histogram: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Column("JSON object: a worker's lead over the slowest at a push, in steps -> how often (parameter servers)"),
     ] = None
     final_train_loss: Annotated[float | None, Column("training loss of the last epoch, mean over workers")] = None
     metric_name: Annotated[Literal["accuracy", "r2"] | None, Column("what the metric columns hold")] = None

@@ -1,0 +1,1 @@
+"""What a reader is handed: one self-contained page, and the description of an artifact."""
