@@ -63,16 +63,7 @@ def load(folder: Path | str) -> Results:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
     """
     folder = Path(folder)
-    if not (folder / "runs.csv").is_file():
-        raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
-    runs = _read(folder / "runs.csv", RunRow)
-    if runs.empty:
-        raise ResultsError(f"{folder / 'runs.csv'} holds no runs yet; `scalebench run` fills it")
-    check_version(
-        folder / "runs.csv", {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]}
-    )
-    runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
-    runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
+    runs = read_runs(folder)
     runs = runs.sort_values("attempt", kind="stable").drop_duplicates("run_id", keep="last").sort_index()
     runs, notes = _one_configuration(runs)
     path = folder / "epochs.csv"
@@ -80,6 +71,24 @@ def load(folder: Path | str) -> Results:
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
     epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
     return Results(folder, runs.reset_index(drop=True), epochs.reset_index(drop=True), _read_study(folder), notes)
+
+
+def read_runs(folder: Path) -> pd.DataFrame:
+    """Every row of `folder`/runs.csv, all attempts and configurations, with `label` and `oversubscribed` as in Results.
+
+    Raises:
+        ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
+    """
+    path = folder / "runs.csv"
+    if not path.is_file():
+        raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
+    runs = _read(path, RunRow)
+    if runs.empty:
+        raise ResultsError(f"{path} holds no runs yet; `scalebench run` fills it")
+    check_version(path, {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]})
+    runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
+    runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
+    return runs
 
 
 def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
