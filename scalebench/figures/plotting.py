@@ -123,7 +123,7 @@ def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats:
     """
     from scalebench.figures.drawing.canvas import Canvas
 
-    with _style():
+    with house_style():
         canvas = Canvas(name)
         draw(canvas)
         figure = canvas.finish()
@@ -148,7 +148,7 @@ def _save(figure: Any, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """scalebench's own style on matplotlib's defaults, whatever the user's matplotlibrc says."""
     import matplotlib as mpl
 

@@ -16,7 +16,7 @@ from scalebench.errors import ResultsError, UsageError
 from scalebench.figures import describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.plotting import _style
+from scalebench.figures.plotting import house_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
 from tests.records_factory import run_row, study_rows
@@ -118,7 +118,7 @@ def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
 
 
 def caption(results: Results, name: str) -> str:
-    with _style():
+    with house_style():
         canvas = Canvas(name)
         FIGURES.create(name, {}).draw(results, canvas)
     return " ".join(canvas._caption)
@@ -140,7 +140,7 @@ def test_a_caption_says_what_a_number_rests_on(results):
 
 def texts_overlap(results: Results, name: str) -> list[tuple[str, str]]:
     """Pairs of texts (ticks, titles, labels, legends, caption) that cover each other."""
-    with _style():
+    with house_style():
         canvas = Canvas(name)
         FIGURES.create(name, {}).draw(results, canvas)
         figure = canvas.finish()
@@ -234,7 +234,7 @@ def test_a_wide_interval_does_not_hide_the_points(tmp_path):
         *(run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n) for n in (1, 2) for r in (0, 1))
     )
     results = keep(tmp_path / "study", rows)
-    with _style():
+    with house_style():
         canvas = Canvas("strong-scaling")
         FIGURES.create("strong-scaling", {}).draw(results, canvas)
         canvas.finish()
