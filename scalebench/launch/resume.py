@@ -11,7 +11,9 @@ from scalebench.study.spec import Study
 from scalebench.whole_file import write_whole
 
 # What a study may change and still be the same: more points are added, none of the old ones means something else.
-_MAY_CHANGE = {"description", "workers", "strategies", "repetitions", "time_limit_s", "save_weights", "calibration"}
+_MAY_CHANGE = {
+    *("description", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights", "calibration"),
+}
 _LONGEST = 76  # of a name that gets a number behind it
 
 

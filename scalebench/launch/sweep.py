@@ -31,15 +31,20 @@ _NOT_HASHED = {
     "save_weights",
     "data_dir",
     "trace",
+    "warmup",
 }
 
 
 @dataclass
 class Sweep:
-    """The runs of a study in the order in which they are executed, and what the user should know of them."""
+    """The runs of a study in the order in which they are executed, and what the user should know of them.
+
+    `further` are the runs that a study with `until` may come to need, to the last block it allows.
+    """
 
     runs: list[Run]
     notes: list[str] = field(default_factory=list)
+    further: list[Run] = field(default_factory=list)
 
     def of(self, execution: str) -> list[Run]:
         return [run for run in self.runs if run.execution == execution]
@@ -64,6 +69,7 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
 
     `auto` is virtual at every worker count plus native where the cores allow. Serial runs once, at one worker, for
     each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a seeded draw.
+    With `until`, every run has its place in the order as if all blocks were run to the last.
 
     Raises:
         StudyError: unknown strategy or option, or nothing is left to run.
@@ -81,7 +87,9 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
         require_step_times(cluster, study)
         cluster.nodes_for(max(cell.workers for cell in cells if cell.execution == "virtual"))
     _check_paced(study, cluster, cells)
-    sweep.runs = _ordered(study, cells)
+    runs = _ordered(study, cells)
+    sweep.runs = [run for run in runs if run.repetition < study.repetitions]
+    sweep.further = [run for run in runs if run.repetition >= study.repetitions]
     return sweep
 
 
@@ -177,7 +185,7 @@ def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
     runs: list[Run] = []
     for launch in launches:
         group = [cell for cell in cells if (cell.execution, cell.engine) == launch]
-        for repetition in range(study.repetitions):
+        for repetition in range(study.until.at_most if study.until else study.repetitions):
             runs += [
                 _run(study, group[index], repetition, order)
                 for order, index in enumerate(random.permutation(len(group)), start=len(runs))

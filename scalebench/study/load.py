@@ -16,6 +16,7 @@ _HEADER = """\
 # A scalebench study, resolved: every key is written out, with the value that was used.
 # `scalebench run THIS_FILE` runs it again; `scalebench schema` prints what each key means.
 """
+_EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
 _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
 
 
@@ -33,7 +34,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     for key, value in overrides.items():
         if value is not None:
             raw[key] = value
-    _one_batch(before, raw, sets, overrides)
+    for pair in _EXCLUDE_EACH_OTHER:
+        _one_of(pair, before, raw, sets, overrides)
     try:
         return Study.model_validate(raw)
     except ValidationError as error:
@@ -46,6 +48,8 @@ def dump_study(study: Study) -> str:
     # Both batch keys are never given together, and what is empty is said by leaving it out.
     order = [*Study.__annotations__, *Training.model_fields]
     kept = {key: values[key] for key in order if values[key] is not None}
+    if study.until is not None:
+        del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
         kept[key] = [_plain(item) for item in kept[key]] if key == "strategies" else _plain(kept[key])
     return _HEADER + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
@@ -109,10 +113,11 @@ def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> No
     raw[key] = component
 
 
-def _one_batch(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
-    """A batch key given by a flag replaces the other one of the file: the two exclude each other."""
-    pair = ("batch_per_worker", "batch_global")
-    set_keys = {item.partition("=")[0].strip() for item in sets}
+def _one_of(
+    pair: tuple[str, str], before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]
+) -> None:
+    """A key given by a flag replaces the other one of the file."""
+    set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
     said = [key for key in pair if overrides.get(key) is not None or key in set_keys]
     if len(said) == 1:
         other = pair[1 - pair.index(said[0])]

@@ -16,9 +16,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     model_validator,
 )
 
+from scalebench.study.shares import parse_share
 from scalebench.study.workers import parse_workers
 
 NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
@@ -100,6 +102,29 @@ class VirtualOptions(BaseModel):
         return factor if windows else None
 
 
+_SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}
+
+
+class Until(BaseModel):
+    """Repeat each point until its training time is known well enough.
+
+    Known well enough: the 95 % t interval of the logs of its times, low to high, is at most `ci_width` of the geometric
+    mean wide, (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    ci_width: Annotated[float, BeforeValidator(parse_share), Field(gt=0, le=1), WithJsonSchema(_SHARE)]
+    at_least: int = Field(3, ge=2, description="runs of each point before its interval is looked at")
+    at_most: int = Field(20, le=1000, description="runs of each point after which it is left as it is")
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Until:
+        if self.at_most < self.at_least:
+            raise ValueError(f"at_most ({self.at_most}) lies below at_least ({self.at_least})")
+        return self
+
+
 class Training(BaseModel):
     """Everything that one run of a study shares with the others."""
 
@@ -170,10 +195,21 @@ class Study(Training):
         min_length=1,
     )
     repetitions: PositiveInt = 3
+    until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
+    warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
     seed: NonNegativeInt = 0
     execution: Literal["auto", "native", "paced", "virtual"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
+
+    @model_validator(mode="after")
+    def _one_number_of_repetitions(self) -> Study:
+        """With `until`, `repetitions` is what every point gets for certain."""
+        if self.until is not None:
+            if "repetitions" in self.model_fields_set and self.repetitions != self.until.at_least:
+                raise ValueError("give repetitions or until, not both")
+            object.__setattr__(self, "repetitions", self.until.at_least)
+        return self
 
 
 class Run(Training):
@@ -191,6 +227,7 @@ class Run(Training):
     seed: NonNegativeInt
     run_order: NonNegativeInt = 0
     trace: bool = Field(False, description="keep every lap of every worker")
+    warmup: bool = Field(False, description="made to warm its launch up, in no statistic")
 
 
 def slug(text: str) -> str:
