@@ -1,0 +1,88 @@
+"""The Python interface: light to import, and the command line's own numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scalebench
+from scalebench.analysis.formatting import digits, percent, seconds
+from scalebench.cli.main import main
+from scalebench.launch.scenery import Calibration
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+ROOT = Path(__file__).parents[1]
+STUDY = """\
+name: mine
+dataset: wine
+epochs: 2
+repetitions: 2
+execution: virtual
+workers: 1,2,4
+strategies: [serial, allreduce, epoch_average]
+calibration: given.json
+"""
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, scalebench; assert {'load', 'analysis', 'figures'} <= set(dir(scalebench))\n"
+        "print([name for name in ('pandas', 'numpy', 'torch', 'yaml', 'click') if name in sys.modules])\n"
+        "scalebench.load; print('pandas' in sys.modules, 'torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\nTrue False False\n"
+
+
+def test_what_it_has_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'plto'"):
+        scalebench.plto  # noqa: B018
+
+
+def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monkeypatch, capsys, scenery) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    Path("given.json").write_text(given.model_dump_json())
+    Path("study.yaml").write_text(STUDY)
+    with pytest.raises(SystemExit) as end:
+        main.main(["run", "study.yaml", "--jobs", "1"], prog_name="scalebench")
+    assert not end.value.code
+    lines = capsys.readouterr().out.splitlines()
+    printed = {tuple(cells[:2]): cells for line in lines if len(cells := re.split(r"\s*│\s*", line.strip(" │"))) > 5}
+
+    results = scalebench.load("results/mine")
+    cells = scalebench.analysis.cells(results)
+    ratios = scalebench.analysis.ratios(results).set_index(["baseline", "label", "workers"])
+    assert len(cells) == len(printed) == 7
+    for cell in cells.to_dict("records"):
+        key = (cell["label"], cell["workers"])
+        _, _, time, speedup, reduction, metric, execution = printed[key[0], str(key[1])]
+        assert time.startswith(seconds(cell["train_s"]))
+        assert speedup == f"{digits(ratios['speedup']['serial', *key])}x"
+        saved = ratios["reduction"].get(("allreduce", *key), math.nan)
+        assert reduction == percent(saved)
+        assert (metric, execution) == (f"{cell['metric']:.3f}", "virtual")
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits-strong-scaling", "another"):
+        with Store(Path("results") / name, fsync=False) as store:
+            for run, epochs in study_rows(workers=(1, 2, 4), native_workers=(1, 2)):
+                store.append(run.model_copy(update={"study": name}), epochs)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "reduction_low" in said
+    assert set(names["saved"].index) == {1, 2, 4}  # type: ignore[attr-defined]
+    assert said.count("digits-strong-scaling") == 1
+    assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {".png", ".csv"}
