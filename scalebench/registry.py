@@ -1,4 +1,4 @@
-"""Finds things by name, with their options checked: data sets, partitions, models.
+"""Finds things by name, with their options checked: strategies, data sets, partitions, models, figures.
 
 A choice is a frozen pydantic model: its fields are its options. It registers itself when its module is imported; the
 modules of `package` and the entry points of `group` (other people's packages) are imported at the first question.
@@ -26,24 +26,31 @@ class Choice(BaseModel):
 
 
 C = TypeVar("C", bound=Choice)
+D = TypeVar("D", bound=Choice)
+ANYWHERE = "*"
 
 
 class Registry(Generic[C]):
-    """The choices of one kind, found in `package` (or one module). `error` is what an unknown name or option raises."""
+    """The choices of one kind, found in `package` (or one module). `error` is what an unknown name or option raises.
+
+    A name may stand for several classes, one for each place where it is carried out differently.
+    """
 
     def __init__(self, kind: str, error: type[UsageError], package: str, group: str) -> None:
         self.kind = kind
         self._error = error
         self._package = package
         self._group = group
-        self._classes: dict[str, type[C]] = {}
+        self._classes: dict[str, dict[str, type[C]]] = {}
         self._loaded = False
 
-    def add(self, cls: type[C]) -> type[C]:
-        """Class decorator: `cls` is the choice called `cls.name`. A name can be taken once."""
-        if cls.name in self._classes:
-            raise ValueError(f"{self.kind} {cls.name!r} is registered twice")
-        self._classes[cls.name] = cls
+    def add(self, cls: type[D], place: str = ANYWHERE) -> type[D]:
+        """Class decorator: `cls` is the choice called `cls.name`. A name can be taken once (at each place)."""
+        places: dict[str, Any] = self._classes.setdefault(cls.name, {})
+        if place in places:
+            where = "" if place == ANYWHERE else f" at {place!r}"
+            raise ValueError(f"{self.kind} {cls.name!r} is registered twice{where}")
+        places[place] = cls
         return cls
 
     def names(self) -> list[str]:
@@ -53,17 +60,19 @@ class Registry(Generic[C]):
 
     def describe(self) -> list[tuple[str, str]]:
         """(name, one-line summary) of each."""
-        return [(name, self._classes[name].summary) for name in self.names()]
+        return [(name, self.find(name).summary) for name in self.names()]
 
-    def find(self, name: str) -> type[C]:
-        """The class called `name`."""
-        if name not in self.names():
+    def find(self, name: str, place: str = ANYWHERE) -> type[C]:
+        """The class that is `name` at `place`; else the one for anywhere, else the first that was registered."""
+        self._load()
+        if name not in self._classes:
             raise self._error(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
-        return self._classes[name]
+        places = self._classes[name]
+        return places.get(place) or places.get(ANYWHERE) or next(iter(places.values()))
 
-    def create(self, name: str, options: dict[str, Any]) -> C:
+    def create(self, name: str, options: dict[str, Any], place: str = ANYWHERE) -> C:
         """The choice called `name` with `options` checked; the message names the option and what was expected."""
-        cls = self.find(name)
+        cls = self.find(name, place)
         try:
             return cls.model_validate(options)
         except ValidationError as error:

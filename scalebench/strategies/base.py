@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from scalebench.clock import Clock
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
+from scalebench.registry import Choice
 from scalebench.strategies.traffic import Setting, evaluate
 
 if TYPE_CHECKING:
@@ -114,17 +113,13 @@ class Worker(Protocol):
         """Keep a copy of `vector`, stamped with the training time, to be evaluated after training as `epoch`."""
 
 
-class Strategy(BaseModel):
+class Strategy(Choice):
     """How replicas agree.
 
     Life: `setup`, then `train` (by default `train_epoch` for each epoch), then `finish`. `consensus` says which model
     the strategy would hand out now and never changes training.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
     source: ClassVar[str]  # paper or document
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "horovod")  # native engines, the preferred first

@@ -56,7 +56,7 @@ class VirtualHorovod(HorovodOptions):
         return Overlap("horovod", fusion, fusion, self.cycle_time_ms / 1e3, wire)
 
 
-@register("horovod")
+@register()
 class Horovod(HorovodOptions):
     """The real thing. Its communication ends in `synchronize`, which is what `comm_s` holds."""
 
