@@ -13,29 +13,16 @@ the base of the speedup of every engine of its execution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import CELL, PER_BATCH, timed
+from scalebench.analysis.grouping import PER_BATCH, Cell, by_block
 from scalebench.analysis.intervals import Estimate, interval_name, paired_ratio
 from scalebench.analysis.reading import Results
 
 SPLIT_BASELINES = ("horovod", "ddp")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The times of one cell by repetition, and what it is."""
-
-    key: dict[str, object]
-    strategy: str
-    workers: int
-    weak: bool
-    seconds: dict[int, float] = field(default_factory=dict)
-    oversubscribed: list[bool] = field(default_factory=list)
 
 
 class Baseline(NamedTuple):
@@ -60,23 +47,11 @@ def ratios(results: Results) -> pd.DataFrame:
     above. All from repetitions that both have, paired (`n`); their interval is `interval`. Where a baseline is missing
     or oversubscribed the numbers are empty and `note` says so.
     """
-    table = _cells(timed(results))
+    table = by_block(results)
     index: Index = {}
     for cell in table:
-        index.setdefault((cell.key["execution"], cell.strategy, cell.workers), []).append(cell)
+        index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
     return pd.DataFrame([row for cell in table for row in _compare(index, cell)])
-
-
-def _cells(runs: pd.DataFrame) -> list[Cell]:
-    found: dict[tuple[object, ...], Cell] = {}
-    for run in runs[[*CELL, "strategy", "scaling", "repetition", "train_s", "oversubscribed"]].to_dict("records"):
-        identity = tuple(None if pd.isna(run[name]) else run[name] for name in CELL)
-        if identity not in found:
-            key = {name: run[name] for name in CELL}
-            found[identity] = Cell(key, run["strategy"], int(run["workers"]), run["scaling"] == "weak")
-        found[identity].seconds[int(run["repetition"])] = float(run["train_s"])
-        found[identity].oversubscribed.append(bool(run["oversubscribed"]))
-    return list(found.values())
 
 
 def _compare(index: Index, cell: Cell) -> list[dict[str, object]]:
@@ -84,7 +59,7 @@ def _compare(index: Index, cell: Cell) -> list[dict[str, object]]:
     rows = [_row(cell, "serial", serial) | _scaling(cell, serial)]
     if cell.strategy == "serial":
         return rows
-    allreduce = _baseline(index, "allreduce", str(cell.key["engine"]), cell)
+    allreduce = _baseline(index, "allreduce", cell.engine, cell)
     if cell.strategy not in PER_BATCH:
         rows.append(_row(cell, "allreduce", allreduce))
     if cell.strategy not in SPLIT_BASELINES:
@@ -96,14 +71,14 @@ def _compare(index: Index, cell: Cell) -> list[dict[str, object]]:
 
 def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseline:
     workers = 1 if name == "serial" else cell.workers
-    found = index.get((cell.key["execution"], name, workers), [])
+    found = index.get((cell.execution, name, workers), [])
     on = f" on engine {engine}" if engine else ""
     where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.key['execution']})"
     if engine is not None:
-        found = [base for base in found if base.key["engine"] == engine]
+        found = [base for base in found if base.engine == engine]
     if name != "serial":  # with another global batch it would solve another problem
-        found = [base for base in found if _same(base.key["batch_global"], cell.key["batch_global"])]
-    plain = [base for base in found if base.key["label"] == name]
+        found = [base for base in found if base.batch_global == cell.batch_global]
+    plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
     if not found:
         return Baseline({}, engine or "", workers, f"no completed run of {name}{where}")
@@ -111,14 +86,10 @@ def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseli
         labels = ", ".join(sorted(f"{base.key['label']} on {base.key['engine']}" for base in found))
         return Baseline({}, engine or "", workers, f"{len(found)} candidates for the baseline {name}{where}: {labels}")
     (base,) = found
-    at = str(base.key["engine"])
-    if any(base.oversubscribed):
+    at = base.engine
+    if base.oversubscribed:
         return Baseline({}, at, workers, f"{name}{where} is oversubscribed and so no baseline")
     return Baseline(base.seconds, at, workers, "")
-
-
-def _same(left: object, right: object) -> bool:
-    return bool(left == right) if pd.notna(left) and pd.notna(right) else pd.isna(left) and pd.isna(right)  # type: ignore[call-overload]
 
 
 def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
@@ -130,7 +101,7 @@ def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
     return {
         **cell.key,
         "strategy": cell.strategy,
-        "oversubscribed": any(cell.oversubscribed),
+        "oversubscribed": cell.oversubscribed,
         "baseline": name,
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,
@@ -144,7 +115,7 @@ def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
         "reduction": 1 - 1 / ratio.centre,
         "reduction_low": 1 - 1 / ratio.low,
         "reduction_high": 1 - 1 / ratio.high,
-        "interval": interval_name(str(cell.key["execution"])) if ratio.n > 1 else "",
+        "interval": interval_name(cell.execution) if ratio.n > 1 else "",
         "note": note,
     }
 
