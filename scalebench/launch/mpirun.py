@@ -30,7 +30,6 @@ OVERRUN_LIMIT = 0.01  # share of steps: beyond it a paced run counts as oversubs
 
 
 def launch(
-    engine: str,
     runs: Sequence[Run],
     folders: Mapping[int, Path],
     *,
@@ -43,21 +42,24 @@ def launch(
     startup_limit_s: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Execute `runs` in their order with `engine`, in as few launches of `ranks` processes as their failures allow.
+    """Execute `runs` in their order, each with its engine, in as few launches of `ranks` processes as they allow.
 
-    `folders` are the prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged,
-    failed or timeout; once `stopping`, only the run under way does. Logs of the processes stay in `work_dir`.
+    A rank takes seconds to start, and runs of two engines compare best when they follow one another: engines share a
+    launch. Failures end one, and settings that an engine reads only once want one of their own. `folders` are the
+    prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged, failed or timeout;
+    once `stopping`, only the run under way does. Logs of the processes stay in `work_dir`.
 
     Raises:
-        EngineError: the engine is not here.
+        EngineError: an engine is not here.
     """
-    engines.require(engine)
+    for engine in dict.fromkeys(run.engine for run in runs):
+        engines.require(engine)
     for settings, left, ranks_needed in _by_settings(runs, ranks):
         barren = 0
         while left and not stopping():
-            folder = _new_folder(work_dir, engine)
+            folder = _new_folder(work_dir)
             watch = _Launch(
-                engine, left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome, stopping
+                left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome, stopping
             )
             # A first launch that came to nothing may have failed to bind (some containers forbid it).
             watch.run(bind=barren == 0, startup_limit_s=startup_limit_s or 120.0 + 5.0 * ranks)
@@ -70,7 +72,7 @@ def launch(
                     on_outcome(run, Outcome(run.run_id, "failed", f"the launch failed before its runs: {watch.cause}"))
                 break
             if left:
-                log(f"{engine}: launching the remaining {len(left)} runs again ({watch.cause})")
+                log(f"launching the remaining {len(left)} runs again ({watch.cause})")
 
 
 def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, str], list[Run], int]]:
@@ -86,9 +88,9 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, st
         yield json.loads(settings_text), part, exactly or max(ranks, at_least)
 
 
-def _new_folder(work_dir: Path, engine: str) -> Path:
+def _new_folder(work_dir: Path) -> Path:
     for number in count(1):
-        folder = work_dir / f"{engine}-{number}"
+        folder = work_dir / f"launch-{number}"
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
@@ -100,7 +102,6 @@ class _Launch:
 
     def __init__(
         self,
-        engine: str,
         runs: list[Run],
         folders: Mapping[int, Path],
         ranks: int,
@@ -114,7 +115,7 @@ class _Launch:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
-        self._engine, self._folders, self._ranks, self._folder = engine, folders, ranks, folder
+        self._folders, self._ranks, self._folder = folders, ranks, folder
         self._weights, self._settings = weights_folder, settings
         self._on_start, self._on_outcome, self._stopping = on_start, on_outcome, stopping
         self._last: Run | None = None  # the run that was under way when it was said to stop
@@ -125,9 +126,9 @@ class _Launch:
         """Start, attend and clean up; afterwards `left` holds the runs that are still to be done."""
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
-        command, binding = mpirun_command(self._ranks, threads, engines.PROGRESS_THREADS[self._engine], bind=bind)
+        progress = max(engines.PROGRESS_THREADS[run.engine] for run in runs)  # all engines get the same cores
+        command, binding = mpirun_command(self._ranks, threads, progress, bind=bind)
         job = Job(
-            engine=self._engine,
             runs=runs,
             datasets={run.workers: self._folders[run.workers] for run in runs},
             folder=self._folder,
@@ -209,7 +210,7 @@ class _Launch:
         self._under_way = None
         if run.execution == "native":
             gpus = outcome.facts.get("gpus_per_node") or 0
-            crowded = engines.is_oversubscribed(self._engine, run.workers + has_server(run), run.threads_per_worker)
+            crowded = engines.is_oversubscribed(run.engine, run.workers + has_server(run), run.threads_per_worker)
             if gpus:
                 crowded = outcome.facts["workers_per_node"] > gpus
             outcome.facts["oversubscribed"] = crowded

@@ -122,6 +122,7 @@ def _run(
     facts = {name: provenance.get(name) for name in _PROVENANCE_COLUMNS}
     keeper = _Keeper(store, reporter, tally, facts, interruption)
     folder, virtual = store.folder, [run for run in todo if run.execution == "virtual"]
+    real = [run for run in todo if run.execution != "virtual"]
 
     def stopping() -> bool:
         return interruption.asked() or (fail_fast and bool(tally.failed))
@@ -134,12 +135,9 @@ def _run(
             host=str(provenance["host_hash"]),
         )  # fmt: skip
     with interruption.runs_under_way():
-        for engine in dict.fromkeys(run.engine for run in todo if run.execution != "virtual"):
-            if stopping():
-                return
-            runs = [run for run in todo if run.engine == engine and run.execution != "virtual"]
-            reporter.phase(f"{engine} processes", len(runs))
-            _launch(engine, runs, plan, folder, keeper, reporter.note, stopping)
+        if real and not stopping():
+            reporter.phase(f"{_listed(real)} processes", len(real))
+            _launch(real, plan, folder, keeper, reporter.note, stopping)
         if scenery is not None and not stopping():
             reporter.phase("virtual workers", len(virtual))
             run_virtual(
@@ -211,8 +209,13 @@ class _Keeper:
         self._reporter.ended(run, outcome)
 
 
+def _listed(runs: list[Run]) -> str:
+    """The runs' engines: `mpi, horovod and gloo`."""
+    *names, last = sorted({run.engine for run in runs}, key=engines.NAMES.index)
+    return f"{', '.join(names)} and {last}" if names else last
+
+
 def _launch(
-    engine: str,
     runs: list[Run],
     plan: Plan,
     folder: Path,
@@ -220,11 +223,10 @@ def _launch(
     log: Callable[[str], None],
     stopping: Callable[[], bool],
 ) -> None:
-    """One engine's launches; what their processes printed is kept if a run failed."""
+    """The launches of real processes; what these printed is kept if a run failed."""
     failed_before = len(keeper.tally.failed)
     logs = folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     launch(
-        engine,
         runs,
         plan.prepared.folders,
         ranks=max(run.workers for run in runs),

@@ -104,7 +104,6 @@ def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
 def _native(run: Run, plan: Plan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
     launch(
-        run.engine,
         [run],
         plan.prepared.folders,
         ranks=run.workers,

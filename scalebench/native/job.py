@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from scalebench.comm.base import Capability
 from scalebench.outcome import Outcome
 from scalebench.strategies import registry
-from scalebench.study.spec import Engine, Run
+from scalebench.study.spec import Run
 
 
 class Job(BaseModel):
@@ -20,7 +20,6 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    engine: Engine
     runs: list[Run]
     datasets: dict[int, Path]  # prepared data by worker count
     folder: Path  # of this launch

@@ -47,11 +47,10 @@ def faulty(run_id, fault, **changes):
 
 
 class Recorder:
-    def __init__(self, runs, tmp_path, engine="mpi", ranks=2, **options):
+    def __init__(self, runs, tmp_path, ranks=2, **options):
         self.started, self.outcomes, self.messages = [], {}, []
         folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
         launch(
-            engine,
             runs,
             folders,
             ranks=ranks,
@@ -201,7 +200,7 @@ def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_pat
         f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
     )
     process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
-    events = tmp_path / "work" / "mpi-1" / "events.jsonl"
+    events = tmp_path / "work" / "launch-1" / "events.jsonl"
     family: list[psutil.Process] = []
     try:
         deadline = time.monotonic() + 240
@@ -232,7 +231,7 @@ def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
         make_run("slow again", engine="horovod").model_copy(update={"strategy": slow}),
         make_run("plain again", workers=1, strategy="horovod", engine="horovod"),
     ]
-    outcomes = Recorder(runs, tmp_path, "horovod").outcomes
+    outcomes = Recorder(runs, tmp_path).outcomes
     assert {outcome.status for outcome in outcomes.values()} == {"completed"}
     steps = outcomes["slow two"].workers[0].optimizer_steps
     # A step waits for a cycle of 20 ms, less what it had waited already when its gradients were ready.
@@ -243,3 +242,23 @@ def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
         ["slow two", "slow again"],
     ]
     assert [sorted(job["settings"]) for job in jobs] == [[], ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]]
+
+
+def test_engines_share_a_launch_in_the_order_of_their_runs(tmp_path):
+    for engine in ("mpi", "horovod", "gloo"):
+        if reason := engines.available(engine):
+            pytest.skip(reason)
+    runs = [
+        make_run("first", strategy="allreduce"),
+        make_run("second", strategy="horovod", engine="horovod"),
+        make_run("third", strategy="ddp", engine="gloo"),
+        make_run("fourth", strategy="horovod", engine="horovod", workers=1),
+        make_run("fifth", strategy="epoch_average"),
+    ]
+    recorder = Recorder(runs, tmp_path)
+    assert recorder.started == [run.run_id for run in runs]
+    assert {outcome.status for outcome in recorder.outcomes.values()} == {"completed"}
+    assert [folder.name for folder in (tmp_path / "work").iterdir()] == ["launch-1"]
+    losses = {name: recorder.outcomes[name].workers[0].epochs[-1].train_loss for name in ("first", "second", "third")}
+    assert losses["second"] == pytest.approx(losses["first"], rel=1e-4)  # float32, sums in another order
+    assert losses["third"] == pytest.approx(losses["first"], rel=1e-4)

@@ -58,7 +58,6 @@ def swept(request, tmp_path_factory):
     )
     outcomes, messages = {}, []
     launch(
-        engine,
         runs,
         {workers: prepare(runs[0], workers) for workers in COUNTS},
         ranks=4,
