@@ -1,0 +1,109 @@
+"""Rules about what the time buys: a time without the accuracy it reached is half a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, place
+from scalebench.analysis.testing import against
+
+
+@RULES.add
+class Metric(Rule):
+    """A faster run that learned less is not faster."""
+
+    name = "metric"
+    summary = "every completed run reports its accuracy, or R2"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        without = runs[runs["final_metric"].isna()]
+        if len(without):
+            which = "no run reports" if len(without) == len(runs) else f"{counted(len(without), 'run')} without"
+            yield self.finding(
+                "error",
+                f"{which} a metric on held-out data: nothing says what the time bought",
+                place(without),
+                "keep a test split and evaluate the consensus model; metrics may not be removed from the rows",
+            )
+
+
+@RULES.add
+class MetricCost(Rule):
+    """Time saved and accuracy lost belong into one sentence."""
+
+    name = "metric-cost"
+    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, that is said"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = against(evidence.results)
+        if table.empty:
+            return
+        worse = table[~table["label_a"].isin(PER_BATCH) & (table["metric_high"] < 0)]
+        worse = worse.rename(columns={"label_a": "label", "engine_a": "engine"})
+        for name, own in worse.groupby("metric_name", sort=False):
+            worst = own.iloc[int(own["metric_difference"].to_numpy(dtype=float).argmin())]
+            yield self.finding(
+                "warning",
+                f"{name} lies below that of allreduce by more than its interval, by up to "
+                f"{-worst['metric_difference']:.3f} ({worst['label']}, {worst['workers']} workers)",
+                place(own),
+                "give the metric beside every time saved, or compare times to a target metric",
+            )
+
+
+@RULES.add
+class TimeToTarget(Rule):
+    """Equal epochs are not equal training: what counts is how long a stated metric takes to reach."""
+
+    name = "time-to-target"
+    summary = "a target metric is stated, and every run reaches it"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        aimed = runs[runs["target_metric"].notna()]
+        if len(runs) and aimed.empty:
+            yield self.finding(
+                "warning",
+                "no target metric is stated: there is no time to target, only time for a number of epochs",
+                "the study",
+                "state one that the baseline reaches (--set target_metric=0.9), and give both times",
+            )
+        never = aimed[aimed["time_to_target_s"].isna()]
+        if len(never):
+            target = never["target_metric"].iloc[-1]
+            yield self.finding(
+                "note",
+                f"{counted(len(never), 'run')} of {len(aimed):,} never reached {target:g}; their time to target counts "
+                "as infinite",
+                place(never),
+                "say so beside the median time to target, or train for more epochs",
+            )
+
+
+@RULES.add
+class SmallTestSet(Rule):
+    """An accuracy p of n samples has a standard error of sqrt(p (1 - p) / n) that no number of seeds reduces."""
+
+    name = "small-test-set"
+    summary = "the test set's own sampling error is below one percentage point of accuracy"
+    most: float = 0.01
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        runs = runs[(runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1) & (runs["n_test"] > 0)]
+        if runs.empty:
+            return
+        accuracy, samples = float(runs["final_metric"].median()), int(runs["n_test"].min())
+        error = math.sqrt(accuracy * (1 - accuracy) / samples)
+        if error > self.most:
+            yield self.finding(
+                "note",
+                f"accuracies are over {samples:,} test samples: a standard error of {100 * error:.1f} percentage "
+                "points that more seeds do not reduce",
+                "all accuracies",
+                "claim no smaller difference for other data of this kind, or test on more samples",
+            )

@@ -1,0 +1,113 @@
+"""Rules about what times are compared with. Hoefler and Belli 2015, rule 1, and the traps of weak baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from scalebench.analysis.findings import Finding, Severity
+from scalebench.analysis.formatting import percent, seconds_with_interval
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, listed, place
+from scalebench.records.progress import group_of
+
+
+@RULES.add
+class SpeedupBase(Rule):
+    """Rule 1 of the twelve: a speedup names its base case and the base's absolute time."""
+
+    name = "speedup-base"
+    summary = "a speedup has a base, serial on one worker, whose absolute time is stated"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
+        missing = against[against["note"] != ""]
+        for note, own in missing.groupby("note", sort=False):
+            yield self.finding(
+                "warning", f"no speedup can be given: {note}", place(own), "add serial to the study's strategies"
+            )
+        known = evidence.cells
+        for base in known[known["strategy"] == "serial"].to_dict("records"):
+            time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
+            kind = group_of(str(base["execution"]), str(base["engine"]))
+            yield self.finding(
+                "note",
+                f"{kind} speedups are over serial on one worker, {time}",
+                f"serial at 1 worker ({kind})",
+                "state this time wherever a speedup is shown",
+            )
+
+
+@RULES.add
+class ReductionBase(Rule):
+    """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
+
+    name = "reduction-base"
+    summary = "a reduction has a per-batch baseline of the same execution, engine, worker count and global batch"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        table = table[~table["strategy"].isin(PER_BATCH) & ~table["oversubscribed"].astype(bool)]
+        key = ["execution", "engine", "label", "workers"]
+        others = table[(table["baseline"] != "serial") & (table["note"] == "")][key].drop_duplicates()
+        missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
+        missing = missing.merge(others.assign(compared=True), on=key, how="left")
+        rest = missing["compared"].notna()
+        matters: list[tuple[Severity, str, pd.DataFrame]] = [
+            ("error", "any reduction", missing[~rest]),
+            ("warning", "what synchronising less often saves", missing[rest]),
+        ]
+        for severity, measured, own in matters:
+            if len(own):
+                yield self.finding(
+                    severity,
+                    f"nothing to measure {measured} against: {listed(own['note'].unique(), 3)}",
+                    place(own),
+                    "run allreduce on the same engine at these worker counts (--strategy allreduce)",
+                )
+
+
+@RULES.add
+class WeakBaseline(Rule):
+    """A reduction against a baseline that another per-batch strategy beats says less about frequency than it seems."""
+
+    name = "weak-baseline"
+    summary = "the baseline allreduce is not slower than another per-batch strategy"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(("horovod", "ddp"))]
+        slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & ~table["oversubscribed"].astype(bool)]
+        for name, own in slower.groupby("baseline", sort=False):
+            worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
+            yield self.finding(
+                "warning",
+                f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1)} of {name}'s time at "
+                f"{worst['workers']} workers: a reduction against allreduce flatters",
+                place(own),
+                f"give the reduction against {name} as well",
+            )
+
+
+@RULES.add
+class Superlinear(Rule):
+    """Efficiency above one: a base that is too slow, less work at more workers, or caches; it wants a reason."""
+
+    name = "superlinear"
+    summary = "no efficiency lies above 1 by more than its interval"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        over = table[(table["baseline"] == "serial") & (table["workers"] > 1)]
+        over = over[over["efficiency_low"] > 1] if len(over) else over
+        if len(over):
+            worst = over.iloc[int(over["efficiency"].to_numpy(dtype=float).argmax())]
+            yield self.finding(
+                "warning",
+                f"efficiency is up to {worst['efficiency']:.2f} ({worst['label']}, {worst['workers']} workers), "
+                "more than ideal",
+                place(over),
+                "say why: a slow base case, fewer steps at more workers, or caches; check the base first",
+            )

@@ -1,0 +1,111 @@
+"""Rules about runs that are not in the figures. Hoefler and Belli 2015, rule 2: say why a subset is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.grouping import CELL
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
+
+
+@RULES.add
+class FailedRuns(Rule):
+    """Runs that failed or diverged leave the figures; what remains is a selection of the fortunate."""
+
+    name = "failed-runs"
+    summary = "no run failed, diverged or timed out; where some did, that is said"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        failed = evidence.results.failed
+        completed = evidence.runs.groupby(CELL, dropna=False).size().rename("completed").reset_index()
+        failed = failed.merge(completed, on=CELL, how="left")
+        lost, thinned = failed[failed["completed"].isna()], failed[failed["completed"].notna()]
+        if len(lost):
+            yield self.finding(
+                "error",
+                f"no run of {counted(len(lost[CELL].drop_duplicates()), 'cell')} was completed "
+                f"({_statuses(lost)}): the curves go on without them",
+                place(lost),
+                f"scalebench retry {evidence.results.folder}, or state that these cells fail and why",
+            )
+        if len(thinned):
+            yield self.finding(
+                "warning",
+                f"{counted(len(thinned), 'run')} ended otherwise than completed ({_statuses(thinned)}) and "
+                f"{'are' if len(thinned) > 1 else 'is'} in no statistic",
+                place(thinned),
+                f"scalebench retry {evidence.results.folder}, or state how many runs were lost and why",
+            )
+
+
+@RULES.add
+class RetriedRuns(Rule):
+    """A run that succeeded at a later attempt was chosen among attempts."""
+
+    name = "retried-runs"
+    summary = "every completed run was completed at its first attempt; otherwise that is said"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        again = evidence.runs[evidence.runs["attempt"] > 1]
+        if len(again):
+            earlier = evidence.rows[evidence.rows["run_id"].isin(again["run_id"])]
+            earlier = earlier[earlier["status"] != "completed"]
+            chosen = "diverged" in set(earlier["status"])
+            yield self.finding(
+                "warning" if chosen else "note",
+                f"{counted(len(again), 'run')} completed at a later attempt ({_statuses(earlier)} before)",
+                place(again),
+                "state how many runs were repeated and why"
+                + ("; one that diverges at times does so as part of its result" if chosen else ""),
+            )
+
+
+@RULES.add
+class Unfinished(Rule):
+    """A study that was planned and only partly run."""
+
+    name = "unfinished"
+    summary = "every planned run has come to an end"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        remaining = evidence.progress.remaining
+        if remaining:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in remaining.items())
+            yield self.finding(
+                "error",
+                f"{counted(remaining.total(), 'run')} of {evidence.progress.planned:,} planned were never made",
+                kinds,
+                "the command that began the study goes on with it; a smaller study is one of its own",
+            )
+
+
+@RULES.add
+class UnevenRepetitions(Rule):
+    """Cells of fewer runs than others, though none of theirs failed: runs that were taken away or added."""
+
+    name = "uneven-repetitions"
+    summary = "every cell of an execution has as many runs as the others"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        if evidence.results.study.get("until"):  # it asks for more runs of some cells than of others
+            return
+        runs = evidence.results.runs
+        table = runs[~runs["warmup"].astype(bool)].groupby(CELL, dropna=False).size().rename("made").reset_index()
+        for execution, own in table.groupby("execution"):
+            fewer = own[own["made"] < own["made"].max()]
+            if len(fewer):
+                yield self.finding(
+                    "warning",
+                    f"{counted(len(fewer), 'cell')} of {listed(sorted(fewer['made'].unique()))} runs where others "
+                    f"({execution}) have {own['made'].max()}",
+                    place(fewer),
+                    "run the study to its end, or state the number of runs of each cell",
+                )
+
+
+def _statuses(runs: pd.DataFrame) -> str:
+    counts = runs["status"].value_counts().sort_index()
+    return ", ".join(f"{count} {status}" for status, count in counts.items())

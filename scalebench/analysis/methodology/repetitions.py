@@ -1,0 +1,66 @@
+"""Rules about how often runs were repeated, and with which seeds. Hoefler and Belli 2015, rules 5 and 6.
+
+What the repetitions say is judged where the statistics are, in `analysis.claims`; here each of those judgements gets a
+name, so that it can be listed and left out like any other rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.grouping import CELL
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
+
+
+class _Claim(Rule):
+    """One judgement of `analysis.claims`, by its name."""
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        return (finding for finding in evidence.claims if finding.rule == self.name)
+
+
+@RULES.add
+class FewRuns(_Claim):
+    """Rule 5 of the twelve: nondeterministic times have intervals, and those want repetitions."""
+
+    name = "few-runs"
+    summary = "every cell was repeated often enough for an interval"
+
+
+@RULES.add
+class Spread(_Claim):
+    """Rule 8 of the twelve: a mean of values far apart says little."""
+
+    name = "spread"
+    summary = "the repetitions of a cell lie within 10 % of each other (coefficient of variation)"
+
+
+@RULES.add
+class Seeds(Rule):
+    """A metric's spread over seeds needs different seeds; comparing strategies at equal seeds needs the same ones."""
+
+    name = "seeds"
+    summary = "each repetition has a seed of its own, and all strategies have the same seeds"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        groups = runs.groupby(CELL, dropna=False)["seed"]
+        equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
+        if len(equal):
+            yield self.finding(
+                "warning",
+                f"repetitions share a seed (seed {listed(sorted(equal['seed'].unique()))}): the metric's interval says "
+                "nothing about other seeds",
+                place(equal),
+                "repeat with different seeds, as `scalebench run` does by itself",
+            )
+        seeds = runs.groupby(["execution", "repetition"])["seed"].nunique()
+        if (seeds > 1).any():
+            yield self.finding(
+                "warning",
+                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'block')} of the run order: "
+                "their metrics are not paired",
+                listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
+                "run all strategies in one study, which gives each repetition one seed",
+            )

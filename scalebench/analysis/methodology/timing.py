@@ -1,0 +1,169 @@
+"""Rules about the clock: what it can resolve, and what ran before and beside what it timed. Rule 10 of the twelve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.formatting import percent, seconds
+from scalebench.analysis.grouping import CELL
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, place
+
+_TICKS = (
+    1.0,
+    0.1,
+    1 / 60,
+    1 / 64,
+    1e-2,
+    1 / 250,
+    1e-3,
+    1 / 1024,
+    1e-4,
+    1e-5,
+)  # s, of clocks that are met, coarse first
+_FEWEST = 4  # different times, by which a tick can be told from chance
+
+
+@RULES.add
+class ClockResolution(Rule):
+    """Times that are all multiples of one tick were read from a coarse clock, or rounded."""
+
+    name = "clock-resolution"
+    summary = "measured times are positive and far longer than the tick of the clock that took them"
+    most: float = 0.001  # of the shortest time
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        none = evidence.runs[~(evidence.runs["train_s"] > 0)]
+        if len(none):
+            yield self.finding(
+                "error",
+                f"{counted(len(none), 'completed run')} without a positive training time, in no statistic",
+                place(none),
+                "make the epochs longer than the clock can resolve, or repair the rows",
+            )
+        runs = evidence.measured[evidence.measured["train_s"] > 0]
+        tick = _tick(runs["train_s"].to_numpy(dtype=float))
+        if tick is not None and tick > self.most * runs["train_s"].min():
+            coarse = runs[runs["train_s"] * self.most < tick]
+            yield self.finding(
+                "warning",
+                f"all times are multiples of {seconds(tick)}, up to {100 * tick / runs['train_s'].min():.2g} % of the "
+                "time measured",
+                place(coarse),
+                "keep the digits that were written, use a finer clock, or train for more epochs",
+            )
+
+
+@RULES.add
+class ShortRuns(Rule):
+    """A run of a few time slices measures the scheduler."""
+
+    name = "short-runs"
+    summary = "measured runs take at least a tenth of a second"
+    least_s: float = 0.1
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.measured
+        short = runs[(runs["train_s"] > 0) & (runs["train_s"] < self.least_s)]
+        if len(short):
+            yield self.finding(
+                "warning",
+                f"{counted(len(short), 'run')} took less than {seconds(self.least_s)}, the shortest "
+                f"{seconds(short['train_s'].min())}: one time slice of another process (some ms) shows",
+                place(short),
+                "train for more epochs (--epochs), or take a larger data set",
+            )
+
+
+@RULES.add
+class WarmUp(Rule):
+    """The first steps allocate, compile and connect: run before the clock starts, and said to have been."""
+
+    name = "warm-up"
+    summary = "measured runs take warm-up steps before the clock starts, and their first epoch is not slower"
+    most: float = 0.25  # by which the first epoch may exceed the later ones
+    least_share: float = 0.5  # of the runs, for it to be no accident
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.measured
+        cold = runs[~(runs["warmup_steps"].fillna(0) > 0)]
+        if len(cold):
+            yield self.finding(
+                "warning",
+                f"{counted(len(cold), 'run')} without warm-up steps before the clock started",
+                place(cold),
+                "--set warmup_steps=10 (the default)",
+            )
+        slower = _first_epochs(evidence, runs)
+        slow = slower[slower > 1 + self.most]
+        if len(slower) and len(slow) >= self.least_share * len(slower):
+            yield self.finding(
+                "warning",
+                f"the first epoch is slower than the later ones by {percent(slow.median() - 1)} (median) in "
+                f"{len(slow)} of {len(slower)} runs: the warm-up is too short",
+                place(runs[runs["run_id"].isin(slow.index)]),
+                "more warm-up steps (--set warmup_steps=...), or more epochs",
+            )
+
+
+@RULES.add
+class Oversubscribed(Rule):
+    """Workers that share a core measure the sharing."""
+
+    name = "oversubscribed"
+    summary = "no measured point has more workers than the machine has cores for; where one has, it is marked"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        crowded = evidence.measured[evidence.measured["oversubscribed"].astype(bool)]
+        if len(crowded):
+            yield self.finding(
+                "warning",
+                f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with more workers than the machine can feed",
+                place(crowded),
+                "draw them as such, fit nothing to them, compare nothing with them; or leave them out",
+            )
+        unmarked = _unmarked(evidence)
+        if len(unmarked):
+            yield self.finding(
+                "error",
+                f"{counted(len(unmarked), 'run')} with more threads than usable cores, not marked as oversubscribed",
+                place(unmarked),
+                "restore the column `oversubscribed` as it was written; such runs are no baseline",
+            )
+
+
+def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    """The coarsest tick that all `times` are multiples of; None where they are no clock's multiples, or too few."""
+    different = np.unique(times)
+    if len(different) < _FEWEST:
+        return None
+    for tick in _TICKS:
+        ticks = different / tick
+        if np.all(np.abs(ticks - np.round(ticks)) < 1e-6 * np.maximum(1.0, ticks)):
+            return tick
+    return None
+
+
+def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
+    """By run, the time of the first epoch divided by the median of the later ones; of runs with two later ones."""
+    epochs = evidence.results.epochs
+    epochs = epochs[epochs["run_id"].isin(runs["run_id"]) & (epochs["epoch_s_max"] > 0)]
+    first = epochs[epochs["epoch"] == 0].set_index("run_id")["epoch_s_max"]
+    later = epochs[epochs["epoch"] > 0].groupby("run_id")["epoch_s_max"]
+    return (first / later.median()[later.count() >= 2]).dropna()
+
+
+def _unmarked(evidence: Evidence) -> pd.DataFrame:
+    """Native runs whose workers have more threads on a node than the cores that provenance counts there."""
+    cores = {
+        str(facts.get("host_hash")): facts["cpu"]["usable_cores"]
+        for facts in evidence.provenance
+        if isinstance(facts.get("cpu"), dict) and isinstance(facts["cpu"].get("usable_cores"), int)
+    }
+    runs = evidence.runs[(evidence.runs["execution"] == "native") & ~evidence.runs["oversubscribed"].astype(bool)]
+    wanted = runs["workers_per_node"] * runs["threads_per_worker"]
+    usable = runs["host_hash"].map(cores)
+    return runs[(wanted > usable).fillna(False).astype(bool)]
