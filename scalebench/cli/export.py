@@ -1,0 +1,41 @@
+"""`scalebench export [RESULTS]`: the records as Parquet, as JSON, or for MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option("--parquet", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="One file per table.")
+@click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="One file.")
+@click.option(
+    "--mlflow-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="MLflow's file store (mlruns); other experiments in it stay.",
+)
+def export(results: Path | None, parquet: Path | None, json_file: Path | None, mlflow_dir: Path | None) -> None:
+    """Write the study in RESULTS (default: the newest in results/) in other tools' formats.
+
+    What is written: runs and epochs (the latest attempts), and for Parquet and JSON the statistics per cell and the
+    ratios to the baselines.
+    """
+    if parquet is None and json_file is None and mlflow_dir is None:
+        raise click.UsageError("name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR")
+    from scalebench.analysis import load
+    from scalebench.export import write_json, write_mlflow, write_parquet
+    from scalebench.records.newest import newest_study
+
+    found = load(results if results is not None else newest_study(Path("results")))
+    written = write_parquet(found, parquet) if parquet is not None else []
+    if json_file is not None:
+        written.append(write_json(found, json_file))
+    if mlflow_dir is not None:
+        written.append(write_mlflow(found, mlflow_dir))
+    for path in written:
+        click.echo(path)
+    for note in found.notes:
+        click.echo(note, err=True)

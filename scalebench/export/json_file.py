@@ -1,0 +1,94 @@
+"""One JSON file: strict (RFC 8259), exact, a row a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.export.tables import columns_of, tables, writing
+from scalebench.records.schema import SCHEMA_VERSION
+
+FORMAT_VERSION = 1
+_ROWS_AT_ONCE = 10_000
+
+
+def write_json(results: Results, file: Path) -> Path:
+    """Write `results` to `file`, whole or not at all.
+
+    An object with `format` ("scalebench-results"), `format_version`, `schema_version` of the rows, `study`
+    (study.yaml), `notes`, `columns` (meaning and unit by table and column), then the tables `runs`, `epochs`, `cells`
+    and `ratios`, each a list of objects, one per row. Numbers are written so that reading gives the same double; what
+    is missing or not finite is null.
+
+    Raises:
+        ResultsError: `file` cannot be written.
+    """
+    fresh = file.with_name(file.name + ".new")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with fresh.open("w", encoding="utf-8") as stream:
+                stream.writelines(_text(results))
+                stream.flush()
+                os.fsync(stream.fileno())
+            fresh.replace(file)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+    return file
+
+
+def _text(results: Results) -> Iterator[str]:
+    found = tables(results)
+    meanings = {name: columns_of(name) for name in found}
+    head: dict[str, Any] = {
+        "format": "scalebench-results",
+        "format_version": FORMAT_VERSION,
+        "schema_version": SCHEMA_VERSION,
+        "study": results.study,
+        "notes": results.notes,
+        "columns": {
+            table: {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in said.items()}
+            for table, said in meanings.items()
+            if said
+        },
+    }
+    yield "{\n"
+    for key, value in head.items():
+        yield f"{json.dumps(key)}: {_dumps(value)},\n"
+    for number, (name, table) in enumerate(found.items()):
+        yield f"{',' if number else ''}{json.dumps(name)}: ["
+        yield from _rows(table)
+        yield "]\n"
+    yield "}\n"
+
+
+def _rows(table: pd.DataFrame) -> Iterator[str]:
+    separator = "\n"
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        part = table.iloc[start : start + _ROWS_AT_ONCE]
+        for row in _plain(part).to_dict("records"):
+            yield separator + _dumps(row)
+            separator = ",\n"
+
+
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """Python's own numbers and texts, None for what is missing or not finite."""
+    plain = {}
+    for name, column in table.items():
+        held = column.notna()
+        if column.dtype.kind == "f":
+            held &= np.isfinite(column)
+        plain[name] = column.astype(object).where(held, None)
+    return pd.DataFrame(plain, columns=table.columns, index=table.index, dtype=object)
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, default=str)

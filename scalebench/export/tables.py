@@ -1,0 +1,72 @@
+"""What is exported: the records as they are read, and what the analysis makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel
+
+from scalebench.analysis import Results, cells, ratios
+from scalebench.errors import ResultsError
+from scalebench.records.schema import Column, EpochRow, RunRow
+
+_OWN = {"label": Column("the strategy with its options as written")}
+
+
+def tables(results: Results) -> dict[str, pd.DataFrame]:
+    """`runs` and `epochs` (the latest attempts), `cells` (one row per cell) and `ratios` (one per cell and baseline).
+
+    Texts are of type str and flags nullable, so that a column has one type whatever it holds. `cells` has a column
+    `target_reached` beside `time_to_target_s`, whose infinity (most runs never reached it) not every format can say:
+    true, false, or missing where the study states no target.
+    """
+    summary = cells(results)
+    time = summary["time_to_target_s"].astype("float64")
+    summary["target_reached"] = pd.Series(np.isfinite(time), dtype="boolean").mask(time.isna())
+    found = {"runs": results.runs, "epochs": results.epochs, "cells": summary, "ratios": ratios(results)}
+    return {name: _typed(table) for name, table in found.items()}
+
+
+def columns_of(name: str) -> dict[str, Column]:
+    """Meaning and unit of the columns of `runs` or `epochs`; the other tables are described in docs/export.md."""
+    row_types: dict[str, type[BaseModel]] = {"runs": RunRow, "epochs": EpochRow}
+    row_type = row_types.get(name)
+    if row_type is None:
+        return {}
+    said = {
+        key: next(item for item in field.metadata if isinstance(item, Column))
+        for key, field in row_type.model_fields.items()
+    }
+    return said | _OWN if name == "runs" else said
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses becomes one line about `path`.
+
+    Raises:
+        ResultsError: `path` cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror or error}; name another place") from None
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns of Python objects get the type of what they hold; an empty one counts as text."""
+    objects = [name for name in table if pd.api.types.is_object_dtype(table[name].dtype)]
+    return table.astype({name: _kind(table[name]) for name in objects})
+
+
+def _kind(column: pd.Series) -> Any:
+    held = set(map(type, column.dropna()))
+    for dtype, types in (("boolean", {bool, np.bool_}), ("Int64", {int, np.int64}), ("float64", {float, np.float64})):
+        if held and held <= types:
+            return dtype
+    return "str"

@@ -1,0 +1,48 @@
+"""`scalebench export` as a person calls it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from scalebench.cli.main import main
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+
+@pytest.fixture
+def export(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with Store(tmp_path / "results" / "synthetic", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=2):
+            store.append(run, epochs)
+
+    def call(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main(["export", *words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out + err
+
+    return call
+
+
+def test_it_says_what_it_wrote(export, tmp_path):
+    said = export("--parquet", "out", "--json", "out/all.json", "--mlflow-dir", "mlruns").splitlines()
+    names = ["runs.parquet", "epochs.parquet", "cells.parquet", "ratios.parquet", "all.json"]
+    assert said[:-1] == [f"out/{name}" for name in names]
+    assert (tmp_path / said[-1] / "meta.yaml").is_file()
+    assert all((tmp_path / path).exists() for path in said)
+
+
+def test_without_a_format_it_says_which_there_are(export):
+    assert "name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR" in export(code=2)
+
+
+def test_what_is_missing_is_one_line(export, monkeypatch):
+    assert "holds no runs.csv" in export("nowhere", "--json", "x.json", code=2)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    said = export("--parquet", "out", code=2)
+    assert said.count("\n") == 1
+    assert "pip install 'scalebench[parquet]'" in said
