@@ -34,7 +34,8 @@ class SpeedupBase(Rule):
             kind = group_of(str(base["execution"]), str(base["engine"]))
             yield self.finding(
                 "note",
-                f"{kind} speedups are over serial on one worker, {time}",
+                f"{kind} speedups are over serial on one worker, {time}"
+                + (f", {base['interval']}" * bool(base["interval"])),
                 f"serial at 1 worker ({kind})",
                 "state this time wherever a speedup is shown",
             )

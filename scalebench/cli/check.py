@@ -1,0 +1,113 @@
+"""`scalebench check [RESULTS]`: what a reviewer would object to, before one does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from scalebench.analysis.findings import Finding
+    from scalebench.analysis.methodology import Report
+
+JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
+_COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_WIDEST = 110
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option("--ignore", multiple=True, metavar="RULE", help="Leave this rule out; repeatable.")
+@click.option("--rules", is_flag=True, help="List the rules, and who keeps each of Hoefler and Belli's twelve.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: bool) -> int:
+    """Check the method of the study in RESULTS (default: the newest in results/).
+
+    An error is a number that cannot be supported, a warning what a reviewer will ask, a note what the text has to say.
+    Leaves with 1 if there are errors.
+    """
+    if rules:
+        _list_rules(as_json)
+        return 0
+    from scalebench.analysis.methodology import check as apply
+    from scalebench.analysis.methodology import evidence_in
+    from scalebench.records.newest import newest_study
+
+    folder = results if results is not None else newest_study(Path("results"))
+    evidence = evidence_in(folder)
+    report = apply(evidence, ignore)
+    if as_json:
+        facts = {
+            "schema": JSON_SCHEMA,
+            "study": evidence.progress.study,
+            "folder": str(folder),
+            **{f"{severity}s": report.count(severity) for severity in _COLORS},
+            "findings": [asdict(finding) for finding in report.findings],
+            "passed": report.passed,
+            "ignored": report.ignored,
+        }
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for finding in report.findings:
+            _show(finding)
+        click.echo(f"{evidence.progress.study}: {_summary(report)}")
+    return 1 if report.count("error") else 0
+
+
+def _show(finding: Finding) -> None:
+    color = _COLORS[finding.severity]
+    click.echo(f"{click.style(finding.severity, fg=color, bold=True)}  {click.style(finding.rule, bold=True)}")
+    click.echo(_indented(finding.what, "  "))
+    click.echo(_indented(finding.where, "  where  "))
+    click.echo(_indented(finding.fix, "  fix    ") + "\n")
+
+
+def _summary(report: Report) -> str:
+    counts = [(report.count(severity), severity) for severity in _COLORS]
+    found = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+    ignored = f", {len(report.ignored)} ignored ({', '.join(report.ignored)})" if report.ignored else ""
+    return f"{found}; {len(report.passed)} rules found nothing{ignored}"
+
+
+def _list_rules(as_json: bool) -> None:
+    from scalebench.analysis.methodology import RULES
+    from scalebench.analysis.methodology.twelve import TWELVE
+
+    known = RULES.describe()
+    if as_json:
+        facts = {
+            "schema": JSON_SCHEMA,
+            "rules": [{"name": name, "summary": summary} for name, summary in known],
+            "twelve": [asdict(kept) for kept in TWELVE],
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo("Rules of this command (--ignore RULE leaves one out):\n")
+    width = max(len(name) for name, _ in known)
+    for name, summary in known:
+        click.echo(_indented(summary, f"  {click.style(f'{name:<{width}}', bold=True)}  "))
+    click.echo("\nHoefler and Belli's twelve rules (SC '15, doi:10.1145/2807591.2807644), and who keeps them:")
+    for kept in TWELVE:
+        click.echo("\n" + _indented(click.style(kept.rule, bold=True), f"{kept.number:>4}. "))
+        if kept.checked:
+            click.echo(_indented(", ".join(kept.checked), "      checked  "))
+        if kept.by_construction:
+            click.echo(_indented(kept.by_construction, "      built in "))
+        if kept.to_you:
+            click.echo(_indented(kept.to_you, "      to you   "))
+
+
+def _indented(text: str, lead: str) -> str:
+    """`text` behind `lead`, on a terminal broken into lines of its width; in a pipe on one line, for grep."""
+    if not sys.stdout.isatty():
+        return lead + text
+    room = len(click.unstyle(lead))
+    width = max(40, min(_WIDEST, shutil.get_terminal_size().columns) - room)
+    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+    return lead + f"\n{room * ' '}".join(lines or [""])
