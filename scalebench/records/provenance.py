@@ -48,6 +48,7 @@ ALLOWED_NAMES = (
 )
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|AUTH", re.IGNORECASE)
+_SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 
@@ -83,7 +84,7 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if (name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES) and not _SECRET_NAME.search(name)
     }
-    return {name: _redact(value, environment) for name, value in sorted(allowed.items())}
+    return {name: redact(value, environment) for name, value in sorted(allowed.items())}
 
 
 def package_versions() -> dict[str, str]:
@@ -92,19 +93,26 @@ def package_versions() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _redact(value: str, environment: Mapping[str, str]) -> str:
-    value = _CREDENTIALS.sub("://<credentials>@", value)
+def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True) -> str:
+    """`text` without credentials, the values of secret variables, home folders, and `names` of user and host.
+
+    Without `names`, a user who is called as a strategy is does not change records.
+    """
+    text = _CREDENTIALS.sub("://<credentials>@", text)
+    for name, secret in environment.items():
+        if len(secret) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            text = text.replace(secret, "<secret>")
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
-        value = value.replace(home, "~")
-    value = _HOMES.sub("~", value)
-    names: dict[str, set[str | None]] = {
+        text = re.sub(rf"{re.escape(home)}(?![A-Za-z0-9])", "~", text)
+    text = _HOMES.sub("~", text)
+    hidden: dict[str, set[str | None]] = {
         "<user>": {environment.get("USER"), environment.get("LOGNAME"), _user()},
         "<host>": {platform.node()},
     }
-    for mask, hidden in names.items():
-        for name in (item for item in hidden if item):
-            value = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", mask, value)
-    return value
+    for mask, known in hidden.items() if names else ():
+        for name in (item for item in known if item):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", mask, text)
+    return text
 
 
 def _user() -> str:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from scalebench.records import provenance
-from scalebench.records.provenance import allowed_environment, collect
+from scalebench.records.provenance import allowed_environment, collect, redact
 from scalebench.records.schema import RunRow, columns
 
 PLANTED = "hunter2"
@@ -64,3 +64,12 @@ def test_secrets_and_names_in_the_environment_are_not_kept():
     for hidden in (PLANTED, "carla", "dora", f'if-{platform.node()}"'):
         assert hidden not in text, hidden
     assert json.loads(text)["scheduler_job_id"] == "4711"
+
+
+def test_a_text_loses_what_names_a_person_or_opens_a_door():
+    environment = {"HOME": "/srv/carla", "USER": "serial", "HF_TOKEN": "hf_0123456789", "PIN_TOKEN": "4711"}
+    text = "serial read /srv/carla/m.py, /home/dora/x and git+https://dora:pw@host/x with hf_0123456789, 4711 times"
+    assert redact(text, environment, names=False) == (
+        "serial read ~/m.py, ~/x and git+https://<credentials>@host/x with <secret>, 4711 times"
+    )
+    assert redact(text, environment).startswith("<user> read ~/m.py")
