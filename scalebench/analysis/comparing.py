@@ -12,23 +12,23 @@ the base of the speedup of every engine of its execution.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, Cell, by_block
-from scalebench.analysis.intervals import Estimate, interval_name, paired_ratio
+from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.intervals import time_interval
+from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
 from scalebench.analysis.reading import Results
 
 SPLIT_BASELINES = ("horovod", "ddp")
 
 
 class Baseline(NamedTuple):
-    """The times of a baseline by repetition, or why there are none."""
+    """A baseline's cell, or None and why there is none."""
 
-    seconds: dict[int, float]
+    cell: Cell | None
     engine: str
     workers: int
     fault: str
@@ -44,28 +44,31 @@ def ratios(results: Results) -> pd.DataFrame:
     the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and speedup
     (scaled) = workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
     `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; `engine_part` and `frequency_part` as
-    above. All from repetitions that both have, paired (`n`); their interval is `interval`. Where a baseline is missing
-    or oversubscribed the numbers are empty and `note` says so.
+    above. `paired`: from the blocks of the run order that both have, `n` of them; else from all repetitions, as
+    independent samples. Either way the baseline's own noise is inside the interval, which is `interval`. Beside the
+    geometric mean of the pairs' ratios stands their median, `median_ratio`, from six pairs on with an interval of its
+    own. Where a baseline is missing or oversubscribed the numbers are empty and `note` says so.
     """
-    table = by_block(results)
+    table, compared = by_block(results), Ratios(results)
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    return pd.DataFrame([row for cell in table for row in _compare(index, cell)])
+    return pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
 
 
-def _compare(index: Index, cell: Cell) -> list[dict[str, object]]:
+def _compare(index: Index, cell: Cell, compared: Ratios) -> list[dict[str, object]]:
     serial = _baseline(index, "serial", None, cell)
-    rows = [_row(cell, "serial", serial) | _scaling(cell, serial)]
+    ratio = _ratio(serial, cell, compared)
+    rows = [_row(cell, "serial", serial, ratio) | _scaling(cell, ratio)]
     if cell.strategy == "serial":
         return rows
     allreduce = _baseline(index, "allreduce", cell.engine, cell)
     if cell.strategy not in PER_BATCH:
-        rows.append(_row(cell, "allreduce", allreduce))
+        rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, compared)))
     if cell.strategy not in SPLIT_BASELINES:
         for name in SPLIT_BASELINES:
             base = _baseline(index, name, None, cell)
-            rows.append(_row(cell, name, base) | _parts(cell.seconds, allreduce, base))
+            rows.append(_row(cell, name, base, _ratio(base, cell, compared)) | _parts(cell, allreduce, base))
     return rows
 
 
@@ -81,23 +84,26 @@ def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseli
     plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
     if not found:
-        return Baseline({}, engine or "", workers, f"no completed run of {name}{where}")
+        return Baseline(None, engine or "", workers, f"no completed run of {name}{where}")
     if len(found) > 1:
         labels = ", ".join(sorted(f"{base.key['label']} on {base.key['engine']}" for base in found))
-        return Baseline({}, engine or "", workers, f"{len(found)} candidates for the baseline {name}{where}: {labels}")
+        return Baseline(
+            None, engine or "", workers, f"{len(found)} candidates for the baseline {name}{where}: {labels}"
+        )
     (base,) = found
     at = base.engine
     if base.oversubscribed:
-        return Baseline({}, at, workers, f"{name}{where} is oversubscribed and so no baseline")
-    return Baseline(base.seconds, at, workers, "")
+        return Baseline(None, at, workers, f"{name}{where} is oversubscribed and so no baseline")
+    return Baseline(base, at, workers, "")
 
 
-def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
-    own = cell.seconds
-    common = sorted(own.keys() & base.seconds.keys())
-    note = base.fault or ("" if common else f"{name} shares no repetition with it")
-    ratio = _paired(base.seconds, own, common)
-    train, baseline = _centre(own, common), _centre(base.seconds, common)
+def _ratio(base: Baseline, cell: Cell, compared: Ratios) -> Ratio:
+    return NO_RATIO if base.cell is None else compared.of(base.cell, cell)
+
+
+def _row(cell: Cell, name: str, base: Baseline, ratio: Ratio) -> dict[str, object]:
+    note = base.fault or ("" if ratio.mean.n else f"{name} shares no repetition with it")
+    baseline, train = time_interval(ratio.top_s).centre, time_interval(ratio.bottom_s).centre
     return {
         **cell.key,
         "strategy": cell.strategy,
@@ -105,48 +111,42 @@ def _row(cell: Cell, name: str, base: Baseline) -> dict[str, object]:
         "baseline": name,
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,
-        "n": ratio.n,
+        "n": ratio.mean.n,
+        "paired": ratio.paired,
         "train_s": train,
         "baseline_s": baseline,
         "saved_s": baseline - train,
-        "ratio": ratio.centre,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "reduction": 1 - 1 / ratio.centre,
-        "reduction_low": 1 - 1 / ratio.low,
-        "reduction_high": 1 - 1 / ratio.high,
-        "interval": interval_name(cell.execution) if ratio.n > 1 else "",
+        "ratio": ratio.mean.centre,
+        "ratio_low": ratio.mean.low,
+        "ratio_high": ratio.mean.high,
+        "reduction": 1 - 1 / ratio.mean.centre,
+        "reduction_low": 1 - 1 / ratio.mean.low,
+        "reduction_high": 1 - 1 / ratio.mean.high,
+        "median_ratio": ratio.median.centre,
+        "median_ratio_low": ratio.median.low,
+        "median_ratio_high": ratio.median.high,
+        "interval": ratio.interval,
         "note": note,
     }
 
 
-def _scaling(cell: Cell, serial: Baseline) -> dict[str, float]:
-    ratio = _paired(serial.seconds, cell.seconds, sorted(cell.seconds.keys() & serial.seconds.keys()))
+def _scaling(cell: Cell, serial: Ratio) -> dict[str, float]:
     per_speedup, per_efficiency = (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
     values: dict[str, float] = {}
-    for suffix, value in zip(("", "_low", "_high"), ratio[:3], strict=True):
+    for suffix, value in zip(("", "_low", "_high"), serial.mean[:3], strict=True):
         values[f"speedup{suffix}"] = value * per_speedup
         values[f"efficiency{suffix}"] = value * per_efficiency
     return values
 
 
-def _parts(own: dict[int, float], allreduce: Baseline, base: Baseline) -> dict[str, object]:
+def _parts(cell: Cell, allreduce: Baseline, base: Baseline) -> dict[str, object]:
     """The two parts, from the repetitions that all three have, of which `split_total` is the sum."""
-    common = sorted(own.keys() & allreduce.seconds.keys() & base.seconds.keys())
-    strategy, between, baseline = (_centre(times, common) for times in (own, allreduce.seconds, base.seconds))
+    times = [other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)]
+    common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
+    strategy, between, baseline = (time_interval([own[r] for r in common]).centre for own in times)
     return {
         "engine_part": (baseline - between) / baseline,
         "frequency_part": (between - strategy) / baseline,
         "split_total": 1 - strategy / baseline,
         "split_note": base.fault or allreduce.fault,
     }
-
-
-def _paired(top: dict[int, float], bottom: dict[int, float], common: list[int]) -> Estimate:
-    return paired_ratio([top[r] for r in common], [bottom[r] for r in common])
-
-
-def _centre(times: dict[int, float], repetitions: list[int]) -> float:
-    if not repetitions:
-        return math.nan
-    return float(np.exp(np.mean(np.log([times[repetition] for repetition in repetitions]))))

@@ -1,10 +1,9 @@
 """Whether two strategies differ: exact rank tests, offered only where they can reach their level.
 
-Two strategies of one launch are paired by block (a repetition of the interleaved run order): Wilcoxon's signed-rank
-test of the log ratios, whose smallest p is 2 / 2^n. Two that were launched apart, or two studies, are independent
-samples: the rank-sum test (Mann-Whitney), whose smallest p is 2 / C(n + m, n). Both are two-sided and exact: the
-distribution is counted, ties included (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 2014, chapters
-3 and 4).
+Two strategies whose repetitions lie in common blocks of the run order are paired: Wilcoxon's signed-rank test of the
+log ratios, whose smallest p is 2 / 2^n. Two that were launched apart, or two studies, are independent samples: the
+rank-sum test (Mann-Whitney), whose smallest p is 2 / C(n + m, n). Both are two-sided and exact: the distribution is
+counted, ties included (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 2014, chapters 3 and 4).
 
 The worker counts at which two strategies are compared form one family; p is adjusted for it by Holm's step-down rule
 (Scandinavian Journal of Statistics 6, 1979). Where the smallest p a test can reach lies above the first step of that
@@ -23,15 +22,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.grouping import Cell, by_block
-from scalebench.analysis.intervals import (
-    Estimate,
-    interval_name,
-    mean_interval,
-    paired_ratio,
-    time_interval,
-    unpaired_ratio,
-)
+from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.intervals import mean_interval, time_interval
+from scalebench.analysis.pairing import NONE, Ratio, Ratios
 from scalebench.analysis.reading import Results
 from scalebench.errors import UsageError, nearest
 
@@ -118,24 +111,26 @@ def holm(p: Sequence[float]) -> list[float]:
 def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd.DataFrame:
     """How strategy `a` differs from `b`, a row per execution, engine and worker count, under `COLUMNS`.
 
-    `ratio` is T(a) / T(b), its interval `ratio_low` to `ratio_high` (see `interval`): paired by block where both ran in
-    one launch (`paired`), else Welch's. `test`, `p`, `p_adjusted` (Holm over the worker counts) and `significant` are
-    empty where no test is offered; then `repetitions_needed` is how many repetitions of both would offer one (0 where
-    none ever is, as for virtual times), and `note` says why. An oversubscribed `b` is no baseline: no ratio, no test.
+    `ratio` is T(a) / T(b), its interval `ratio_low` to `ratio_high` (see `interval`): paired where both lie in common
+    blocks of the run order (`paired`), else Welch's. `test`, `p`, `p_adjusted` (Holm over the worker counts) and
+    `significant` are empty where no test is offered; then `repetitions_needed` is how many repetitions of both would
+    offer one (0 where none ever is, as for virtual times), and `note` says why. An oversubscribed `b` is no baseline:
+    no ratio, no test.
     `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
 
     Raises:
         UsageError: `a` or `b` has no completed run.
     """
-    found = by_block(results)
+    found, compared = by_block(results), Ratios(results)
     first, second = _of(found, a), _of(found, b)
     rows: list[dict[str, object]] = []
     for (execution, engine_a), cells_a in _grouped(first).items():
         same = [cell for cell in second if cell.execution == execution and cell.engine == engine_a]
         others = same or [cell for cell in second if cell.execution == execution]
-        for (_, engine_b), cells_b in _grouped(others).items():
+        for cells_b in _grouped(others).values():
             pairs = [(x, y) for x in cells_a for y in cells_b if _comparable(x, y)]
-            rows += _family(pairs, engine_a == engine_b, alpha)
+            pairs.sort(key=lambda pair: pair[0].workers)
+            rows += _family(pairs, [compared.of(*pair) for pair in pairs], alpha)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -171,37 +166,30 @@ def _comparable(a: Cell, b: Cell) -> bool:
     return a.workers == b.workers and a.batch_global == b.batch_global
 
 
-def _family(pairs: list[tuple[Cell, Cell]], paired: bool, alpha: float) -> list[dict[str, object]]:
+def _family(pairs: list[tuple[Cell, Cell]], ratios: list[Ratio], alpha: float) -> list[dict[str, object]]:
     """The rows of one execution and pair of engines, tested together."""
-    ordered = sorted(pairs, key=lambda pair: pair[0].workers)
-    times = [_times(a, b, paired) for a, b in ordered]
-    asked = [n for n, (_, b) in enumerate(ordered) if not b.oversubscribed]
-    offered, p = [""] * len(ordered), [math.nan] * len(ordered)
-    needed = repetitions_needed(max(1, len(asked)), paired=paired, alpha=alpha)
-    for n in asked:
-        test = (signed_rank_test if paired else rank_sum_test)(*times[n])
-        if ordered[n][0].execution in MEASURED and test.smallest_p <= alpha / len(asked):
-            offered[n], p[n] = test.name, test.p
+    asked = [n for n, (_, b) in enumerate(pairs) if not b.oversubscribed]
+    tests = [_test(a, ratio, alpha / max(1, len(asked))) for (a, _), ratio in zip(pairs, ratios, strict=True)]
+    p = [test.p if test else math.nan for test in tests]
     adjusted = dict(zip(asked, holm([p[n] for n in asked]), strict=True))
     return [
-        _row(a, b, paired, top, bottom)
-        | _verdict(a, b, offered[n], p[n], adjusted.get(n, math.nan), needed, len(asked), alpha)
+        _row(a, b, ratio)
+        | _verdict(a, b, ratio, tests[n] if n in adjusted else None, adjusted.get(n, math.nan), len(asked), alpha)
         | _metrics(a, b)
-        for n, ((a, b), (top, bottom)) in enumerate(zip(ordered, times, strict=True))
+        for n, ((a, b), ratio) in enumerate(zip(pairs, ratios, strict=True))
     ]
 
 
-def _times(a: Cell, b: Cell, paired: bool) -> tuple[list[float], list[float]]:
-    if not paired:
-        return list(a.seconds.values()), list(b.seconds.values())
-    blocks = sorted(a.seconds.keys() & b.seconds.keys())
-    return [a.seconds[block] for block in blocks], [b.seconds[block] for block in blocks]
+def _test(a: Cell, ratio: Ratio, level: float) -> RankTest | None:
+    """The test that suits the ratio, None where its p cannot reach `level`."""
+    if a.execution not in MEASURED:
+        return None
+    test = (signed_rank_test if ratio.paired else rank_sum_test)(ratio.top_s, ratio.bottom_s)
+    return test if test.smallest_p <= level else None
 
 
-def _row(a: Cell, b: Cell, paired: bool, top: list[float], bottom: list[float]) -> dict[str, object]:
-    ratio = Estimate(math.nan, math.nan, math.nan, 0)
-    if top and bottom and not b.oversubscribed:
-        ratio = (paired_ratio if paired else unpaired_ratio)(top, bottom)
+def _row(a: Cell, b: Cell, ratio: Ratio) -> dict[str, object]:
+    mean = NONE if b.oversubscribed else ratio.mean
     return {
         "execution": a.execution,
         "label_a": a.label,
@@ -210,34 +198,35 @@ def _row(a: Cell, b: Cell, paired: bool, top: list[float], bottom: list[float]) 
         "engine_b": b.engine,
         "workers": a.workers,
         "oversubscribed": a.oversubscribed or b.oversubscribed,
-        "paired": paired,
-        "n": min(len(top), len(bottom)),
-        "a_s": time_interval(top).centre,
-        "b_s": time_interval(bottom).centre,
-        "ratio": ratio.centre,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "interval": interval_name(a.execution) if ratio.n > 1 else "",
+        "paired": ratio.paired,
+        "n": min(len(ratio.top_s), len(ratio.bottom_s)),
+        "a_s": time_interval(ratio.top_s).centre,
+        "b_s": time_interval(ratio.bottom_s).centre,
+        "ratio": mean.centre,
+        "ratio_low": mean.low,
+        "ratio_high": mean.high,
+        "interval": ratio.interval if math.isfinite(mean.low) else "",
     }
 
 
 def _verdict(
-    a: Cell, b: Cell, test: str, p: float, adjusted: float, needed: int, family: int, alpha: float
+    a: Cell, b: Cell, ratio: Ratio, test: RankTest | None, adjusted: float, family: int, alpha: float
 ) -> dict[str, object]:
-    note = ""
+    note, needed = "", 0
     if b.oversubscribed:
-        note, needed = f"{b.label} is oversubscribed at {b.workers} workers and so no baseline", 0
+        note = f"{b.label} is oversubscribed at {b.workers} workers and so no baseline"
     elif a.execution not in MEASURED:
-        note, needed = f"{a.execution} times get no test", 0
-    elif not test:
+        note = f"{a.execution} times get no test"
+    elif test is None:
+        needed = repetitions_needed(family, paired=ratio.paired, alpha=alpha)
         counts = f"{family} worker count{'s' if family > 1 else ''}"
         note = f"a test of {counts} needs {needed} repetitions to reach {alpha:g}"
     return {
-        "test": test,
-        "p": p,
+        "test": test.name if test else "",
+        "p": test.p if test else math.nan,
         "p_adjusted": adjusted,
         "significant": bool(adjusted <= alpha) if test else None,
-        "repetitions_needed": 0 if test else needed,
+        "repetitions_needed": needed,
         "note": note,
     }
 

@@ -1,36 +1,65 @@
-"""How far virtual times are from native ones."""
+"""How far virtual times are from native ones, and what follows for virtual times that nothing checks."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import timed
-from scalebench.analysis.intervals import time_interval, unpaired_ratio
+from scalebench.analysis.blocks import timed
+from scalebench.analysis.intervals import LEVEL, quantile, time_interval, unpaired_ratio
 from scalebench.analysis.reading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
+CHECKED_FROM = 3  # cells
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
     *("native_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
 ]
 
 
+@dataclass(frozen=True)
+class VirtualError:
+    """The error of virtual times: root mean square of ln(T_virtual / T_native) over `cells` cells.
+
+    It is not centred: an error that all cells share is an error. The noise of the native runs is in it, which makes it
+    too large rather than too small.
+    """
+
+    rms: float
+    cells: int
+
+    def half_width(self, times: int = 1, level: float = LEVEL) -> float:
+        """How far, on logs, a result made of so many virtual times may be off at `level`: t(cells) rms sqrt(times).
+
+        A ratio is made of two. What their errors have in common cancels in it, such as a step time that is measured
+        too short; none of it is taken to cancel, and none to point in opposite directions: independent errors add up
+        to sqrt(2) times one.
+        """
+        return float(quantile(self.cells, level)) * self.rms * math.sqrt(times)
+
+
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
 
     The interval is Welch's on logs, as repetitions of the two have nothing in common that would pair them. A strategy
-    that ran on several native engines is compared on the first of mpi, nccl, gloo, horovod. Oversubscribed native runs
-    are marked: there the machine is not the one that virtual workers stand for.
+    that ran on several native engines is compared on the first of mpi, nccl, gloo, horovod. Only virtual runs of the
+    cluster that the native ones had are compared. Oversubscribed native runs are marked: there the machine is not the
+    one that virtual workers stand for.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
     rows = []
     for (label, workers), native in both["native"].groupby(["label", "workers"]):
-        virtual = both["virtual"][(both["virtual"]["label"] == label) & (both["virtual"]["workers"] == workers)]
-        if virtual.empty:
-            continue
         engine = min(native["engine"], key=PREFERRED_ENGINES.index)
         native = native[native["engine"] == engine]
+        virtual = both["virtual"]
+        alike = (virtual["label"] == label) & (virtual["workers"] == workers)
+        virtual = virtual[alike & virtual["cluster"].isin(native["cluster"])]
+        if virtual.empty:
+            continue
         ratio = unpaired_ratio(virtual["train_s"].tolist(), native["train_s"].tolist())
         rows.append(
             {
@@ -54,5 +83,18 @@ def agreement(results: Results) -> pd.DataFrame:
 
 def median_error(table: pd.DataFrame) -> float | None:
     """Median of |error| over the cells of `agreement` whose native runs were not oversubscribed, None if all were."""
-    fair = table[~table["oversubscribed"].astype(bool)]
+    fair = _fair(table)
     return float(fair["error"].abs().median()) if len(fair) else None
+
+
+def virtual_error(results: Results) -> VirtualError | None:
+    """What `agreement` says of all virtual times of the study; None below CHECKED_FROM cells."""
+    fair = _fair(agreement(results))
+    if len(fair) < CHECKED_FROM:
+        return None
+    logs = np.log(fair["ratio"].to_numpy(dtype=float))
+    return VirtualError(float(np.sqrt(np.mean(logs**2))), len(fair))
+
+
+def _fair(table: pd.DataFrame) -> pd.DataFrame:
+    return table[~table["oversubscribed"].astype(bool)]

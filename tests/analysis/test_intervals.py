@@ -66,4 +66,4 @@ def test_nominal_95_percent_covers_93_to_97(n, kind):
 
 
 def test_unpaired_ratio_of_constant_samples_is_exact():
-    assert unpaired_ratio([4.0, 4.0], [2.0, 2.0])[:3] == pytest.approx((2, 2, 2))
+    assert unpaired_ratio([4.0] * 3, [2.0] * 3)[:3] == pytest.approx((2, 2, 2))

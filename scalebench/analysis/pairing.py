@@ -1,0 +1,75 @@
+"""The ratio of two cells' times, with the interval that suits how their times were obtained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalebench.analysis.blocks import Cell, paired_times, share_blocks
+from scalebench.analysis.intervals import (
+    Estimate,
+    calibration_interval,
+    interval_name,
+    level_of,
+    median_ratio,
+    paired_ratio,
+    unpaired_ratio,
+)
+from scalebench.analysis.reading import Results
+from scalebench.analysis.validation import VirtualError, virtual_error
+
+NONE = Estimate(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """`mean` of top / bottom is a ratio of geometric means, the `median` one of pairs (without an interval below six).
+
+    `top_s` and `bottom_s` are what they are made of: times of common blocks where `paired`, else all.
+    """
+
+    mean: Estimate
+    median: Estimate
+    top_s: list[float]
+    bottom_s: list[float]
+    paired: bool
+    interval: str
+
+
+NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
+
+
+class Ratios:
+    """Ratios of one study: at its level, and with what is known of its virtual times."""
+
+    def __init__(self, results: Results) -> None:
+        self.level = level_of(results.study)
+        self.error: VirtualError | None = virtual_error(results)
+
+    def of(self, top: Cell, bottom: Cell) -> Ratio:
+        """T(top) / T(bottom). The noise of both is inside the interval, whichever of them is the baseline.
+
+        Paired by block where the run order put their repetitions side by side; else two independent samples. Virtual
+        times are paired by their draw from the calibration.
+        """
+        paired = share_blocks(top, bottom)
+        above, below = list(top.seconds.values()), list(bottom.seconds.values())
+        if paired:
+            above, below = paired_times(top, bottom)
+        mean, median = self._mean(top, bottom, above, below, paired), NONE
+        if paired and above:
+            median = median_ratio(above, below, self.level)
+        if top.execution == "virtual":
+            median = median._replace(low=math.nan, high=math.nan)
+        name = interval_name(top.execution, checked=self.error is not None)
+        return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "")
+
+    def _mean(self, top: Cell, bottom: Cell, above: list[float], below: list[float], paired: bool) -> Estimate:
+        if not (above and below):
+            return NONE
+        if top.execution == "virtual":
+            error = self.error.half_width(2, self.level) if self.error and top is not bottom else 0.0
+            return calibration_interval((np.log(above) - np.log(below)).tolist(), error, self.level)
+        return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
