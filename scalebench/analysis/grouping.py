@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import CELL as CELL
-from scalebench.analysis.blocks import timed
+from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.intervals import (
     MEDIAN_FROM,
     Array,
