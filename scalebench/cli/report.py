@@ -1,0 +1,34 @@
+"""`scalebench report [RESULTS]`: a study on one page, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Where the page goes.  [default: plots/<study>/report.html]",
+)
+@click.option("--open", "show", is_flag=True, help="Show it in the web browser.")
+def report(results: Path | None, output: Path | None, show: bool) -> None:
+    """Write the study in RESULTS (default: the newest in results/) as one HTML file that needs nothing but itself.
+
+    The answer in one sentence with its interval, figures, tables, findings on the method, where the numbers come from
+    and how to make them again.
+    """
+    import webbrowser
+
+    from scalebench.records.newest import newest_study
+    from scalebench.report.page import write_report
+
+    page = write_report(results if results is not None else newest_study(Path("results")), output)
+    click.echo(page)
+    if show and not webbrowser.open(page.resolve().as_uri()):
+        click.echo("no web browser found here; open the file in one", err=True)

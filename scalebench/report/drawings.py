@@ -1,0 +1,160 @@
+"""The study's figures, panel by panel: a page lays them out for its width, and writes caption and legend itself."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from scalebench.analysis import Results
+from scalebench.figures.base import FIGURES, figure_names
+from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
+from scalebench.figures.drawing.caption import describe_study
+from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.plotting import house_style
+from scalebench.report.alternative import describe
+from scalebench.report.svg import StyleSheet, inline
+
+ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "breakdown", "agreement")
+_WIDEST_IN = 4.0  # of a panel: twice as wide on a phone, and its letters would be too small there
+_KEY_IN = (0.36, 0.15)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One panel: its title, what it shows in words with numbers, and the `<svg>`."""
+
+    title: str
+    words: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend."""
+
+    name: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure, or why these results cannot carry it (`absent`)."""
+
+    name: str
+    summary: str
+    rows: tuple[tuple[Picture, ...], ...] = ()
+    keys: tuple[tuple[Key, ...], ...] = ()
+    caption: str = ""
+    absent: str = ""
+
+
+def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
+    """Every figure of the registry, the answer's first."""
+    names = sorted(figure_names(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    with house_style(), warnings.catch_warnings():
+        mpl.rcParams["svg.fonttype"] = "none"  # text that can be read, searched and coloured
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
+        known = describe_study(results) if len(results.completed) else ""  # the page says it once
+        return [_draw(results, name, sheet, known) for name in names]
+
+
+def _draw(results: Results, name: str, sheet: StyleSheet, known: str) -> Drawing:
+    kind = FIGURES.create(name, {})
+    if absent := kind.absent(results):
+        return Drawing(name, kind.summary, absent=absent)
+    canvas = LooseCanvas(name)
+    kind.draw(results, canvas)
+    return canvas.drawing(kind.summary, sheet, known)
+
+
+class LooseCanvas(Canvas):
+    """A canvas whose panels are figures of their own."""
+
+    def rows(self, *rows: tuple[int, float]) -> list[Panel]:
+        self._grid = list(rows)
+        for count, height in rows:
+            width = min(WIDTH_IN / count, _WIDEST_IN)
+            for _ in range(count):
+                figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+                self.panels.append(Panel(figure.subplots(), width))
+        return self.panels
+
+    def drawing(self, summary: str, sheet: StyleSheet, known: str) -> Drawing:
+        """All pictures as inline SVG, and the caption without the sentences that are `known`."""
+        for panel in self.panels:
+            panel.fit_intervals()
+        if any(panel.cuts_intervals for panel in self.panels):
+            self.say("Error bars that leave a panel go on; the table of all cells has their ends.")
+        rows, start = [], 0
+        for count, _ in self._grid:
+            band = self.panels[start : start + count]
+            rows.append(tuple(self._picture(panel, band[0], sheet) for panel in band if _shows_something(panel)))
+            start += count
+        keys = [
+            tuple(
+                _key(artist, text, f"{self.name}-k{row}-{place}-", sheet)
+                for place, (artist, text) in enumerate(entries)
+            )
+            for row, entries in enumerate(self._legend)
+        ]
+        caption = " ".join(sentence for sentence in self._caption if sentence != known)
+        return Drawing(self.name, summary, tuple(filter(None, rows)), tuple(keys), caption)
+
+    def _picture(self, panel: Panel, first: Panel, sheet: StyleSheet) -> Picture:
+        ax = panel.ax
+        title = _title(panel)
+        ax.set_title("", loc="left")
+        if not ax.get_ylabel():  # said by the first of its row only, which may stand elsewhere on a page
+            ax.set_ylabel(first.ax.get_ylabel())
+            ax.tick_params(labelleft=True)
+        number = self.panels.index(panel)
+        svg = inline(_render(ax.get_figure(root=True)), f"{self.name}-{number}-", sheet)
+        return Picture(title, describe(panel.data(), ax.get_xlabel(), ax.get_ylabel()), Markup(svg))  # noqa: S704
+
+
+def _shows_something(panel: Panel) -> bool:
+    return bool(panel.ax.spines["left"].get_visible())  # `blank` takes them away
+
+
+def _title(panel: Panel) -> str:
+    """With its letter, and as long as it is."""
+    drawn = panel.ax.get_title(loc="left")
+    letter = re.match(r"\([a-z]\) ", drawn)
+    data = panel.data()
+    return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
+
+
+def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
+    """The artist alone, as a legend would show it."""
+    figure = Figure(figsize=_KEY_IN)
+    figure.patch.set_visible(False)
+    copy: Artist
+    if isinstance(artist, Line2D):
+        copy = Line2D([0.06, 0.5, 0.94], [0.5, 0.5, 0.5], markevery=[1])
+        copy.update_from(artist)
+        copy.set_markevery([1])
+    else:
+        copy = Rectangle((0.1, 0.12), 0.8, 0.76)
+        copy.update_from(artist)
+    copy.set_transform(figure.transFigure)
+    figure.add_artist(copy)
+    return Key(name, Markup(inline(_render(figure), prefix, sheet)))  # noqa: S704
+
+
+def _render(figure: Any) -> str:
+    text = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(text, metadata={"Date": None})
+    return text.getvalue()

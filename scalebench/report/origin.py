@@ -1,0 +1,180 @@
+"""Where the numbers come from, and what makes them again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
+
+RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
+_LISTS = ("packages", "environment")  # too long to stand among the rest
+_MOST_YAML = 200_000  # bytes: no study that somebody wrote is longer
+_IDENTITY = ("host_hash", "packages_hash", "git_commit")
+
+Fact = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One launch environment: how many rows of runs.csv it made, what it was, what was installed."""
+
+    name: str
+    runs: int
+    facts: tuple[Fact, ...]
+    lists: tuple[tuple[str, tuple[Fact, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The commands that run the study again, the study, and the checksums of what it left behind."""
+
+    commands: str
+    study: str
+    study_link: str
+    checksums: tuple[Fact, ...]
+    remarks: tuple[str, ...]
+
+
+def study_facts(results: Results) -> tuple[Fact, ...]:
+    """What was trained, on what, how often."""
+    runs = results.completed if len(results.completed) else results.runs
+    last = runs.iloc[-1]
+    counts = sorted(int(count) for count in runs["workers"].unique())
+    batch = "per worker" if last["batch_policy"] == "per_worker" else "global"
+    sizes = sorted({int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()}, reverse=True)
+    facts = {
+        "strategies": ", ".join(dict.fromkeys(runs["label"])),
+        "workers": ", ".join(map(str, counts)),
+        "scaling": "strong: samples per epoch fixed"
+        if last["scaling"] == "strong"
+        else "weak: samples per worker fixed",
+        "batch": f"{' or '.join(map(str, sizes))} {batch}, at every worker count" if sizes else "",
+        "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
+        "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
+        f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
+        "training": f"{last['epochs']} epochs, {last['optimizer']}, learning rate {last['lr']:g} ({last['lr_policy']})",
+        "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
+        if pd.notna(last["metric_name"])
+        else "none",
+        "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
+        "executions": "; ".join(_executions(runs)),
+        "runs": f"{len(results.completed):,} completed, {len(results.failed):,} not",
+        "made": _period(results.runs["started_utc"].dropna()),
+    }
+    return tuple((name, text) for name, text in facts.items() if text)
+
+
+def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machine]:
+    """One for each different set of facts that the study kept, in the order of what they name."""
+    found = []
+    for place, facts in enumerate(provenance, start=1):
+        own = pd.Series(True, index=rows.index)
+        for name in _IDENTITY:
+            own &= rows[name].fillna("") == (facts.get(name) or "")
+        plain = {name: value for name, value in facts.items() if name not in _LISTS}
+        lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
+        found.append(Machine(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
+    return found
+
+
+def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
+    """How to come to these records again."""
+    folder = results.folder
+    study = _text(folder / "study.yaml")
+    runs = results.runs
+    commits = sorted(runs["git_commit"].dropna().unique())
+    versions = sorted({str(facts["packages"]["scalebench"]) for facts in provenance if _has_version(facts)})
+    remarks = []
+    if len(commits) > 1:
+        remarks.append(f"The runs were made by {len(commits)} commits of scalebench; the commands name the last run's.")
+    if runs["git_dirty"].fillna(False).any():
+        remarks.append("The checkout had changes that are not in the commit: these numbers cannot be made exactly.")
+    if _calibrated(results):
+        remarks.append(
+            "Virtual times follow from calibration.json, which lies beside the records: charged by it, virtual rows "
+            "come out the same, bit for bit on one machine and build of torch. Without it the machine is measured anew."
+        )
+    lines = list(_commands(results, runs["git_commit"].iloc[-1], versions))
+    link = base64.b64encode(study.encode()).decode()
+    return Recipe(
+        "\n".join(lines), study, f"data:application/yaml;base64,{link}", tuple(_checksums(folder)), tuple(remarks)
+    )
+
+
+def _commands(results: Results, commit: object, versions: list[str]) -> Iterator[str]:
+    if isinstance(commit, str):
+        yield f"git checkout {shlex.quote(commit)}   # of scalebench"
+        yield 'pip install -c constraints.txt "scalebench[mpi] @ ."'
+    else:
+        pin = f"=={versions[-1]}" if versions else ""
+        yield f"pip install {shlex.quote(f'scalebench[mpi]{pin}')}"
+    if (results.runs["engine"] == "horovod").any():
+        yield "scalebench install horovod"
+    yield f"scalebench run study.yaml{' --calibration calibration.json' if _calibrated(results) else ''}"
+    yield "scalebench report"
+
+
+def _calibrated(results: Results) -> bool:
+    return bool((results.runs["execution"] == "virtual").any()) and (results.folder / "calibration.json").is_file()
+
+
+def _executions(runs: pd.DataFrame) -> Iterator[str]:
+    for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
+        own = runs[runs["execution"] == execution]
+        engines = sorted(set(own["engine"]) - {execution})
+        through = f" through {', '.join(engines)}" if engines else ""
+        yield f"{execution} ({EXECUTIONS_IN_WORDS[execution]}) on {own['cluster'].iloc[-1]}{through}"
+
+
+def _period(started: pd.Series[str]) -> str:
+    if started.empty:
+        return ""
+    times = sorted(text[:16].replace("T", " ") for text in started)
+    return f"{times[0]} UTC" if times[0] == times[-1] else f"{times[0]} to {times[-1]} UTC"
+
+
+def _counted(number: Any, words: str) -> str:
+    return "" if pd.isna(number) else words.format(int(number))
+
+
+def _flat(facts: Any, path: str = "") -> Iterator[Fact]:
+    """`cpu model: ...` for nested facts; what is not known is left out."""
+    if isinstance(facts, Mapping):
+        for name, value in facts.items():
+            yield from _flat(value, f"{path} {name}".strip())
+    elif isinstance(facts, list):
+        if facts:
+            yield path, "; ".join(item if isinstance(item, str) else json.dumps(item, sort_keys=True) for item in facts)
+    elif facts is not None:
+        yield path.replace("_", " ") if path else path, str(facts)
+
+
+def _has_version(facts: dict[str, Any]) -> bool:
+    packages = facts.get("packages")
+    return isinstance(packages, dict) and "scalebench" in packages
+
+
+def _checksums(folder: Path) -> Iterator[Fact]:
+    for name in RECORDS:
+        if (folder / name).is_file():
+            with (folder / name).open("rb") as file:
+                yield name, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()[: _MOST_YAML + 1]
+    except OSError:
+        return ""
+    return data.decode(errors="replace") if len(data) <= _MOST_YAML else ""

@@ -1,0 +1,105 @@
+"""Puts the report together: one HTML file that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from scalebench import __version__
+from scalebench.analysis.methodology import check, evidence_in
+from scalebench.errors import ResultsError
+from scalebench.report.answer import answer, as_text
+from scalebench.report.comparison import comparisons
+from scalebench.report.drawings import draw_all
+from scalebench.report.origin import machines, recipe, study_facts
+from scalebench.report.svg import StyleSheet
+from scalebench.report.tables import tables
+from scalebench.study.spec import slug
+from scalebench.whole_file import write_whole
+
+TEMPLATES = Path(__file__).with_name("templates")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def write_report(folder: Path, output: Path | None = None) -> Path:
+    """Write the report on the study in `folder` to `output` (plots/<study>/report.html); returns where it lies.
+
+    The same records give the same bytes.
+
+    Raises:
+        ResultsError: `folder` cannot be read, or `output` cannot be written.
+    """
+    evidence = evidence_in(folder)
+    results = evidence.results
+    study = str(results.runs["study"].iloc[-1])
+    output = output or Path("plots") / slug(study) / "report.html"
+    compared = comparisons(results)
+    sheet = StyleSheet()
+    reply = answer(results, compared)
+    text = render(
+        {
+            "version": __version__,
+            "study": study,
+            "description": str(results.study.get("description") or ""),
+            "answer": reply,
+            "summary": as_text(reply.sentence),
+            "facts": study_facts(results),
+            "drawings": draw_all(results, sheet),
+            "tables": tables(results, compared),
+            "method": check(evidence),
+            "notes": results.notes,
+            "machines": machines(evidence.rows, evidence.provenance),
+            "recipe": recipe(results, evidence.provenance),
+        },
+        sheet,
+    )
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
+    return output
+
+
+def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
+    """The page that says `facts`; its policy lets in nothing but its own style and script, known by their hashes."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    style = Markup(environment.get_template("report.css").render(sheet=_Sheet(sheet)))  # noqa: S704
+    script = Markup((TEMPLATES / "report.js").read_text(encoding="utf-8"))  # noqa: S704
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = environment.get_template("report.html.j2")
+    return page.render(facts, style=style, script=script, policy=Markup(policy)) + "\n"  # noqa: S704
+
+
+class _Sheet:
+    """The pictures' rules, to stand in the style sheet as they are."""
+
+    def __init__(self, sheet: StyleSheet) -> None:
+        self.rules = Markup(sheet.rules())  # noqa: S704
+        self.light = Markup(sheet.colors(dark=False))  # noqa: S704
+        self.dark = Markup(sheet.colors(dark=True))  # noqa: S704
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _printable(value: Any) -> Any:
+    """Text without control characters, which no browser shows and HTML forbids."""
+    return _UNPRINTABLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,112 @@
+"""Makes matplotlib's SVG a part of an HTML page: text as text, styles as classes, colours that a dark page can change.
+
+A page that forbids inline styles (its content security policy does) shows nothing of an SVG whose elements carry
+`style` attributes, so every distinct style becomes one class of one style sheet for all pictures of the page.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import re
+from xml.etree import ElementTree as ET
+
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_COLOR = re.compile(r"#[0-9a-f]{6}\b")
+_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_REFERENCE = re.compile(r"(?:url\(#|^#)([^)]+)\)?")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PAPER = "#ffffff"
+_LIGHT, _GREY = 0.74, 0.12  # from which lightness a colour is a ground, up to which saturation it is a grey
+
+
+class StyleSheet:
+    """Classes for the styles that were met, and the variables for their colours."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, str] = {}
+
+    def class_of(self, style: str) -> str:
+        """The class that says what `style` says."""
+        return self._classes.setdefault(style, f"s{len(self._classes)}")
+
+    def rules(self) -> str:
+        """`.s0{fill:var(--c222222)}`, one line a class."""
+        return "\n".join(
+            f".{name}{{{_COLOR.sub(lambda color: f'var(--{_variable(color[0])})', style)}}}"
+            for style, name in self._classes.items()
+        )
+
+    def colors(self, *, dark: bool) -> str:
+        """The variables' values on a light page or a dark one."""
+        met = sorted({color for style in self._classes for color in _COLOR.findall(style)} - {_PAPER})
+        return "\n".join(f"--{_variable(color)}:{in_the_dark(color) if dark else color};" for color in met)
+
+
+def _variable(color: str) -> str:
+    return "card" if color == _PAPER else f"c{color[1:]}"  # what a picture has for paper is the card it lies on
+
+
+def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
+    """The `<svg>` element of matplotlib's document `svg`, without a size: the page gives it one.
+
+    Its ids begin with `prefix`, as all pictures of a page share one name space.
+    """
+    root = ET.fromstring(_NOT_XML.sub("\ufffd", svg))  # noqa: S314 - matplotlib wrote it
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    used = {name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)}
+    for element in root.iter():
+        _rewrite(element, prefix, used, sheet)
+    view = root.attrib["viewBox"]
+    root.attrib.clear()
+    root.attrib["viewBox"] = view
+    return ET.tostring(root, encoding="unicode")
+
+
+def _rewrite(element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet) -> None:
+    element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
+    old = dict(element.attrib)
+    element.attrib.clear()
+    for name, value in old.items():
+        name = "href" if name == f"{{{_XLINK}}}href" else name
+        if name == "id":
+            if value in used:
+                element.attrib["id"] = prefix + value
+        elif name == "style":
+            element.attrib["class"] = sheet.class_of(_style(value, prefix))
+        elif name == "fill":  # of a hatch's ground
+            element.attrib["class"] = sheet.class_of(f"fill:{value}")
+        elif name == "transform" and value.startswith("rotate(-0 "):
+            continue
+        elif name in ("href", "clip-path"):
+            element.attrib[name] = value.replace("#", f"#{prefix}")
+        else:
+            text = _NUMBER.sub(lambda number: f"{float(number[0]):.2f}", value)
+            element.attrib[name] = " ".join(text.split()) if name == "d" else text
+    if element.tag != "text":
+        element.text = None
+    element.tail = None
+
+
+def _style(value: str, prefix: str) -> str:
+    """Without spaces and without the font, which is the page's."""
+    parts = [part.split(":", 1) for part in value.split(";") if part.strip()]
+    kept = [(name.strip(), text.strip()) for name, text in parts if name.strip() != "font-family"]
+    return ";".join(f"{name}:{text}" for name, text in kept).replace("url(#", f"url(#{prefix}")
+
+
+def in_the_dark(color: str) -> str:
+    """What stands for `color` on a dark ground: greys turn over, grounds grow dark, hues light enough to be seen."""
+    red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
+    spread = max(red, green, blue) - min(red, green, blue)
+    if spread <= _GREY:
+        light = 0.09 + 0.85 * (1 - light)
+    elif light > _LIGHT:
+        light, saturation = 0.12 + 0.6 * (1 - light), min(saturation, 0.6)
+    else:
+        light, saturation = max(light, 0.58), min(saturation, 0.75) if light < 0.58 else saturation
+    turned = colorsys.hls_to_rgb(hue, light, saturation)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in turned)
