@@ -1,0 +1,101 @@
+"""Applying the rules, and naming the place of what they found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scalebench.analysis.claims import __file__ as claims_file
+from scalebench.analysis.findings import SEVERITIES, Finding
+from scalebench.analysis.methodology import RULES, Rule, check, evidence_in
+from scalebench.analysis.methodology.base import place
+from scalebench.analysis.methodology.twelve import TWELVE
+from scalebench.errors import ResultsError, UsageError
+
+
+def test_the_gravest_comes_first_and_what_is_ignored_is_said(sound, tmp_path):
+    sound.change(git_dirty=True, final_metric=None)
+    evidence = evidence_in(sound.write(tmp_path))
+    report = check(evidence, ignore=["dirty-commit"])
+    order = [SEVERITIES.index(finding.severity) for finding in report.findings]
+    assert order == sorted(order)
+    assert report.count("error") == 1
+    assert report.ignored == ["dirty-commit"]
+    found = {finding.rule for finding in report.findings}
+    assert found | set(report.passed) | set(report.ignored) == set(RULES.names())
+    assert "dirty-commit" in {finding.rule for finding in check(evidence).findings}
+
+
+def test_a_rule_that_does_not_exist_cannot_be_ignored(sound, tmp_path):
+    with pytest.raises(UsageError, match="unknown rule 'dirty-comit'; did you mean 'dirty-commit'"):
+        check(sound.write(tmp_path), ignore=["dirty-comit"])
+
+
+def test_a_folder_without_records_is_refused(tmp_path):
+    with pytest.raises(ResultsError, match=r"holds no runs\.csv"):
+        check(tmp_path)
+
+
+def test_a_study_of_which_nothing_was_completed_has_one_matter(sound, tmp_path):
+    sound.change(status="failed", train_s=None, final_metric=None)
+    errors = [finding.rule for finding in check(sound.write(tmp_path)).findings if finding.severity == "error"]
+    assert errors == ["failed-runs"]
+
+
+def test_a_damaged_file_of_provenance_documents_nothing(sound, tmp_path):
+    folder = sound.write(tmp_path)
+    for file in (folder / "provenance").iterdir():
+        file.write_text('{"host_hash": ')
+    assert evidence_in(folder).provenance == []
+    assert "no-provenance" in {finding.rule for finding in check(folder).findings}
+
+
+def test_a_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
+    class Quiet(Rule):
+        name = "quiet"
+        summary = "nobody else used the machine"
+
+        def findings(self, evidence):
+            yield self.finding("error", f"{len(evidence.runs)} runs beside a build", "all", "measure at night")
+
+    RULES.names()
+    monkeypatch.setitem(RULES._classes, "quiet", {"*": Quiet})
+    report = check(sound.write(tmp_path))
+    assert report.findings[0] == Finding("error", "quiet", "70 runs beside a build", "all", "measure at night")
+
+
+def test_what_the_statistics_claim_is_listed_as_a_rule():
+    with Path(claims_file).open(encoding="utf-8") as file:
+        named = set(re.findall(r'^ +"(?:error|warning|note)",\n +"([a-z-]+)",$', file.read(), flags=re.MULTILINE))
+    assert named
+    assert named <= set(RULES.names())
+
+
+def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():
+    assert [kept.number for kept in TWELVE] == list(range(1, 13))
+    for kept in TWELVE:
+        assert set(kept.checked) <= set(RULES.names())
+        assert kept.checked or kept.by_construction
+    assert set(RULES.names()) <= {name for kept in TWELVE for name in kept.checked} | {
+        "unequal-steps",
+        "small-test-set",
+    }
+
+
+def test_cells_are_named_in_few_words():
+    cells = [
+        *(("virtual", "virtual", label, workers) for label in ("ddp", "horovod") for workers in (4, 2)),
+        ("native", "gloo", "ddp", 1),
+        ("native", "gloo", "ddp", 1),
+    ]
+    table = pd.DataFrame(cells, columns=["execution", "engine", "label", "workers"])
+    assert place(table) == "ddp, horovod at 2, 4 workers (virtual); ddp at 1 worker (native gloo)"
+
+
+def test_many_places_are_counted_not_listed():
+    cells = [("native", "mpi", f"local_sgd(every={n})", n) for n in range(1, 40)]
+    table = pd.DataFrame(cells, columns=["execution", "engine", "label", "workers"])
+    assert place(table).endswith("; and 35 more")

@@ -1,0 +1,338 @@
+"""Every rule fires on a study that was doctored to break it, and on no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.methodology import RULES, check
+from scalebench.records.progress import Planned
+from tests.analysis.methodology.conftest import Doctored, described
+
+# rule, severity, what is said of it, how the study is doctored
+CASES: list[tuple[str, str, str, Callable[[Doctored], Any]]] = []
+
+
+def case(rule: str, severity: str, said: str) -> Callable[[Callable[[Doctored], Any]], Callable[[Doctored], Any]]:
+    def add(doctor: Callable[[Doctored], Any]) -> Callable[[Doctored], Any]:
+        CASES.append((rule, severity, said, doctor))
+        return doctor
+
+    return add
+
+
+def native(row):
+    return row.execution == "native"
+
+
+@case("speedup-base", "warning", "no completed run of serial at 1 worker (native)")
+def serial_is_missing(study):
+    study.drop(lambda row: row.strategy == "serial" and native(row))
+
+
+@case("speedup-base", "note", "native mpi speedups are over serial on one worker, ")
+def nothing_is_wrong_but_the_base_is_to_be_said(study):
+    pass
+
+
+@case("reduction-base", "error", "nothing to measure any reduction against: no completed run of allreduce")
+def allreduce_is_missing(study):
+    study.drop(lambda row: row.strategy == "allreduce")
+
+
+@case("reduction-base", "error", "on engine mpi at 4 workers (native)")
+def allreduce_is_on_another_engine_at_four_workers(study):
+    study.change(lambda row: row.strategy == "allreduce" and native(row) and row.workers == 4, engine="gloo")
+
+
+@case("reduction-base", "warning", "what synchronising less often saves against")
+def only_ddp_is_left_to_compare_with(study):
+    study.change(lambda row: row.strategy == "allreduce", strategy="ddp")
+
+
+@case("weak-baseline", "warning", "allreduce is slower than ddp, by up to +100 % of ddp's time at 4 workers")
+def ddp_is_twice_as_fast_as_allreduce(study):
+    more = [
+        row.model_copy(update={"strategy": "ddp", "run_id": f"ddp-{row.run_id}", "train_s": row.train_s / 2})
+        for row in study.rows
+        if row.strategy == "allreduce" and row.workers == 4
+    ]
+    study.rows += more
+
+
+@case("superlinear", "warning", "efficiency is up to 2.0")
+def two_workers_are_four_times_as_fast(study):
+    times = {row.repetition: row.train_s for row in study.rows if row.strategy == "serial" and native(row)}
+    study.change(
+        lambda row: native(row) and row.workers == 2 and row.strategy == "allreduce",
+        train_s=lambda row: times[row.repetition] / 2,
+    )
+
+
+@case("mixed-batch-policies", "error", "batch_policy is per_worker (60 runs), global (10 runs)")
+def two_batch_policies(study):
+    study.change(lambda row: row.workers == 4 and native(row), batch_policy="global")
+
+
+@case("mixed-configurations", "error", "lr is 0.1 (65 runs), 0.5 (5 runs)")
+def two_learning_rates(study):
+    study.change(lambda row: row.workers == 4 and native(row) and row.strategy == "allreduce", lr=0.5)
+
+
+@case("mixed-configurations", "error", "dataset_sha256 is")
+def the_data_changed_on_the_way(study):
+    study.change(dataset_sha256="a")
+    study.change(lambda row: row.repetition == 4, dataset_sha256="b")
+
+
+@case("duplicate-runs", "error", "2 runs are the same repetition of a cell")
+def a_run_was_copied_from_elsewhere(study):
+    study.rows.append(study.rows[0].model_copy(update={"run_id": "copied"}))
+
+
+@case("mixed-executions", "error", "1 row with an execution that its engine cannot have had")
+def a_virtual_row_is_passed_off_as_native(study):
+    chosen = next(row.run_id for row in study.rows if row.execution == "virtual")
+    study.change(lambda row: row.run_id == chosen, execution="native")
+
+
+@case("reduced-batch", "warning", "batch_per_worker is 5 rather than 8")
+def a_shard_is_smaller_than_the_batch(study):
+    study.change(lambda row: row.workers == 4, batch_per_worker=5, batch_global=20)
+
+
+@case("unequal-steps", "warning", "epoch_average takes 50 at 2 workers where the baselines take 113")
+def averaging_takes_fewer_steps(study):
+    study.change(lambda row: row.strategy == "epoch_average" and row.workers == 2, steps_per_epoch=50)
+
+
+@case("falling-steps", "note", "steps per epoch fall from 113 at 1 worker to 28 at 4")
+def strong_scaling_at_a_fixed_batch_per_worker(study):
+    study.change(scaling="strong", n_train=900, steps_per_epoch=lambda row: 113 // row.workers)
+
+
+@case("few-steps", "warning", "as few as 4 steps between synchronisations: at most 75%")
+def four_steps_an_epoch(study):
+    study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6)
+
+
+@case("few-runs", "warning", "7 cells of native times rest on one run")
+def one_repetition(study):
+    study.drop(lambda row: row.repetition > 0)
+
+
+@case("spread", "warning", "vary by more than 10 %")
+def times_vary(study):
+    study.change(lambda row: native(row) and row.workers == 2, train_s=lambda row: row.train_s * 1.2**row.repetition)
+
+
+@case("seeds", "warning", "repetitions share a seed (seed 7)")
+def one_seed_for_all(study):
+    study.change(seed=7)
+
+
+@case("seeds", "warning", "strategies have different seeds in 10 blocks")
+def a_strategy_has_seeds_of_its_own(study):
+    study.change(lambda row: row.strategy == "allreduce", seed=lambda row: 100 + row.repetition)
+
+
+@case("metric", "error", "no run reports a metric")
+def no_metric(study):
+    study.change(final_metric=None)
+
+
+@case("metric", "error", "15 runs without a metric")
+def one_strategy_without_a_metric(study):
+    study.change(lambda row: row.strategy == "epoch_average" and native(row), final_metric=None)
+
+
+@case("metric-cost", "warning", "accuracy lies below that of allreduce by more than its interval, by up to 0.1")
+def averaging_learns_less(study):
+    study.change(
+        lambda row: row.strategy == "epoch_average" and row.workers == 4,
+        final_metric=lambda row: row.final_metric - 0.1 - 1e-4 * row.repetition,
+    )
+
+
+@case("time-to-target", "warning", "no target metric is stated")
+def no_target(study):
+    study.change(target_metric=None, time_to_target_s=None)
+
+
+@case("time-to-target", "note", "15 runs of 70 never reached 0.9")
+def the_target_is_not_reached(study):
+    study.change(lambda row: row.strategy == "epoch_average" and native(row), time_to_target_s=None)
+
+
+@case("small-test-set", "note", "accuracies are over 50 test samples: a standard error of 2.3 percentage points")
+def fifty_test_samples(study):
+    study.change(n_test=50)
+
+
+@case("clock-resolution", "error", "5 completed runs without a positive training time")
+def the_clock_saw_no_time_pass(study):
+    study.change(lambda row: row.strategy == "serial" and native(row), train_s=0.0)
+
+
+@case("clock-resolution", "warning", "all times are multiples of 10.0 ms")
+def times_were_rounded(study):
+    study.change(native, train_s=lambda row: round(row.train_s, 2))
+
+
+@case("short-runs", "warning", "took less than 100 ms, the shortest")
+def runs_of_a_few_milliseconds(study):
+    study.change(native, train_s=lambda row: row.train_s / 100)
+
+
+@case("warm-up", "warning", "35 runs without warm-up steps")
+def no_warm_up(study):
+    study.change(native, warmup_steps=0)
+
+
+@case("warm-up", "warning", "the first epoch is slower than the later ones by +50 % (median) in 35 of 35 runs")
+def too_short_a_warm_up(study):
+    study.epochs = {
+        run: [
+            row.model_copy(update={"epoch_s_max": row.epoch_s_max * 1.5}) if row.epoch == 0 else row for row in epochs
+        ]
+        for run, epochs in study.epochs.items()
+    }
+
+
+@case("oversubscribed", "warning", "2 cells with more workers than the machine can feed")
+def more_workers_than_cores(study):
+    study.change(lambda row: native(row) and row.workers == 4, oversubscribed=True)
+
+
+@case("oversubscribed", "error", "10 runs with more threads than usable cores, not marked")
+def more_workers_than_cores_and_unmarked(study):
+    study.provenance = [described(cpu={"usable_cores": 2})]
+
+
+@case("mixed-commits", "error", "runs of 2 commits: 0000000000 (63 runs), 1111111111 (7 runs)")
+def half_way_the_code_changed(study):
+    study.change(lambda row: native(row) and row.repetition == 4, git_commit="1" * 40)
+
+
+@case("mixed-commits", "error", "runs of 2 commits")
+def some_rows_have_no_commit(study):
+    study.change(lambda row: row.repetition == 4, git_commit=None)
+
+
+@case("dirty-commit", "warning", "70 runs of a checkout with uncommitted changes")
+def uncommitted_changes(study):
+    study.change(git_dirty=True)
+
+
+@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)")
+def two_machines(study):
+    study.change(lambda row: row.repetition == 4, host_hash="f00d")
+    study.provenance.append(described("f00d", cpu={"model": "Model 2", "usable_cores": 8}))
+
+
+@case("mixed-machines", "warning", "measured on 2 machines of one kind")
+def two_equal_nodes(study):
+    study.change(lambda row: row.repetition == 4, host_hash="f00d")
+    study.provenance.append(described("f00d"))
+
+
+@case("mixed-machines", "error", "virtual runs of 2 clusters: this-machine, dgx-h100")
+def two_clusters(study):
+    study.change(lambda row: row.execution == "virtual" and row.repetition == 4, cluster="dgx-h100")
+
+
+@case("mixed-packages", "error", "2 sets of packages: torch 2.12.0 / 2.13.0")
+def another_torch(study):
+    study.change(lambda row: row.repetition == 4, packages_hash="f00d")
+    study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.12.0"}})
+
+
+@case("mixed-packages", "warning", "2 sets of packages: rich 15.0 / absent")
+def another_package_beside(study):
+    study.change(lambda row: row.repetition == 4, packages_hash="f00d")
+    study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.13.0", "rich": "15.0"}})
+
+
+@case("mixed-packages", "warning", "provenance/ does not say which differ")
+def another_environment_that_nothing_describes(study):
+    study.change(lambda row: row.repetition == 4, packages_hash="f00d")
+
+
+@case("no-provenance", "warning", "describes the machine and packages of 70 runs")
+def provenance_was_deleted(study):
+    study.provenance = []
+
+
+@case("no-provenance", "warning", "study.yaml is missing")
+def the_study_was_deleted(study):
+    study.study = {}
+
+
+@case("frequency-scaling", "warning", "the processors' governor is powersave")
+def the_clock_rate_follows_the_load(study):
+    study.provenance = [described(cpu={"usable_cores": 4, "governor": "powersave"})]
+
+
+@case("failed-runs", "warning", "2 runs ended otherwise than completed (1 diverged, 1 timeout)")
+def two_runs_failed(study):
+    cell = [row.run_id for row in study.rows if row.strategy == "epoch_average" and row.workers == 4 and native(row)]
+    study.change(lambda row: row.run_id == cell[0], status="diverged", train_s=None)
+    study.change(lambda row: row.run_id == cell[1], status="timeout", train_s=None)
+
+
+@case("failed-runs", "error", "no run of 1 cell was completed (5 diverged)")
+def a_cell_failed(study):
+    study.change(
+        lambda row: row.strategy == "epoch_average" and row.workers == 4 and native(row),
+        status="diverged",
+        train_s=None,
+    )
+
+
+@case("retried-runs", "warning", "1 run completed at a later attempt (1 diverged before)")
+def a_diverged_run_was_tried_again(study):
+    tried = study.rows[3].model_copy(update={"status": "diverged", "train_s": None})
+    study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
+    study.rows.insert(3, tried)
+
+
+@case("retried-runs", "note", "1 run completed at a later attempt (1 timeout before)")
+def a_run_was_made_again_after_its_time_was_up(study):
+    tried = study.rows[3].model_copy(update={"status": "timeout", "train_s": None})
+    study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
+    study.rows.insert(3, tried)
+
+
+@case("unfinished", "error", "1 run of 71 planned were never made")
+def killed_before_the_last_run(study):
+    study.unmade = [Planned("the-last-one", "hash", "native mpi")]
+
+
+@case("uneven-repetitions", "warning", "1 cell of 3 runs where others (native) have 5")
+def two_rows_were_deleted(study):
+    study.drop(lambda row: row.strategy == "epoch_average" and row.workers == 4 and native(row) and row.repetition > 2)
+
+
+@pytest.mark.parametrize(("rule", "severity", "said", "doctor"), CASES, ids=[case[3].__name__ for case in CASES])
+def test_a_doctored_study_is_found_out(sound, tmp_path, rule, severity, said, doctor):
+    doctor(sound)
+    own = [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == rule]
+    matching = [finding for finding in own if finding.severity == severity and said in finding.what]
+    assert len(matching) == 1, own
+    assert matching[0].where
+    assert matching[0].fix
+
+
+def test_a_sound_study_breaks_no_rule(sound, tmp_path):
+    report = check(sound.write(tmp_path))
+    assert [(finding.severity, finding.rule) for finding in report.findings] == [
+        ("note", "mixed-executions"),  # what the text has to say
+        ("note", "speedup-base"),
+        ("note", "speedup-base"),
+    ]
+
+
+def test_every_rule_has_a_case():
+    assert {rule for rule, *_ in CASES} == set(RULES.names())
