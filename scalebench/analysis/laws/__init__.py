@@ -1,0 +1,25 @@
+"""Scaling laws: which law a strategy's times follow, how sure that is, and how many workers it makes worth running."""
+
+from scalebench.analysis.laws.advice import Advice, Count
+from scalebench.analysis.laws.bands import Band, curve, no_band
+from scalebench.analysis.laws.choosing import Candidate
+from scalebench.analysis.laws.extrap import write_extrap
+from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
+from scalebench.analysis.laws.series import Series, series_of
+
+__all__ = [
+    "EFFICIENCY",
+    "Advice",
+    "Band",
+    "Candidate",
+    "Count",
+    "Estimated",
+    "Scaling",
+    "Series",
+    "curve",
+    "no_band",
+    "scaling_laws",
+    "scaling_of",
+    "series_of",
+    "write_extrap",
+]

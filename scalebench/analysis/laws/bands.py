@@ -1,0 +1,169 @@
+"""How sure a law is: intervals of its curve that know of noise, of misfit, of drift and of the other laws.
+
+The coefficients x of a law have the covariance
+
+    C = s2 (J' W J)^-1 + x x' v        J = d log T / dx at the worker counts, W = runs at each
+
+The first part: s2 = sum W (mean log residual)^2 / (counts - coefficients above zero). It is judged by how far the
+means lie from the law, not by the repetitions alone, so what the law cannot follow widens the band, and repeating a run
+does not hide it. The second part: whole repetitions are slower or faster than others (drift; a calibration drawn anew),
+which shifts the curve as a whole. v = MS / (counts x repetitions) with MS the mean square between repetitions, and 0
+where an F test sees none at the 25 % level (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944,
+doi:10.1214/aoms/1177731284).
+Virtual repetitions are draws of one calibration, which more draws do not make surer: there v = MS / counts
+(1 + 1 / repetitions).
+
+Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
+Satterthwaite's degrees of freedom. Because the choice of a law is itself uncertain, the limits are those of all laws
+together, each with its Akaike weight w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal. 56(9),
+2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scalebench.analysis.laws.choosing import Candidate
+from scalebench.analysis.laws.fitting import Fit
+from scalebench.analysis.laws.forms import Parameter
+from scalebench.analysis.laws.series import Series
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+FEWEST_REPETITIONS = 3
+FEWEST_COUNTS = 5
+_TAIL = 0.025
+_BLOCKS_SEEN = 0.25
+_BISECTIONS = 32
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Variance of log T that whole repetitions share, after averaging over them, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Estimate and 95 % limits, elementwise."""
+
+    centre: Array
+    low: Array
+    high: Array
+
+
+def no_band(series: Series) -> str:
+    """Why there are no intervals, empty if there are."""
+    repetitions, counts = len(np.unique(series.repetition)), len(series.counts)
+    if repetitions < FEWEST_REPETITIONS:
+        return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
+    if counts < FEWEST_COUNTS:
+        return f"no intervals: they want {FEWEST_COUNTS} worker counts, there are {counts}"
+    return ""
+
+
+def drift(series: Series) -> Drift:
+    """What the repetitions of `series` share over all worker counts."""
+    from scipy.special import fdtrc
+
+    logs = np.log(series.seconds)
+    _, cell, number = np.unique(series.at, return_inverse=True, return_counts=True)
+    _, block, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
+    deviation = logs - (np.bincount(cell, logs) / number)[cell]
+    shared = np.bincount(block, deviation) / size
+    repetitions, counts = len(size), len(number)
+    if repetitions < 2:
+        return Drift(0.0, 1)
+    squares = float(np.sum(size * shared**2))
+    rest = max(float(np.sum(deviation**2)) - squares, 0.0)
+    freedom, other = repetitions - 1, (repetitions - 1) * (counts - 1)
+    mean_square = squares / freedom
+    if squares <= 0 or (rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _BLOCKS_SEEN):
+        return Drift(0.0, freedom)
+    share = 1 + 1 / repetitions if series.execution == "virtual" else 1 / repetitions
+    return Drift(mean_square / counts * share, freedom)
+
+
+def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array) -> Band:
+    """Band of `combination @ log T(at)` over all laws, centred at the best one. `combination` has a row per result."""
+    shared = drift(series)
+    centres, errors, freedoms = [], [], []
+    for one in found:
+        law, x = one.fit.law, one.fit.coefficients
+        centres.append(combination @ law.log_seconds(at, x))
+        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared)
+        errors.append(error)
+        freedoms.append(freedom)
+    weights = np.array([one.weight for one in found])
+    estimates = np.array(centres)
+    low, high = _averaged_limits(weights, estimates, np.array(errors), np.array(freedoms))
+    return Band(estimates[0], low, high)
+
+
+def curve(found: Sequence[Candidate], series: Series, at: Array) -> Band:
+    """Pointwise band of T at `at` workers, in seconds."""
+    logs = linear(found, series, at, np.eye(len(at)))
+    return Band(np.exp(logs.centre), np.exp(logs.low), np.exp(logs.high))
+
+
+def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[float, float]:
+    """95 % interval of a parameter if the law holds: linearised, on its reciprocal where that is what is fitted."""
+    from scipy.special import stdtrit
+
+    x = fit.coefficients
+    reciprocal = parameter.unit == "B/s"
+
+    def value(coefficients: Array) -> float:
+        number = parameter.of(coefficients)
+        return 1 / number if reciprocal else number
+
+    step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
+    gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
+    error, freedom = _errors(fit, gradient[None, :], drift(series))
+    half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
+    low, high = max(value(x) - half, 0.0), value(x) + half
+    if reciprocal:
+        return 1 / high, 1 / low if low > 0 else np.inf
+    return max(low, parameter.least), min(high, parameter.most)
+
+
+def _typical(fit: Fit) -> Array:
+    """Coefficients with which each column alone would make the whole time: the scale of a coefficient at zero."""
+    columns = fit.law.columns(fit.counts)
+    return np.asarray(np.median(columns @ fit.coefficients) / columns.max(axis=0))
+
+
+def _errors(fit: Fit, gradient: Array, shared: Drift) -> tuple[Array, Array]:
+    """Standard errors of what has `gradient` with respect to the coefficients, and their degrees of freedom."""
+    jacobian = fit.law.gradient(fit.counts, fit.coefficients)
+    scale = np.linalg.norm(jacobian, axis=0)
+    weighted = np.sqrt(fit.weights)[:, None] * jacobian / scale
+    inverse = np.linalg.pinv(weighted.T @ weighted)
+    scaled = gradient / scale
+    own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
+    common = (gradient @ fit.coefficients) ** 2 * shared.variance
+    total = np.maximum(own + common, 1e-300)
+    freedom = total**2 / np.maximum(own**2 / fit.freedom + common**2 / shared.freedom, 1e-300)
+    return np.sqrt(total), np.where(own + common > 0, freedom, fit.freedom)
+
+
+def _averaged_limits(weights: Array, centres: Array, errors: Array, freedoms: Array) -> tuple[Array, Array]:
+    from scipy.special import stdtr, stdtrit
+
+    half = stdtrit(freedoms, 1 - _TAIL) * errors
+    limits = []
+    for sign in (-1.0, 1.0):
+        inner, outer = (sign * centres - half).min(axis=0), (sign * centres + half).max(axis=0)
+        for _ in range(_BISECTIONS):
+            middle = (inner + outer) / 2
+            below = np.einsum("i,ij->j", weights, stdtr(freedoms, (middle - sign * centres) / errors)) < 1 - _TAIL
+            inner, outer = np.where(below, middle, inner), np.where(below, outer, middle)
+        limits.append(sign * outer)
+    return limits[0], limits[1]

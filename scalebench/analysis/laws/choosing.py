@@ -1,0 +1,65 @@
+"""Which law: AICc, its weights, and what each law says of the largest worker count when it has not seen it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalebench.analysis.laws.fitting import _NOISELESS, Fit, fit
+from scalebench.analysis.laws.forms import Law
+from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A fitted law, how well it is supported, and its error when it predicts the largest worker count unseen.
+
+    `weight` is its Akaike weight: exp(-(AICc - lowest AICc) / 2), normalised to sum 1 over the candidates.
+    """
+
+    fit: Fit
+    aicc: float
+    weight: float
+    leave_out_error: float
+
+
+def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], list[str]]:
+    """The laws that `series` can carry, best first, and why others are not among them."""
+    fits, notes = [], []
+    counts, runs = len(series.counts), len(series.at)
+    for law in laws:
+        size = len(law.parameters)
+        if counts < size + 1:
+            notes.append(f"{law.name} not fitted: {size} parameters want {max(size + 1, FEWEST_COUNTS)} worker counts")
+        elif runs < size + 3:
+            notes.append(f"{law.name} not fitted: AICc of {size} parameters wants {size + 3} runs, there are {runs}")
+        else:
+            fits.append(fit(law, series))
+            notes += law.notes
+    scores = np.array([aicc(one.squares, one.runs, len(one.coefficients)) for one in fits])
+    weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
+    found = [
+        Candidate(one, float(score), float(weight / weights.sum()), leave_out_error(one.law, series))
+        for one, score, weight in zip(fits, scores, weights, strict=True)
+    ]
+    return sorted(found, key=lambda one: (one.aicc, len(one.fit.coefficients))), notes
+
+
+def aicc(squares: float, runs: int, coefficients: int) -> float:
+    """n log(squares / n) + 2 k + 2 k (k + 1) / (n - k - 1) with k = coefficients + 1 for the noise.
+
+    C. M. Hurvich and C.-L. Tsai, Biometrika 76(2), 1989, doi:10.1093/biomet/76.2.297. Defined for n > k + 1.
+    """
+    k = coefficients + 1
+    return runs * math.log(max(squares / runs, _NOISELESS**2)) + 2 * k + 2 * k * (k + 1) / (runs - k - 1)
+
+
+def leave_out_error(law: Law, series: Series) -> float:
+    """T(predicted) / T(measured) - 1 at the largest worker count, by the law fitted to all the others."""
+    largest = series.counts[-1:]
+    blind = fit(law, series, leave_out=float(largest[0]))
+    measured = np.exp(np.mean(np.log(series.seconds[series.at == largest[0]])))
+    return float(blind.seconds(largest)[0] / measured - 1)

@@ -1,0 +1,100 @@
+"""The scaling laws of a study: one verdict per strategy, engine and execution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scalebench.analysis.laws.advice import Advice, advise
+from scalebench.analysis.laws.bands import no_band, parameter_interval
+from scalebench.analysis.laws.choosing import Candidate, candidates
+from scalebench.analysis.laws.forms import Parameter, laws_for
+from scalebench.analysis.laws.series import Series, series_of
+from scalebench.analysis.reading import Results
+from scalebench.errors import ResultsError, UsageError, nearest
+
+EFFICIENCY = 0.5
+POOR_FIT = 0.1
+POOR_FORECAST = 0.25
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A parameter of the chosen law with its 95 % interval, NaN without one."""
+
+    parameter: Parameter
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """What is known of one series: its laws, best first, or `refusal`, why none could be fitted."""
+
+    series: Series
+    candidates: Sequence[Candidate] = ()
+    parameters: Sequence[Estimated] = ()
+    advice: Advice | None = None
+    refusal: str = ""
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def best(self) -> Candidate:
+        """The law of the lowest AICc; only where there is no `refusal`."""
+        return self.candidates[0]
+
+
+def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency: float = EFFICIENCY) -> list[Scaling]:
+    """The law of every series of `results` (only of `strategies`, by name or label, if any are given).
+
+    Raises:
+        UsageError: `efficiency` is not in (0, 1], or a strategy is not in the results.
+        ResultsError: the results hold nothing that could scale.
+    """
+    if not 0 < efficiency <= 1:
+        raise UsageError(f"an efficiency lies above 0 and is at most 1, got {efficiency:g}")
+    found = series_of(results)
+    if not found:
+        raise ResultsError(f"{results.folder} holds no completed run of a strategy but serial; nothing there scales")
+    for name in strategies:
+        known = {one.label for one in found} | {one.label.partition("(")[0] for one in found}
+        if name not in known:
+            raise UsageError(f"no completed run of strategy {name!r} in {results.folder}; {nearest(name, known)}")
+    if strategies:
+        found = [one for one in found if {one.label, one.label.partition("(")[0]} & set(strategies)]
+    return [scaling_of(one, efficiency) for one in found]
+
+
+def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
+    """Fit, choose and advise for one series."""
+    if series.refusal:
+        return Scaling(series, refusal=series.refusal, notes=series.notes)
+    laws, notes = laws_for(series)
+    found, more = candidates(laws, series)
+    notes = [*series.notes, *notes, *more]
+    if not found:
+        reason = f"{len(series.at)} runs are too few to choose between laws; add repetitions with --repetitions"
+        return Scaling(series, refusal=reason, notes=tuple(notes))
+    best = found[0].fit
+    unsure = no_band(series)
+    if unsure:
+        notes.append(unsure)
+    if best.misfit > POOR_FIT:
+        worst = int(np.argmax(np.abs(best.residuals)))
+        notes.append(
+            f"no law fits well: {best.law.name} misses the means by {100 * best.misfit:.0f} % typically and "
+            f"{100 * np.expm1(best.residuals[worst]):+.0f} % at {best.counts[worst]:.0f} workers"
+        )
+    if abs(found[0].leave_out_error) > POOR_FORECAST:
+        notes.append(
+            f"not to be trusted beyond what was measured: fitted without {best.counts[-1]:.0f} workers, "
+            f"{best.law.name} misses them by {100 * found[0].leave_out_error:+.0f} %"
+        )
+    estimated = []
+    for parameter in best.law.parameters:
+        low, high = (np.nan, np.nan) if unsure else parameter_interval(best, series, parameter)
+        estimated.append(Estimated(parameter, parameter.of(best.coefficients), float(low), float(high)))
+    return Scaling(series, found, estimated, advise(found, series, efficiency), notes=tuple(notes))

@@ -1,0 +1,105 @@
+"""What a law is fitted to: the times of one strategy on one engine of one execution, oversubscribed runs left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
+from scalebench.analysis.laws.workload import Workload, workload_of
+from scalebench.analysis.reading import Results
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+FEWEST_COUNTS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The runs of one curve T(N): `seconds[i]` was measured at `at[i]` workers in repetition `repetition[i]`.
+
+    `workload` tells what a worker does at N, or is the reason why the rows do not tell it. `notes` say what was left
+    out. Executions, engines and strategies with other options are other series.
+    """
+
+    execution: str
+    engine: str
+    label: str
+    weak: bool
+    at: Array
+    seconds: Array
+    repetition: npt.NDArray[np.int64]
+    workload: Workload | str
+    most_workers: float = float("inf")
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def counts(self) -> Array:
+        """The distinct worker counts, ascending."""
+        return np.unique(self.at)
+
+    @property
+    def refusal(self) -> str:
+        """Why no law can be fitted, empty if one can."""
+        counts = self.counts
+        if len(counts) >= FEWEST_COUNTS:
+            return ""
+        measured = f"{len(counts)} worker count{'s' if len(counts) != 1 else ''}"
+        listed = f" ({', '.join(f'{count:.0f}' for count in counts)})" if len(counts) else ""
+        return (
+            f"{measured}{listed} that {'was' if len(counts) == 1 else 'were'} not oversubscribed; "
+            f"a law wants {FEWEST_COUNTS}: run more with --workers"
+        )
+
+
+def series_of(results: Results) -> list[Series]:
+    """Every series of `results` but those of `serial`, which has one worker by definition."""
+    runs = timed(results)
+    runs = runs[runs["strategy"] != "serial"]
+    found = [
+        _series(*map(str, key), group) for key, group in runs.groupby(["execution", "engine", "label"], sort=False)
+    ]
+    return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
+
+
+def _series(execution: str, engine: str, label: str, runs: pd.DataFrame) -> Series:
+    notes = []
+    crowded = runs["oversubscribed"].astype(bool)
+    if crowded.any():
+        notes.append(f"oversubscribed runs left out, at {_listed(runs.loc[crowded, 'workers'])} workers")
+    runs = runs[~crowded]
+    if (runs["batch_policy"] == "per_worker").any() and runs["batch_per_worker"].notna().any():
+        usual = runs["batch_per_worker"].mode().max()
+        small = (runs["batch_per_worker"] != usual).fillna(False).astype(bool)
+        if small.any():
+            notes.append(f"another batch than {usual}, and so left out: {_listed(runs.loc[small, 'workers'])} workers")
+        runs = runs[~small]
+    weak = bool((runs["scaling"] == "weak").any())
+    return Series(
+        execution,
+        engine,
+        label,
+        weak,
+        runs["workers"].to_numpy(dtype=float),
+        runs["train_s"].to_numpy(dtype=float),
+        runs["repetition"].to_numpy(dtype=np.int64),
+        workload_of(runs) if len(runs) else "no runs",
+        _most_workers(runs) if not weak else float("inf"),
+        tuple(notes),
+    )
+
+
+def _most_workers(runs: pd.DataFrame) -> float:
+    """Beyond these a worker has less than one whole batch, and training becomes another one."""
+    batches = runs["n_train"] / runs["batch_per_worker"]
+    if not len(runs) or batches.isna().any() or runs["batch_policy"].iloc[0] != "per_worker":
+        return float(runs["n_train"].min()) if len(runs) and runs["n_train"].notna().all() else float("inf")
+    return max(float(batches.min()), float(runs["workers"].max()))
+
+
+def _listed(counts: pd.Series[int]) -> str:
+    return ", ".join(str(count) for count in sorted(set(counts)))
