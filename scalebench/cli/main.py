@@ -23,6 +23,7 @@ COMMANDS = {
     "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
     "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, tables, method, origin."),
+    "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
     "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
     "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),

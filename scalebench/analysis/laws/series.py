@@ -61,7 +61,8 @@ def series_of(results: Results) -> list[Series]:
     runs = timed(results)
     runs = runs[runs["strategy"] != "serial"]
     found = [
-        _series(*map(str, key), group) for key, group in runs.groupby(["execution", "engine", "label"], sort=False)
+        _series(str(execution), str(engine), str(label), group)
+        for (execution, engine, label), group in runs.groupby(["execution", "engine", "label"], sort=False)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 
