@@ -1,19 +1,22 @@
 """What the records mean: statistics, comparison, agreement. Computed from rows every time, never stored."""
 
 from scalebench.analysis import claims
+from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.reading import Results, load
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.testing import against, differences
-from scalebench.analysis.validation import agreement, median_error
+from scalebench.analysis.validation import agreement, median_error, virtual_error
 
 __all__ = [
     "Finding",
     "Results",
     "against",
     "agreement",
+    "bootstrap_cells",
+    "bootstrap_interval",
     "cells",
     "claims",
     "differences",
@@ -23,4 +26,5 @@ __all__ = [
     "summary_notes",
     "summary_rows",
     "summary_table",
+    "virtual_error",
 ]

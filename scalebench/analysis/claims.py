@@ -1,86 +1,235 @@
-"""What the data cannot carry: too few runs, wide spread, two modes, drift, a simulation that nothing checked.
+"""What the data cannot carry: too few runs, wide spread, two groups, drift, a simulation that nothing checked.
 
 Each rule looks at all cells of an execution and makes one finding at most, so that a large study does not drown its
-reader. Virtual times are not judged for spread, modes or drift: their repetitions resample a calibration.
+reader. Virtual times are not judged for spread, groups or drift: their repetitions resample a calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
+from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import percent
 from scalebench.analysis.grouping import cells
+from scalebench.analysis.intervals import CONFIDENCE, quantile
 from scalebench.analysis.reading import Results
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.stability import drift, two_groups_p
+from scalebench.analysis.testing import ALPHA, MEASURED, holm
+from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 
 ENOUGH_RUNS = 5
 SPREAD_LIMIT = 0.10
+DRIFT_LIMIT = 0.02
+VIRTUAL_ERROR_LIMIT = 0.15
+_MOST_RUNS = 200  # that anybody would be asked for
 
-Rule = Callable[[Results, pd.DataFrame], Iterator[Finding]]
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rules look at."""
+
+    results: Results
+    table: pd.DataFrame  # of cells
+    runs: list[Cell]
+
+    def measured(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """The repeated cells of each execution that measures times."""
+        for execution in MEASURED:
+            own = self.table[(self.table["execution"] == execution) & (self.table["n"] > 1)]
+            if len(own):
+                yield execution, own
+
+
+Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 def findings(results: Results) -> list[Finding]:
     """Every reason to doubt what the completed runs seem to say, the gravest first."""
-    table = cells(results)
-    found = [finding for rule in RULES for finding in rule(results, table)] if len(table) else []
+    evidence = Evidence(results, cells(results), by_block(results))
+    found = [finding for rule in RULES for finding in rule(evidence)] if len(evidence.table) else []
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def too_few_runs(results: Results, table: pd.DataFrame) -> Iterator[Finding]:
+def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
     """One run has no interval; below ENOUGH_RUNS an interval of measured times is wide and no test is within reach."""
-    for execution in dict.fromkeys(table["execution"]):
-        own = table[table["execution"] == execution]
+    for execution in dict.fromkeys(evidence.table["execution"]):
+        own = evidence.table[evidence.table["execution"] == execution]
         single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
         if len(single):
             yield Finding(
                 "warning",
                 "few-runs",
-                f"{_cells(len(single))} of {execution} times rest on one run: nothing says how far it would repeat",
+                f"{_cells(len(single))} of {execution} times {_rest(len(single))} on one run: nothing says how far it "
+                "would repeat",
                 _where(single),
-                f"repeat them: --repetitions {ENOUGH_RUNS}",
+                f"repeat every point: --repetitions {ENOUGH_RUNS}",
             )
         if len(few) and execution in MEASURED:
             yield Finding(
                 "note",
                 "few-runs",
-                f"{_cells(len(few))} of {execution} times rest on {_range(few['n'])} runs: their intervals are wide, "
-                f"and no test of a difference is within reach",
+                f"{_cells(len(few))} of {execution} times {_rest(len(few))} on {_range(few['n'])} runs: intervals are "
+                "wide, and no test of a paired difference is within reach",
                 _where(few),
-                f"--repetitions {ENOUGH_RUNS} for useful intervals; see `repetitions_needed` for a test",
+                f"--repetitions {ENOUGH_RUNS} for useful intervals; `differences` says how many a test needs",
             )
 
 
-def wide_spread(results: Results, table: pd.DataFrame) -> Iterator[Finding]:
+def wide_spread(evidence: Evidence) -> Iterator[Finding]:
     """Cells whose repetitions vary by more than SPREAD_LIMIT (coefficient of variation)."""
-    for execution, own in _measured(table):
-        wide = own[own["spread"] > SPREAD_LIMIT]
+    for execution, own in evidence.measured():
+        wide = own[own["spread"] > SPREAD_LIMIT].sort_values("spread", ascending=False, kind="stable")
         if len(wide):
-            widest = percent(float(wide["spread"].max())).lstrip("+")
             yield Finding(
                 "warning",
                 "spread",
-                f"{_cells(len(wide))} of {len(own)} {execution} ones vary by more than "
-                f"{100 * SPREAD_LIMIT:.0f} % between repetitions, the widest by {widest}",
-                _where(wide.sort_values("spread", ascending=False, kind="stable")),
-                "look for other work on the machine, bind the processes, or take more repetitions and read the medians",
+                f"{_of(len(wide), len(own))} {execution} cells vary by more than {100 * SPREAD_LIMIT:.0f} % between "
+                f"repetitions, at most by {_share(wide['spread'].iloc[0])}",
+                _where(wide),
+                "look for other work on the machine, bind the processes, or repeat more often and read the medians",
             )
 
 
-RULES: tuple[Rule, ...] = (too_few_runs, wide_spread)
+def odd_runs(evidence: Evidence) -> Iterator[Finding]:
+    """Cells whose mean lies outside the interval of their median: a few runs were unlike the others."""
+    for execution, own in evidence.measured():
+        odd = own[(own["train_s"] < own["median_low_s"]) | (own["train_s"] > own["median_high_s"])]
+        if len(odd):
+            yield Finding(
+                "warning",
+                "odd-runs",
+                f"in {_of(len(odd), len(own))} {execution} cells the mean time lies outside the median's interval: "
+                "single runs were unlike the others and move the mean",
+                _where(odd),
+                "quote the median and its interval (median_s, median_low_s, median_high_s)",
+            )
 
 
-def _measured(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def two_groups(evidence: Evidence) -> Iterator[Finding]:
+    """Cells whose times fall into two groups, by Holm over all cells of the execution."""
     for execution in MEASURED:
-        own = table[(table["execution"] == execution) & (table["n"] > 1)]
-        if len(own):
-            yield execution, own
+        own = [cell for cell in evidence.runs if cell.execution == execution]
+        p = [two_groups_p(list(cell.seconds.values())) for cell in own]
+        known = [n for n, value in enumerate(p) if math.isfinite(value)]
+        adjusted = holm([p[n] for n in known])
+        split = [own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA]
+        if split:
+            yield Finding(
+                "warning",
+                "two-groups",
+                f"the times of {_of(len(split), len(known))} {execution} cells fall into two groups: the machine seems "
+                "to have had two states, and a mean of both describes neither",
+                _named(split),
+                "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
+            )
+
+
+def moving_times(evidence: Evidence) -> Iterator[Finding]:
+    """Times that grew or shrank while the study ran."""
+    for execution in MEASURED:
+        own = [cell for cell in evidence.runs if cell.execution == execution]
+        found = drift(own)
+        if found and found.p <= ALPHA and abs(found.factor - 1) > DRIFT_LIMIT:
+            yield Finding(
+                "warning",
+                "drift",
+                f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
+                f"(p = {found.p:.2g}): the machine was not the same throughout",
+                f"{_cells(len(own))} of {execution} times",
+                "ratios within a block are hardly touched, times are: repeat on an idle, warmed-up machine",
+            )
+
+
+def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
+    """Virtual times that no native ones check, or that lie far from them."""
+    virtual = evidence.table[evidence.table["execution"] == "virtual"]
+    if virtual.empty:
+        return
+    error = virtual_error(evidence.results)
+    if error is None:
+        yield Finding(
+            "note",
+            "virtual-error",
+            f"fewer than {CHECKED_FROM} native points check the virtual times: their interval holds the calibration's "
+            "spread only",
+            f"{_cells(len(virtual))} of virtual times",
+            "run natively what this machine can hold: --execution auto",
+        )
+    elif error.rms > VIRTUAL_ERROR_LIMIT:
+        yield Finding(
+            "warning",
+            "virtual-error",
+            f"virtual times differ from native ones by {_share(math.expm1(error.rms))} (root mean square of "
+            f"{error.checks} checks)",
+            f"{_cells(len(virtual))} of virtual times",
+            "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
+        )
+
+
+def unsettled_signs(evidence: Evidence) -> Iterator[Finding]:
+    """Headline reductions, against allreduce on the same engine, whose interval holds zero."""
+    table = ratios(evidence.results)
+    headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
+    open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
+    for execution in dict.fromkeys(open_["execution"]):
+        own = open_[open_["execution"] == execution]
+        several = int((headline["execution"] == execution).sum())
+        yield Finding(
+            "note",
+            "unsettled",
+            f"whether time is saved against allreduce is open in {_of(len(own), several)} {execution} comparisons: the "
+            "interval of the reduction holds zero",
+            _where(own),
+            _to_settle(own),
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    too_few_runs,
+    wide_spread,
+    odd_runs,
+    two_groups,
+    moving_times,
+    unchecked_simulation,
+    unsettled_signs,
+)
+
+
+def _to_settle(table: pd.DataFrame) -> str:
+    """How many repetitions would narrow the first comparison's interval to its own distance from zero."""
+    first = table.iloc[0]
+    if first["interval"] != CONFIDENCE:
+        return "more repetitions do not narrow it: calibrate better, or measure natively"
+    distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
+    scatter = half * math.sqrt(n) / float(quantile(n - 1))
+    enough = next(
+        (k for k in range(n + 1, _MOST_RUNS) if float(quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
+    )
+    if not enough:
+        return "the difference, if there is one, is too small for repetitions to show: say that none was found"
+    return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"
 
 
 def _cells(count: int) -> str:
     return f"{count} cell{'s' if count > 1 else ''}"
+
+
+def _rest(count: int) -> str:
+    return "rest" if count > 1 else "rests"
+
+
+def _of(count: int, total: int) -> str:
+    return f"{count} of {total}"
+
+
+def _share(value: float) -> str:
+    return percent(float(value)).lstrip("+")
 
 
 def _range(numbers: pd.Series[int]) -> str:
@@ -88,7 +237,14 @@ def _range(numbers: pd.Series[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _where(own: pd.DataFrame, shown: int = 3) -> str:
-    """The first cells by name, and how many more there are."""
-    names = [f"{cell['label']} at {cell['workers']} ({cell['engine']})" for cell in own.head(shown).to_dict("records")]
-    return ", ".join(names) + (f" and {len(own) - shown} more" if len(own) > shown else "")
+def _where(table: pd.DataFrame) -> str:
+    return _listed([f"{cell['label']} at {cell['workers']} ({cell['engine']})" for cell in table.to_dict("records")])
+
+
+def _named(own: Sequence[Cell]) -> str:
+    return _listed([f"{cell.label} at {cell.workers} ({cell.engine})" for cell in own])
+
+
+def _listed(names: Sequence[str], shown: int = 3) -> str:
+    """The first ones by name, and how many more there are."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

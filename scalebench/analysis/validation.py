@@ -13,7 +13,7 @@ from scalebench.analysis.intervals import LEVEL, quantile, time_interval, unpair
 from scalebench.analysis.reading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
-CHECKED_FROM = 3  # cells
+CHECKED_FROM = 3  # checks
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
     *("native_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
@@ -22,23 +22,23 @@ _COLUMNS = [
 
 @dataclass(frozen=True)
 class VirtualError:
-    """The error of virtual times: root mean square of ln(T_virtual / T_native) over `cells` cells.
+    """The error of virtual times: root mean square of ln(T_virtual / T_native) over so many independent `checks`.
 
-    It is not centred: an error that all cells share is an error. The noise of the native runs is in it, which makes it
-    too large rather than too small.
+    It is not centred: an error that all share is an error. The noise of the native runs is in it, which makes it too
+    large rather than too small. All points of one worker check the same step time, and count as one.
     """
 
     rms: float
-    cells: int
+    checks: int
 
     def half_width(self, times: int = 1, level: float = LEVEL) -> float:
-        """How far, on logs, a result made of so many virtual times may be off at `level`: t(cells) rms sqrt(times).
+        """How far, on logs, a result made of so many virtual times may be off: t(checks) rms sqrt(times).
 
-        A ratio is made of two. What their errors have in common cancels in it, such as a step time that is measured
+        A ratio is made of two. What their errors have in common cancels in it, such as a step time that was measured
         too short; none of it is taken to cancel, and none to point in opposite directions: independent errors add up
         to sqrt(2) times one.
         """
-        return float(quantile(self.cells, level)) * self.rms * math.sqrt(times)
+        return float(quantile(self.checks, level)) * self.rms * math.sqrt(times)
 
 
 def agreement(results: Results) -> pd.DataFrame:
@@ -88,12 +88,12 @@ def median_error(table: pd.DataFrame) -> float | None:
 
 
 def virtual_error(results: Results) -> VirtualError | None:
-    """What `agreement` says of all virtual times of the study; None below CHECKED_FROM cells."""
+    """What `agreement` says of all virtual times of the study; None below CHECKED_FROM checks."""
     fair = _fair(agreement(results))
-    if len(fair) < CHECKED_FROM:
-        return None
-    logs = np.log(fair["ratio"].to_numpy(dtype=float))
-    return VirtualError(float(np.sqrt(np.mean(logs**2))), len(fair))
+    squares = np.log(fair["ratio"].astype(float)) ** 2
+    alone = fair["workers"] == 1
+    checks = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
+    return VirtualError(math.sqrt(sum(checks) / len(checks)), len(checks)) if len(checks) >= CHECKED_FROM else None
 
 
 def _fair(table: pd.DataFrame) -> pd.DataFrame:

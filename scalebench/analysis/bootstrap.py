@@ -1,0 +1,100 @@
+"""Bootstrap intervals, for those who have the repetitions for them.
+
+The percentile bootstrap (Efron, Annals of Statistics 7, 1979) of the 20 % trimmed mean of logs, the combination that
+Wilcox recommends (Introduction to Robust Estimation and Hypothesis Testing, 2017, section 4.4): at 20 values it covers
+93 to 96 % of the time, with odd runs as without. The usual choice, that of the mean, covers 75 to 87 % where one run in
+ten is slow, and at 3 to 5 values 81 to 87 % even of lognormal ones. So it is this one, and from 20 values on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.blocks import CELL, Cell, by_block
+from scalebench.analysis.intervals import LEVEL, Array, Bounds, Estimate, level_of
+from scalebench.analysis.reading import Results
+from scalebench.analysis.testing import MEASURED
+from scalebench.errors import UsageError
+
+BOOTSTRAP_FROM = 20
+RESAMPLES = 10_000
+BOOTSTRAP = "95 % bootstrap interval"
+_TRIMMED = 0.2  # of the values, at either end
+_AT_ONCE = 4_000_000  # values resampled at a time: 32 MB
+
+
+def bootstrap_interval(
+    seconds: Sequence[float], level: float = LEVEL, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Trimmed geometric mean of positive times, or of ratios of paired ones, with its percentile bootstrap interval.
+
+    Raises:
+        UsageError: fewer than BOOTSTRAP_FROM values.
+    """
+    if len(seconds) < BOOTSTRAP_FROM:
+        raise UsageError(
+            f"no bootstrap of {len(seconds)} repetitions: it is offered from {BOOTSTRAP_FROM}, as with fewer its "
+            "interval is too narrow (3 to 5 cover 81 to 87 % instead of 95); use the t interval, or "
+            f"--repetitions {BOOTSTRAP_FROM}"
+        )
+    random = np.random.default_rng([seed, len(seconds)])
+    bounds = bootstrap_bounds(np.log([list(seconds)]), level, resamples=resamples, random=random)
+    centre, low, high = (math.exp(float(values[0])) for values in bounds)
+    return Estimate(centre, low, high, len(seconds))
+
+
+def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """The bootstrap of every cell of measured times: CELL, `n`, `trimmed_s`, `low_s`, `high_s`, `interval`, `note`.
+
+    Cells of fewer than BOOTSTRAP_FROM repetitions have no numbers and a note.
+
+    Raises:
+        UsageError: no cell has enough.
+    """
+    own = [cell for cell in by_block(results) if cell.execution in MEASURED]
+    most = max((len(cell.seconds) for cell in own), default=0)
+    if most < BOOTSTRAP_FROM:
+        raise UsageError(
+            f"no bootstrap: the most repetitions of a native or paced time are {most}, and it is offered from "
+            f"{BOOTSTRAP_FROM}; the t intervals of `cells` hold from 2, or run with --repetitions {BOOTSTRAP_FROM}"
+        )
+    level = level_of(results.study)
+    return pd.DataFrame([_row(cell, level, resamples, seed) for cell in own])
+
+
+def bootstrap_bounds(
+    logs: Array, level: float = LEVEL, *, resamples: int = RESAMPLES, random: np.random.Generator
+) -> Bounds:
+    """Trimmed mean of every row of `logs` (samples, n), and the quantiles of those of its resamples."""
+    n = logs.shape[1]
+    tails = ((1 - level) / 2, (1 + level) / 2)
+    at_once = max(1, _AT_ONCE // (n * resamples))
+    found = []
+    for first in range(0, len(logs), at_once):
+        part = logs[first : first + at_once]
+        drawn = part[np.arange(len(part))[:, None, None], random.integers(n, size=(len(part), resamples, n))]
+        found.append(np.quantile(_trimmed_mean(drawn), tails, axis=-1))
+    low, high = np.concatenate(found, axis=-1)
+    return Bounds(_trimmed_mean(logs), low, high)
+
+
+def _row(cell: Cell, level: float, resamples: int, seed: int) -> dict[str, object]:
+    seconds, n = list(cell.seconds.values()), len(cell.seconds)
+    row = {name: cell.key[name] for name in CELL} | {"n": n}
+    if n < BOOTSTRAP_FROM:
+        few = f"{n} repetitions; offered from {BOOTSTRAP_FROM}"
+        return row | {"trimmed_s": math.nan, "low_s": math.nan, "high_s": math.nan, "interval": "", "note": few}
+    found = bootstrap_interval(seconds, level, resamples=resamples, seed=seed)
+    numbers = {"trimmed_s": found.centre, "low_s": found.low, "high_s": found.high}
+    return row | numbers | {"interval": BOOTSTRAP, "note": ""}
+
+
+def _trimmed_mean(values: Array) -> Array:
+    n = values.shape[-1]
+    cut = int(_TRIMMED * n)
+    mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1)
+    return mean
