@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import Finding, Severity
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.reading import Results, load, read_runs
+from scalebench.analysis.surroundings import provenance_in
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
 from scalebench.records.progress import Progress, group_of, progress_of
@@ -26,7 +26,6 @@ _RATIOS = [
     *("ratio", "ratio_high", "efficiency", "efficiency_low"),
 ]
 _SHOWN = 4  # groups of cells in one place
-_MOST_BYTES = 4_000_000  # of a provenance file; a larger one is none of ours
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def evidence_in(folder: Path | str) -> Evidence:
     """
     folder = Path(folder)
     results = load(folder)
-    return Evidence(results, read_runs(folder), progress_of(folder), list(_provenance(folder / "provenance")))
+    return Evidence(results, read_runs(folder), progress_of(folder), provenance_in(folder))
 
 
 class Rule(Choice):
@@ -123,16 +122,3 @@ def counted(number: int, noun: str) -> str:
 
 def _workers(counts: tuple[int, ...]) -> str:
     return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"
-
-
-def _provenance(folder: Path) -> Iterator[dict[str, Any]]:
-    """The readable files; one that is damaged documents nothing, which a rule says."""
-    for path in sorted(folder.glob("*.json")):
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                continue
-            facts = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(facts, dict):
-            yield facts

