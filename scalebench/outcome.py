@@ -48,6 +48,7 @@ class WorkerReport:
     syncs: int
     bytes_sent: int
     epochs: list[EpochReport]
+    samples: int = 0  # of its shard
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None

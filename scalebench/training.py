@@ -14,6 +14,7 @@ from scalebench.data.plan import Plan
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.outcome import Evaluation, WorkerReport
 from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.replica_state import average_, floating_buffers
 from scalebench.study.spec import Run
 from scalebench.worker import Replica
 
@@ -76,6 +77,7 @@ def train(
         syncs=replica.comm.collectives,
         bytes_sent=replica.comm.bytes_sent,
         epochs=replica.books.epochs,
+        samples=replica.samples,
         histograms={
             name: {str(value): times for value, times in sorted(counted.items())}
             for name, counted in replica.books.histograms.items()
@@ -109,10 +111,14 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Verdict:
     final: Tensor | None = None
     for snapshot in replica.snapshots:
         vector = snapshot.vector
+        for buffer, then in zip(floating_buffers(replica), snapshot.buffers, strict=bool(snapshot.buffers)):
+            buffer.copy_(then)
         if not snapshot.agreed:
             assert vector is not None
             replica.parameters.copy_(vector)
             consensus = strategy.consensus(replica)
+            if "+buffers" in strategy.averaged_state and snapshot.buffers:
+                average_(replica.comm, floating_buffers(replica), strategy.weight(replica))
             vector = consensus if replica.rank == 0 else None
         if vector is not None:
             evaluations.append(Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,7 @@ from scalebench.flat import flatten, views
 from scalebench.models.registry import build_model, loss_for
 from scalebench.optimizers import build_optimizer, learning_rate
 from scalebench.strategies.base import Batch
+from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run
 from scalebench.weights import load_weights
 
@@ -36,6 +37,7 @@ class Snapshot:
     elapsed_s: float
     vector: Tensor | None
     agreed: bool  # the vector is the consensus; otherwise the consensus is still to be formed from all workers'
+    buffers: list[Tensor] = field(default_factory=list)  # floating-point ones: the statistics of that moment
 
 
 class Replica:
@@ -53,7 +55,7 @@ class Replica:
         comm: Communicator,
         clock: Clock,
         device: torch.device | None = None,
-        shared: Callable[[Tensor], SharedState] | None = None,
+        shared: Callable[[Tensor, int], SharedState] | None = None,
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
     ) -> None:
@@ -80,7 +82,6 @@ class Replica:
         self.optimizer = build_optimizer(run.optimizer, [self._flat_parameter], run.lr, foreach=False)
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
-        self._shared: SharedState | None = None
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._losses: list[tuple[Tensor, int]] = []  # of the epoch under way, and of how many samples each
         self.on_epoch: Callable[[int], None] | None = None
@@ -193,13 +194,10 @@ class Replica:
 
     # --- agreement --------------------------------------------------------------------------------------------
 
-    @property
-    def shared(self) -> SharedState:
-        if self._shared is None:
-            if self._open_shared is None:
-                raise EngineError(f"{self.run.strategy.name} needs a shared state, which {self.run.engine} has not")
-            self._shared = self._open_shared(self.initial)
-        return self._shared
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        if self._open_shared is None:
+            raise EngineError(f"{self.run.strategy.name} needs a shared state, which {self.run.engine} has not")
+        return self._open_shared(initial, host)
 
     def server(self, rule: ServerRule) -> Server:
         if self._open_server is None:
@@ -245,13 +243,16 @@ class Replica:
         """Remember the model of this moment; replicas that agree need one copy only, worker 0's."""
         wanted = not agreed or self.rank == 0
         vector = self.parameters.detach().clone() if wanted else None
-        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed))
+        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if wanted else []))
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         if self.evaluates(epoch):
             with self.clock.paused():
                 elapsed = self.clock.elapsed()
-                self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True))
+                self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True, self._statistics()))
+
+    def _statistics(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in floating_buffers(self)]
 
 
 def _pieces(tensor: Tensor, sizes: list[int]) -> Iterator[Tensor]:

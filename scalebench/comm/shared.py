@@ -1,4 +1,4 @@
-"""A model all may merge into, over MPI one-sided: it lies on rank 0, which goes on training and serves nobody.
+"""A model all may merge into, over MPI one-sided: it lies on a rank that goes on training and serves nobody.
 
 Asynchronous merging needs no server rank: a worker locks the window, fetches, changes, stores and unlocks.
 """
@@ -16,21 +16,20 @@ from torch import Tensor
 from scalebench.clock import Task
 from scalebench.comm.mpi import MpiCommunicator
 
-_HOST = 0
 _HEADER = 64  # bytes before the vector: the number of accesses so far, then nothing, so that the vector is aligned
 
 
 class OneSidedState:
-    """Implements `comm.base.SharedState`: a window on rank 0 holds a counter and the vector.
+    """Implements `comm.base.SharedState`: a window on rank `host` holds a counter and the vector.
 
-    Made by all ranks together; it starts as rank 0's `initial` (n,). The whole of an access, from asking for the lock
+    Made by all ranks together; it starts as the host's `initial` (n,). The whole of an access, from asking for the lock
     to releasing it, is communication: whoever else wants the model waits for all of it.
     """
 
-    def __init__(self, comm: MpiCommunicator, initial: Tensor) -> None:
-        self._comm = comm
+    def __init__(self, comm: MpiCommunicator, initial: Tensor, host: int = 0) -> None:
+        self._comm, self._host = comm, host
         nbytes = initial.numel() * initial.element_size()
-        hosted = comm.rank == _HOST
+        hosted = comm.rank == host
         self._window = MPI.Win.Allocate(_HEADER + nbytes if hosted else 0, 1, comm=MPI.Intracomm(comm.mpi))
         self._fetched = np.zeros(_HEADER + nbytes, dtype=np.uint8)
         self._counter = self._fetched[:8].view(np.int64)
@@ -39,9 +38,9 @@ class OneSidedState:
         self.merges = 0
         if hosted:
             self._vector.copy_(initial)
-            self._window.Lock(_HOST, MPI.LOCK_EXCLUSIVE)
-            self._window.Put([self._fetched, MPI.BYTE], _HOST)
-            self._window.Unlock(_HOST)
+            self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
+            self._window.Put([self._fetched, MPI.BYTE], self._host)
+            self._window.Unlock(self._host)
         comm.mpi.Barrier()
 
     @contextmanager
@@ -49,17 +48,17 @@ class OneSidedState:
         """The vector, fetched under the lock; stored on leaving, or left as it was if the block raises."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
-        self._window.Lock(_HOST, MPI.LOCK_EXCLUSIVE)
+        self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
         try:
-            self._window.Get([self._fetched, MPI.BYTE], _HOST)
-            self._window.Flush(_HOST)
+            self._window.Get([self._fetched, MPI.BYTE], self._host)
+            self._window.Flush(self._host)
             self.merges = int(self._counter[0])
             yield self._to_device()
             self._from_device()
             self._counter[0] += 1
-            self._window.Put([self._fetched, MPI.BYTE], _HOST)
+            self._window.Put([self._fetched, MPI.BYTE], self._host)
         finally:
-            self._window.Unlock(_HOST)
+            self._window.Unlock(self._host)
             clock.did(Task.COMM)
         self._comm.count(self._vector.numel() * self._vector.element_size())
 

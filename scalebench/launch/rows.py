@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
@@ -43,6 +44,8 @@ def rows_of(
         **_parts(workers, train_s),
         straggler_factor=_straggler_factor(workers),
         worker_weights=_worker_weights(run, outcome),
+        staleness_histogram=_histogram(workers, "staleness"),
+        lead_histogram=_histogram(workers, "lead_at_push"),
         eval_s=outcome.eval_s,
         final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
         metric_name=facts.get("metric_name"),
@@ -102,6 +105,7 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "seed": run.seed,
         "repetition": run.repetition,
         "run_order": run.run_order,
+        "warmup": run.warmup,
         "warmup_steps": run.warmup_steps,
     }
 
@@ -130,7 +134,8 @@ def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
     merges = _merges(outcome)
     if merges is None:
         return None
-    weights = registry.create(run.strategy.name, run.strategy.options, run.engine).final_weights(merges, run.epochs)
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    weights = strategy.final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
     return None if weights is None else [float(f"{weight:.6g}") for weight in weights]
 
 
@@ -147,7 +152,17 @@ def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None
         return None
     every = registry.create(run.strategy.name, run.strategy.options, run.engine).sync_every
     count, rest = divmod(epoch + 1, every)
-    return None if rest else [own[count - 1] for own in merges]
+    if rest:  # a partial interval, which is merged at the end of training or not at all
+        return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
+    return [own[count - 1] for own in merges]
+
+
+def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
+    """What the workers counted as `name`, together; None if none of them did."""
+    total: Counter[int] = Counter()
+    for worker in workers:
+        total.update({int(value): times for value, times in worker.histograms.get(name, {}).items()})
+    return dict(sorted(total.items())) or None
 
 
 def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:

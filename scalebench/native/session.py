@@ -78,10 +78,10 @@ class Session:
         states: list[OneSidedState] = []
         servers: list[RankServer] = []
 
-        def shared(initial: Tensor) -> SharedState:
+        def shared(initial: Tensor, host: int) -> SharedState:
             assert isinstance(comm, MpiCommunicator)
-            states.append(OneSidedState(comm, initial))
-            return states[0]
+            states.append(OneSidedState(comm, initial, host))
+            return states[-1]
 
         def server(rule: ServerRule) -> Server:
             assert isinstance(comm, MpiCommunicator)

@@ -1,15 +1,17 @@
-"""What every averaging strategy says of itself: which state is averaged, by which weights, and what optimizers keep."""
+"""What every averaging strategy says of itself: what is averaged, by which weights, what optimizers keep, and what
+becomes of an interval that the end of training cuts short."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Batch, Strategy, Worker
-from scalebench.strategies.traffic import every
+from scalebench.strategies.replica_state import average_, floating_buffers, optimizer_tensors
+from scalebench.strategies.traffic import every, every_epochs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +21,8 @@ class Averaging(Strategy):
     """Replicas that average what they have become; published comparisons disagree where these policies are not said.
 
     Only floating-point buffers (BatchNorm's statistics) are averaged; counters stay. Weighted by samples the mean is
-    sum_i n_i w_i / sum_i n_i with n_i the size of worker i's shard.
+    sum_i n_i w_i / sum_i n_i with n_i the size of worker i's shard. A partial interval that is left as it is at the end
+    of training is not synchronised within it; the model handed out is the mean of the replicas all the same.
     """
 
     buffers: Literal["average", "keep"] = Field("average", description="what becomes of the model's buffers")
@@ -27,6 +30,11 @@ class Averaging(Strategy):
         "keep", description="momentum and the like stay local, are averaged too, or are forgotten at each average"
     )
     weighting: Literal["uniform", "samples"] = Field("uniform", description="weight of a worker in the mean")
+    trailing: Literal["synchronise", "leave"] = Field(
+        "synchronise", description="a partial interval at the end of training is synchronised, or left as it is"
+    )
+
+    combination: ClassVar[str] = "mean"  # how replicas are combined, in a word or two
 
     @property
     def averaged_state(self) -> str:
@@ -39,22 +47,44 @@ class Averaging(Strategy):
 
     @property
     def merge_policy(self) -> str:
-        return "mean" if self.weighting == "uniform" else "mean by samples"
+        by = " by samples" if self.weighting == "samples" else ""
+        return f"{self.combination}{by}{', partial interval left' if self.trailing == 'leave' else ''}"
 
-    def average(self, worker: Worker, comm: Communicator | None = None) -> None:
-        """Average over `comm` (default: all workers) what the options say, in one collective."""
+    def weight(self, worker: Worker) -> float | None:
+        return float(worker.samples) if self.weighting == "samples" else None
+
+    def averaged(self, worker: Worker) -> list[Tensor]:
+        """What is averaged, as the options say, the flat parameters first."""
         tensors = [worker.parameters]
         if self.buffers == "average":
             tensors += floating_buffers(worker)
         if self.optimizer_state == "average":
             tensors += optimizer_tensors(worker)
-        average_(comm or worker.comm, tensors, float(worker.samples) if self.weighting == "samples" else None)
+        return tensors
+
+    def average(self, worker: Worker, comm: Communicator | None = None) -> None:
+        """Average over `comm` (default: all workers) what the options say, in one collective."""
+        if worker.size > 1:
+            self.form_mean(comm or worker.comm, worker)
+        self.after_average(worker)
+
+    def form_mean(self, comm: Communicator, worker: Worker) -> None:
+        average_(comm, self.averaged(worker), self.weight(worker))
+
+    def after_average(self, worker: Worker) -> None:
         if self.optimizer_state == "reset":
             worker.reset_optimizer()
 
+    @property
+    def state_bytes(self) -> str:
+        """Bytes of `averaged`: a formula of traffic.py."""
+        buffers = " + n_b" if self.buffers == "average" else ""
+        optimizer = " + n_o" if self.optimizer_state == "average" else ""
+        return f"(n{buffers}{optimizer})" if buffers or optimizer else "n"
+
 
 class Periodic(Averaging):
-    """Local steps, and a synchronisation every `steps` of them; a partial interval is synchronised at the very end.
+    """Local steps, and a synchronisation every `steps` of them.
 
     Steps are counted through the whole training: an interval may reach over the end of an epoch.
     """
@@ -77,7 +107,7 @@ class Periodic(Averaging):
         worker.state.taken = 0
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = worker.steps_in(epoch) - 1 if worker.is_last(epoch) else -1
+        last = last_step(self, worker, epoch)
         for batch in worker.batches(epoch):
             self.step(worker, batch)
             worker.state.taken += 1
@@ -94,40 +124,57 @@ class Periodic(Averaging):
         self.average(worker)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.size == 1 or worker.is_last(epoch) or self.due(worker.state.taken)
+        ended = worker.is_last(epoch) and self.trailing == "synchronise"
+        return worker.size == 1 or ended or self.due(worker.state.taken)
 
     @property
     def syncs_formula(self) -> str:
-        return every("steps", "first" if self.first else "")
+        return every("steps", "first" if self.first else "", partial=self.trailing == "synchronise")
 
 
-def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-    """The mean of each of `tensors` over the workers, in one collective; `weight` is this worker's."""
-    if len(tensors) == 1:
-        comm.allreduce_(tensors[0], "mean", weight=weight)
-        return
-    import torch
+class LocalEpochs(Averaging):
+    """Whole epochs alone, and a synchronisation after every `every` of them."""
 
-    fused = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
-    comm.allreduce_(fused, "mean", weight=weight)
-    for tensor, piece in zip(tensors, torch.split(fused, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(piece.view_as(tensor))
+    every: int = Field(1, ge=1, description="epochs between two synchronisations")
+    optimizer_state: Literal["keep", "average", "reset", "reset_per_block"] = Field(  # type: ignore[assignment]
+        "keep",
+        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
+        "ds-tensor block",
+    )
+
+    sync_unit: ClassVar[str] = "epoch"
+
+    @property
+    def sync_every(self) -> int:
+        return self.every
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether `epoch` (0-based) of `epochs` ends with a synchronisation."""
+        return (epoch + 1) % self.every == 0 or (epoch == epochs - 1 and self.trailing == "synchronise")
+
+    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
+        """What a worker trains on in `epoch`."""
+        return worker.batches(epoch)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in self.batches(worker, epoch):
+            if batch.first_of_block and self.optimizer_state == "reset_per_block":
+                worker.reset_optimizer()
+            worker.local_step(batch)
+        if self.due(epoch, worker.epochs):
+            self.synchronise(worker)
+
+    def synchronise(self, worker: Worker) -> None:
+        self.average(worker)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return worker.size == 1 or self.due(epoch, worker.epochs)
+
+    @property
+    def syncs_formula(self) -> str:
+        return every_epochs("every", self.trailing == "synchronise")
 
 
-def floating_buffers(worker: Worker) -> list[Tensor]:
-    """BatchNorm's running statistics and the like."""
-    return [buffer for buffer in worker.model.buffers() if buffer.is_floating_point()]
-
-
-def optimizer_tensors(worker: Worker) -> list[Tensor]:
-    """What the optimizer remembers of each parameter; step counters are the same everywhere."""
-    return list(_per_parameter(worker))
-
-
-def _per_parameter(worker: Worker) -> Iterator[Tensor]:
-    import torch
-
-    for remembered in worker.optimizer.state.values():
-        for value in remembered.values():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                yield value
+def last_step(strategy: Averaging, worker: Worker, epoch: int) -> int:
+    """The step of `epoch` after which even a partial interval is synchronised; -1: there is none."""
+    return worker.steps_in(epoch) - 1 if worker.is_last(epoch) and strategy.trailing == "synchronise" else -1

@@ -54,9 +54,8 @@ class Worker(Protocol):
     def samples(self) -> int:
         """How many training samples this worker's shard holds in the current epoch."""
 
-    @property
-    def shared(self) -> SharedState:
-        """The model all may merge into; it starts as the initial weights."""
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        """A vector all may merge into, kept by worker `host`; it starts as the host's `initial`. Made by all."""
 
     def steps_in(self, epoch: int) -> int:
         """How many batches `epoch` has; the same for every worker."""
@@ -178,10 +177,11 @@ class Strategy(Choice):
             StudyError: it contradicts the rule, in one line that says what to write.
         """
 
-    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int) -> list[float] | None:
+    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]) -> list[float] | None:
         """(workers,) how much of each worker's training the final model holds; None where all are treated alike.
 
-        `merges` are each worker's places among all merges, as it observed them as `merge_position`.
+        `merges` are each worker's places among all merges, as it observed them as `merge_position`; `samples` the sizes
+        of their shards.
         """
         return None
 
@@ -212,11 +212,15 @@ class Strategy(Choice):
         """Whether all replicas are equal after `epoch`, so that any of them is the consensus."""
         return worker.size == 1
 
+    def weight(self, worker: Worker) -> float | None:
+        """Of this worker in a mean of the replicas; None: all weigh the same."""
+        return None
+
     def consensus(self, worker: Worker) -> Tensor:
         """The flat vector (n,) this strategy would hand out now: by default the mean of the replicas."""
         vector = worker.parameters.detach().clone()
         if worker.size > 1:
-            worker.comm.allreduce_(vector, "mean")
+            worker.comm.allreduce_(vector, "mean", weight=self.weight(worker))
         return vector
 
     @property
@@ -225,11 +229,14 @@ class Strategy(Choice):
         return "S"
 
     @property
+    def state_bytes(self) -> str:
+        """How many bytes one synchronisation carries of a worker: a formula of traffic.py."""
+        return "n"
+
+    @property
     def bytes_formula(self) -> str:
         """How many bytes a worker hands over in an epoch, on the mean over the workers: a formula of traffic.py."""
-        buffers = " + n_b" if "+buffers" in self.averaged_state else ""
-        optimizer = " + n_o" if "+optimizer" in self.averaged_state else ""
-        return f"(n{buffers}{optimizer}) * syncs" if buffers or optimizer else "n * syncs"
+        return f"{self.state_bytes} * syncs"
 
     def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         """What formulas need that is not arithmetic: the values of the symbols in `counts`."""

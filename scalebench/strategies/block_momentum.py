@@ -49,10 +49,7 @@ class SlowMo(BlockMomentum):
     name: ClassVar[str] = "slowmo"
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
     source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
-
-    @property
-    def merge_policy(self) -> str:
-        return "slow momentum"
+    combination: ClassVar[str] = "slow momentum"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         rate = float(worker.optimizer.param_groups[0]["lr"])
@@ -73,10 +70,7 @@ class Bmuf(BlockMomentum):
     name: ClassVar[str] = "bmuf"
     summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
     source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
-
-    @property
-    def merge_policy(self) -> str:
-        return "block momentum"
+    combination: ClassVar[str] = "block momentum"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
@@ -98,10 +92,7 @@ class DiLoCo(BlockMomentum):
     name: ClassVar[str] = "diloco"
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
     source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
-
-    @property
-    def merge_policy(self) -> str:
-        return "outer nesterov"
+    combination: ClassVar[str] = "outer nesterov"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         slope = anchor - mean

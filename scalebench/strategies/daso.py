@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Request
 from scalebench.errors import StudyError
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.daso_schedule import (
     BLOCKING,
     FIRST,
@@ -21,6 +22,7 @@ from scalebench.strategies.daso_schedule import (
     tally,
 )
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import packed, unpack_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 WIRE = "bfloat16"  # while every batch blocks
 
 
-class Daso(Strategy):
+class Daso(Averaging):
     """P nodes of G devices; group i is device i of every node. After a node's gradient mean and optimizer step
 
         send:   one group after the other starts sum_p w_p, in flight while training goes on
@@ -36,21 +38,20 @@ class Daso(Strategy):
         block:  w <- sum_p w_p / P,  during warm-up and cool-down after each batch (bfloat16 on the wire), else
                 after an epoch's last batch
 
-    Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0. Only parameters travel between nodes. The mean inside a
-    node is plain, whatever the sizes of its batches.
+    Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0. Between nodes travel parameters, with the buffers (heat
+    leaves them where they are) and the optimizer state beside them as the options say. By samples w_p counts
+    P n_p / sum_q n_q times in a sum. The gradient mean inside a node is plain, whatever the sizes of its batches.
     """
 
     devices_per_node: int | None = Field(None, ge=1, description="G; default: the workers that share a node")
+    trailing: Literal["synchronise"] = Field("synchronise", description="every epoch's last batch blocks")
 
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
     counts: ClassVar[dict[str, str]] = TALLIED
-
-    @property
-    def merge_policy(self) -> str:
-        return "daso"
+    combination: ClassVar[str] = "daso"
 
     def schedule(self, epochs: int) -> Schedule:
         """The skips of a training of `epochs` epochs, from its beginning."""
@@ -74,7 +75,7 @@ class Daso(Strategy):
     def setup(self, worker: Worker) -> None:
         worker.state.schedule = self.schedule(worker.epochs)
         worker.state.skips = []  # of every epoch, for whoever asks afterwards
-        worker.state.traffic = Traffic(worker, self.devices_per_node or worker.workers_per_node)
+        worker.state.traffic = Traffic(worker, self, self.devices_per_node or worker.workers_per_node)
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         worker.state.traffic.step(batch)
@@ -102,8 +103,13 @@ class Daso(Strategy):
     @property
     def bytes_formula(self) -> str:
         devices = "G" if self.devices_per_node is None else "devices_per_node"
-        inside = f"({devices} > 1) * n * (means + shares / {devices})"
-        return f"{inside} + (n * sums + 2 * P * halves) / {devices} + n / P * judged"
+        state = self.state_bytes
+        if state == "n":
+            inside, between = f"n * (means + shares / {devices})", "n * sums + 2 * P * halves"
+        else:
+            inside = f"(n * means + {state} * shares / {devices})"
+            between = f"{state} * (sums + 2 * P / n * halves)"
+        return f"({devices} > 1) * {inside} + ({between}) / {devices} + n / P * judged"
 
     def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         return tally(self.schedule(epochs), epoch, steps)
@@ -182,9 +188,9 @@ class DasoFixed(Daso):
 class Traffic:
     """One worker's part in the exchanges: its node, its group, whose turn it is and what is in flight."""
 
-    def __init__(self, worker: Worker, devices: int) -> None:
+    def __init__(self, worker: Worker, policies: Averaging, devices: int) -> None:
         node, self._device = divmod(worker.rank, devices)
-        self._worker, self._devices = worker, devices
+        self._worker, self._policies, self._devices = worker, policies, devices
         self._node = worker.comm.split(node, self._device)
         self._group = worker.comm.split(self._device, node)
         self._local_sync = True
@@ -211,48 +217,69 @@ class Traffic:
             self._local_sync = calls.local_sync
 
     def _sum_now(self, wire: str | None, last: bool) -> None:
+        state = self._policies.averaged(self._worker)
+        vector = packed(state)
         if self._device == self._turn:
-            self._group.allreduce_(self._worker.parameters, "sum", wire=wire)
-            self._worker.parameters.div_(self._group.size)
-        self._settle(last)
+            self._mean_(vector, wire)
+        self._settle(state, vector, last)
 
     def _send(self, calls: Calls, last: bool) -> None:
-        """What is sent are the parameters as they stand before the older sum is merged."""
+        """What is sent is the state as it stands before the older sum is merged."""
         sent: tuple[Request, Tensor, int] | None = None
         if self._device == self._turn:
-            vector = self._worker.parameters.clone()
-            sent = (self._group.iallreduce_(vector, "sum"), vector, calls.wait)
+            vector = packed(self._policies.averaged(self._worker)).clone()
+            weight = self._policies.weight(self._worker)
+            request = self._group.iallreduce_(vector, "sum" if weight is None else "mean", weight=weight)
+            sent = (request, vector, calls.wait)
         self._merge()
         if not calls.blocking:
             self._in_flight, self._sender = sent, self._turn
             self._turn = (self._turn + 1) % self._devices
             return
+        state = self._policies.averaged(self._worker)
+        settled = packed(state)
         if sent is not None:
-            request, vector, _ = sent
-            request.wait()
-            self._worker.parameters.copy_(vector.div_(self._group.size))
-        self._settle(last)
+            settled.copy_(self._landed(sent).div_(self._group.size))
+        self._settle(state, settled, last)
+
+    def _mean_(self, vector: Tensor, wire: str | None) -> None:
+        """Over the nodes; the plain one is divided after the sum, as heat does it."""
+        weight = self._policies.weight(self._worker)
+        if weight is None:
+            self._group.allreduce_(vector, "sum", wire=wire)
+            vector.div_(self._group.size)
+        else:
+            self._group.allreduce_(vector, "mean", weight=weight, wire=wire)
+
+    def _landed(self, sent: tuple[Request, Tensor, int]) -> Tensor:
+        """The sum that was in flight; by samples P times the weighted mean."""
+        request, vector, _ = sent
+        request.wait()
+        return vector if self._policies.weighting == "uniform" else vector.mul_(self._group.size)
 
     def _merge(self) -> None:
-        """The node takes the last sender's parameters, even where its sum was merged before."""
+        """The node takes the last sender's state, even where its sum was merged before."""
         if self._sender is None:
             return
+        state = self._policies.averaged(self._worker)
+        vector = packed(state)
         if self._in_flight is not None:
-            request, vector, waited = self._in_flight
-            request.wait()
-            own = 2 * waited or 1
-            self._worker.parameters.mul_(own).add_(vector).div_(own + self._group.size)
+            own = 2 * self._in_flight[2] or 1
+            vector.mul_(own).add_(self._landed(self._in_flight)).div_(own + self._group.size)
             self._in_flight = None
-        self._share(self._sender)
+        self._share(state, vector, self._sender)
 
-    def _settle(self, last: bool) -> None:
-        self._share(self._turn)
+    def _settle(self, state: list[Tensor], vector: Tensor, last: bool) -> None:
+        self._share(state, vector, self._turn)
         self._sender = None
         self._turn = 0 if last else (self._turn + 1) % self._devices
 
-    def _share(self, source: int) -> None:
+    def _share(self, state: list[Tensor], vector: Tensor, source: int) -> None:
+        """The node takes `source`'s `vector` for its state."""
         if self._devices > 1:
-            self._node.broadcast_(self._worker.parameters, source)
+            self._node.broadcast_(vector, source)
+        unpack_(vector, state)
+        self._policies.after_average(self._worker)
 
 
 def _mean_loss(worker: Worker) -> float:

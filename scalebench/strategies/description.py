@@ -33,10 +33,12 @@ def rule_of(cls: type[Strategy]) -> list[str]:
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:
-    """Every option, in the order of their definition."""
+    """Every option: first those of the strategy itself, then what it shares with its family."""
+    names = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ()) if name in cls.model_fields]
+    fields = [(name, cls.model_fields[name]) for name in dict.fromkeys(names)]
     return [
         Option(name, _type(field.annotation), _default(field), _allowed(field), field.description or "")
-        for name, field in cls.model_fields.items()
+        for name, field in fields
     ]
 
 

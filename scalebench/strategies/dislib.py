@@ -30,6 +30,9 @@ class DislibCompat(EpochAverage):
 
     aggregation: Literal["allreduce", "master"] = Field("master", description="how the mean is formed")
     optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
+    buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
+    weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
+    trailing: Literal["synchronise"] = Field("synchronise", description="the last epoch ends with an average")
 
     name: ClassVar[str] = "dislib-compat"
     summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
@@ -53,6 +56,9 @@ class DislibCompatAsync(EpochAsync):
 
     merge: Literal["half"] = Field("half", description="weight of the merging worker: 1/2")
     optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
+    buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
+    weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
+    trailing: Literal["leave"] = Field("leave", description="a partial interval at the end is not merged")
 
     name: ClassVar[str] = "dislib-compat-async"
     summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"

@@ -6,18 +6,21 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.averaging import Averaging, last_step
+from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import average_
 from scalebench.strategies.traffic import every
 
 
 @register()
-class Easgd(Strategy):
+class Easgd(Averaging):
     """Every `steps` = H local steps, and after the last one:  d_i = alpha (w_i - c);  w_i -= d_i;  c += sum_i d_i.
 
     Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651, synchronous form, alpha = 0.9 / K. Every worker holds
     the centre c, which starts as the initial weights and is the model handed out; replicas never become equal.
-    One worker is not serial: its centre follows it.
+    Weighted by samples, c += K sum_i n_i d_i / sum_i n_i. Buffers and optimizer state, where they are averaged, take
+    their mean at each exchange. One worker is not serial: its centre follows it.
     """
 
     steps: int = Field(8, ge=1, description="H: local steps between two exchanges")
@@ -26,14 +29,11 @@ class Easgd(Strategy):
     name: ClassVar[str] = "easgd"
     summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
+    combination: ClassVar[str] = "elastic"
 
     @property
     def sync_every(self) -> int:
         return self.steps
-
-    @property
-    def merge_policy(self) -> str:
-        return "elastic"
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         if self.alpha is not None and self.alpha * workers > 1:
@@ -52,7 +52,7 @@ class Easgd(Strategy):
             worker.epoch_done(epoch, None)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = worker.steps_in(epoch) - 1 if worker.is_last(epoch) else -1
+        last = last_step(self, worker, epoch)
         for batch in worker.batches(epoch):
             worker.local_step(batch)
             worker.state.taken += 1
@@ -63,8 +63,9 @@ class Easgd(Strategy):
         alpha = 0.9 / worker.size if self.alpha is None else self.alpha
         drawn = (worker.parameters - worker.state.centre).mul_(alpha)
         worker.parameters.sub_(drawn)
-        worker.comm.allreduce_(drawn, "sum")
-        worker.state.centre.add_(drawn)
+        average_(worker.comm, [drawn, *self.averaged(worker)[1:]], self.weight(worker))
+        worker.state.centre.add_(drawn, alpha=worker.size)
+        self.after_average(worker)
 
     def finish(self, worker: Worker) -> None:
         worker.parameters.copy_(worker.state.centre)
@@ -74,4 +75,4 @@ class Easgd(Strategy):
 
     @property
     def syncs_formula(self) -> str:
-        return every("steps")
+        return every("steps", partial=self.trailing == "synchronise")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.averaging import LocalEpochs
+from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import average_, packed, unpack_
 
 
 @register()
-class EpochAsync(Strategy):
+class EpochAsync(LocalEpochs):
     """With exclusive access to the shared model g, which starts as the initial weights, worker j merges
 
         half:       g <- (g + w_j) / 2,          then w_j <- g
@@ -21,14 +23,15 @@ class EpochAsync(Strategy):
 
     at the end of each epoch e with (e + 1) mod `every` = 0. After all epochs the model is the plain mean of the w_j.
     Vazquez-Novoa et al., WACCPD 2025 (`half`). In one round of `half` the last merger weighs 1/2, the first 2^-K.
+    Weighted by samples, 1/K is n_j / sum_i n_i, in `inverse_k` and in the final mean. Buffers and optimizer state,
+    where they are averaged, lie beside the weights in g and are merged as they are.
     The order of the merges, each one's staleness (merges of others since the worker's own last) and every worker's
     weight in the final model (`merge_order.final_weights`) are recorded.
     """
 
-    every: int = Field(1, ge=1, description="epochs between two merges of a worker")
     merge: Literal["half", "inverse_k"] = Field("half", description="weight of the merging worker: 1/2 or 1/K")
-    optimizer_state: Literal["keep", "reset", "reset_per_block"] = Field(
-        "keep", description="momentum stays local, is forgotten at each merge, or at each ds-tensor block"
+    trailing: Literal["synchronise", "leave"] = Field(
+        "leave", description="a partial interval at the end is merged before the final mean, or not (the paper's rule)"
     )
 
     name: ClassVar[str] = "epoch_async"
@@ -38,67 +41,57 @@ class EpochAsync(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     asynchronous: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
-    sync_unit: ClassVar[str] = "epoch"
-
-    @property
-    def optimizer_state_policy(self) -> str:
-        return self.optimizer_state
-
-    @property
-    def sync_every(self) -> int:
-        return self.every
 
     @property
     def merge_policy(self) -> str:
-        return self.merge
+        by = " by samples" if self.weighting == "samples" else ""
+        return f"{self.merge}{by}{', partial interval merged' if self.trailing == 'synchronise' else ''}"
 
     def setup(self, worker: Worker) -> None:
-        worker.state.shared = worker.shared
+        worker.state.shared = worker.share(packed(self.averaged(worker)).clone())
         worker.state.fetched = -1  # the place among all merges of what this worker goes on from
+        worker.state.share = self.share_of(worker.rank, self._all_samples(worker))
 
-    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
-        """What a worker trains on in `epoch`."""
-        return worker.batches(epoch)
+    def _all_samples(self, worker: Worker) -> list[int]:
+        """The size of every worker's shard."""
+        if self.weighting == "uniform":
+            return [1] * worker.size
+        import torch
 
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in self.batches(worker, epoch):
-            if batch.first_of_block and self.optimizer_state == "reset_per_block":
-                worker.reset_optimizer()
-            worker.local_step(batch)
-        if (epoch + 1) % self.every == 0:
-            self._merge(worker)
+        mine = torch.tensor([worker.samples], device=worker.parameters.device)
+        return [int(each) for each in worker.comm.allgather(mine)]
 
-    def _merge(self, worker: Worker) -> None:
-        shared = worker.state.shared
+    def synchronise(self, worker: Worker) -> None:
+        shared, state = worker.state.shared, self.averaged(worker)
         with shared.exclusive() as model:
             position = shared.merges
-            model.lerp_(worker.parameters, self.weight(worker.size))
-            worker.parameters.copy_(model)
+            model.lerp_(packed(state), worker.state.share)
+            unpack_(model, state)
         worker.observe("staleness", position - worker.state.fetched - 1)
         worker.observe("merge_position", position)
         worker.state.fetched = position
-        if self.optimizer_state == "reset":
-            worker.reset_optimizer()
+        self.after_average(worker)
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
-            worker.snapshot(rounds * self.every - 1, worker.parameters)
+            worker.snapshot(min(rounds * self.every, worker.epochs) - 1, worker.parameters)
 
-    def weight(self, workers: int) -> float:
-        """Of the worker that merges."""
-        return 0.5 if self.merge == "half" else 1.0 / workers
+    def share_of(self, worker: int, samples: Sequence[int]) -> float:
+        """The weight of `worker` when it merges."""
+        return 0.5 if self.merge == "half" else samples[worker] / sum(samples)
 
-    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int) -> list[float]:
+    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]) -> list[float]:
         from scalebench.strategies.merge_order import final_weights, merge_order
 
-        workers = len(merges)
-        return final_weights(merge_order(merges), workers, epochs, self.every, self.weight(workers))
+        counted = [1] * len(merges) if self.weighting == "uniform" else samples
+        shares = [self.share_of(worker, counted) for worker in range(len(merges))]
+        return final_weights(merge_order(merges), len(merges), epochs, self.every, shares, counted)
 
     def finish(self, worker: Worker) -> None:
-        worker.comm.allreduce_(worker.parameters, "mean")
+        average_(worker.comm, self.averaged(worker), self.weight(worker))
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
 
     @property
     def syncs_formula(self) -> str:
-        return "(1 if (e + 1) % every == 0 else 0) + last"
+        return f"({super().syncs_formula}) + last"

@@ -8,42 +8,41 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import average_, floating_buffers
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import average_
+from scalebench.strategies.traffic import every_epochs
 
 
 @register()
-class FedAvg(Strategy):
+class FedAvg(Averaging):
     """A round: the chosen clients S train `local_epochs` epochs from w; then w <- sum_S n_i w_i / sum_S n_i.
 
     McMahan et al., AISTATS 2017, arXiv 1602.05629. floor(fraction K) clients are drawn from the study's seed and the
     round; n_i is the number of client i's samples. The others do nothing in that round and get the new model. Clients
-    begin each round without momentum unless told to keep it. Partition: `iid`, or `dirichlet` by label. A round cut
-    short by the end of training is averaged too.
+    begin each round without momentum unless told otherwise. Partition: `iid`, or `dirichlet` by label.
     """
 
     fraction: float = Field(1.0, gt=0, le=1, description="of the clients that are chosen in each round")
     local_epochs: int = Field(1, ge=1, description="epochs of a round")
-    optimizer_state: Literal["reset", "keep"] = Field("reset", description="momentum is forgotten with each round")
+    optimizer_state: Literal["keep", "average", "reset"] = Field(
+        "reset", description="momentum and the like stay local, are averaged too, or are forgotten with each round"
+    )
+    weighting: Literal["uniform", "samples"] = Field("samples", description="weight of a client in the mean")
+    trailing: Literal["synchronise", "leave"] = Field(
+        "synchronise", description="a round cut short by the end of training is averaged, or left as it is"
+    )
 
     name: ClassVar[str] = "fedavg"
     summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"
     source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
-    averaged_state: ClassVar[str] = "parameters+buffers"
+    combination: ClassVar[str] = "mean of a sample"
     sync_unit: ClassVar[str] = "epoch"
 
     @property
     def sync_every(self) -> int:
         return self.local_epochs
-
-    @property
-    def merge_policy(self) -> str:
-        return "mean of a sample, by samples"
-
-    @property
-    def optimizer_state_policy(self) -> str:
-        return self.optimizer_state
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         if self.chosen_of(workers) < 1:
@@ -72,24 +71,23 @@ class FedAvg(Strategy):
                 break  # the epoch was begun all the same: rows may move between workers
             self.step(worker, batch)
         if self.ends_round(epoch, worker.epochs):
-            weight = float(worker.samples) if takes_part else 0.0
-            average_(worker.comm, [worker.parameters, *floating_buffers(worker)], weight)
+            mine = float(worker.samples) if self.weighting == "samples" else 1.0
+            average_(worker.comm, self.averaged(worker), mine if takes_part else 0.0)
             worker.state.anchor.copy_(worker.parameters)
-            if self.optimizer_state == "reset":
-                worker.reset_optimizer()
+            self.after_average(worker)
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.local_step(batch)
 
     def ends_round(self, epoch: int, epochs: int) -> bool:
-        return (epoch + 1) % self.local_epochs == 0 or epoch == epochs - 1
+        return (epoch + 1) % self.local_epochs == 0 or (epoch == epochs - 1 and self.trailing == "synchronise")
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.ends_round(epoch, worker.epochs)
 
     @property
     def syncs_formula(self) -> str:
-        return "1 if (e + 1) % local_epochs == 0 or last else 0"
+        return every_epochs("local_epochs", self.trailing == "synchronise")
 
 
 @register()

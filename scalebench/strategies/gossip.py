@@ -9,15 +9,17 @@ from pydantic import Field
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import packed, unpack_
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @register()
-class Gossip(Strategy):
+class Gossip(Averaging):
     """w_i <- sum_j W_ij w_j - eta g_i,  g_i: the gradient at w_i before mixing (by whatever optimizer the study has).
 
         ring:  W = 1/3 for a worker and its two neighbours (1/2 where there are two workers)
@@ -26,11 +28,15 @@ class Gossip(Strategy):
     Lian et al., NeurIPS 2017, arXiv 1705.09056 (D-PSGD) and ICML 2018, arXiv 1710.06952 (AD-PSGD). `pair` is a
     reconstruction: a round of a round-robin tournament, drawn from the study's seed, tells both partners whom to meet,
     so that a worker waits for its partner and for nobody else; in the paper a partner answers from a second thread.
-    The model handed out is the mean of all, which the end of training forms.
+    The model handed out is the mean of all, which the end of training forms. Weighted by samples, W_ij is n_j over the
+    sum of those who mix; buffers and optimizer state, where they are averaged, are mixed as the weights are.
     """
 
     peers: Literal["ring", "pair"] = Field("ring", description="whom a worker mixes with")
     every: int = Field(1, ge=1, description="batches between two mixings")
+    trailing: Literal["synchronise", "leave"] = Field(
+        "synchronise", description="the end of training averages all workers, or leaves them as they are"
+    )
 
     name: ClassVar[str] = "gossip"
     summary: ClassVar[str] = "weights mixed with neighbours on a ring, or with a random partner"
@@ -44,7 +50,7 @@ class Gossip(Strategy):
 
     @property
     def merge_policy(self) -> str:
-        return f"{self.peers} mean"
+        return f"{self.peers} {super().merge_policy}"
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         if workers == 1:
@@ -54,7 +60,6 @@ class Gossip(Strategy):
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         worker.state.draw = random.Random(worker.seed)  # noqa: S311  the same on every worker
-        worker.state.received = worker.parameters.clone()
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -63,55 +68,68 @@ class Gossip(Strategy):
             if worker.state.taken % self.every == 0:
                 self._mix(worker)
             worker.update()
-        if worker.is_last(epoch):
-            worker.comm.allreduce_(worker.parameters, "mean")
+        if worker.is_last(epoch) and self.trailing == "synchronise":
+            self.average(worker)
 
     def _mix(self, worker: Worker) -> None:
+        state = self.averaged(worker)
+        mine = self._message(worker, packed(state))
         if self.peers == "ring":
-            mixed, members = worker.parameters.clone(), 1
+            mixed, members = mine.clone(), 1
             for step in (1, -1)[: worker.size - 1]:  # two workers are one another's only neighbour
-                mixed.add_(_passed_on(worker, step))
+                mixed.add_(_passed_on(worker, mine, step))
                 members += 1
-            worker.parameters.copy_(mixed.div_(members))
-            worker.comm.count(0)
-            return
-        partner = partner_of(worker.rank, worker.size, worker.state.draw)
-        if partner == worker.rank:
-            return
-        if worker.rank < partner:
-            worker.comm.send(worker.parameters, partner)
-            worker.comm.recv_(worker.state.received, partner)
         else:
-            worker.comm.recv_(worker.state.received, partner)
-            worker.comm.send(worker.parameters, partner)
-        worker.parameters.add_(worker.state.received).mul_(0.5)
+            partner = partner_of(worker.rank, worker.size, worker.state.draw)
+            if partner == worker.rank:
+                return
+            mixed, members = mine + _exchanged(worker, mine, partner, worker.rank < partner), 2
+        mean = mixed.div_(members) if self.weighting == "uniform" else mixed[:-1] / mixed[-1]
+        unpack_(mean, state)
+        self.after_average(worker)
         worker.comm.count(0)
 
+    def _message(self, worker: Worker, vector: Tensor) -> Tensor:
+        """What a neighbour gets: the state, or n_i times the state with n_i behind it."""
+        weight = self.weight(worker)
+        return vector if weight is None else packed([vector * weight, vector.new_tensor([weight])])
+
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch)
+        return worker.is_last(epoch) and self.trailing == "synchronise"
 
     @property
     def syncs_formula(self) -> str:
         """Mixings of one worker, each as one, and the mean at the end; a `pair` that sits out has fewer."""
-        return "floor((e + 1) * S / every) - floor(e * S / every) + last"
+        mixings = "floor((e + 1) * S / every) - floor(e * S / every)"
+        return f"{mixings} + last" if self.trailing == "synchronise" else mixings
 
     @property
     def bytes_formula(self) -> str:
-        if self.peers == "ring":
-            return "n * (min(2, K - 1) * (syncs - last) + last)"
-        return "n * ((K - K % 2) / K * (syncs - last) + last)"
+        state = self.state_bytes
+        message = state if self.weighting == "uniform" else f"({state} + n / P)"
+        share = "min(2, K - 1)" if self.peers == "ring" else "(K - K % 2) / K"
+        if self.trailing == "leave":
+            return f"{message} * {share} * syncs"
+        if message != state:
+            return f"{message} * {share} * (syncs - last) + {state} * last"
+        return f"{state} * ({share} * (syncs - last) + last)"
 
 
-def _passed_on(worker: Worker, step: int) -> Tensor:
+def _passed_on(worker: Worker, mine: Tensor, step: int) -> Tensor:
     """What one neighbour has, while ours goes to the other. Even ranks send first, so that no ring of waits forms."""
     to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
-    received: Tensor = worker.state.received
-    if worker.rank % 2 == 0:
-        worker.comm.send(worker.parameters, to)
-        worker.comm.recv_(received, source)
+    return _exchanged(worker, mine, to, worker.rank % 2 == 0, source)
+
+
+def _exchanged(worker: Worker, mine: Tensor, to: int, first: bool, source: int | None = None) -> Tensor:
+    """What `source` (default: `to`) has, for ours; `first`: send before receiving."""
+    received = mine.new_empty(mine.shape)
+    if first:
+        worker.comm.send(mine, to)
+        worker.comm.recv_(received, to if source is None else source)
     else:
-        worker.comm.recv_(received, source)
-        worker.comm.send(worker.parameters, to)
+        worker.comm.recv_(received, to if source is None else source)
+        worker.comm.send(mine, to)
     return received
 
 

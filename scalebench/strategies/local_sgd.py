@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from scalebench.comm.base import Capability, Communicator
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging, Periodic
+from scalebench.strategies.averaging import Averaging, Periodic, last_step
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
 
@@ -43,7 +43,7 @@ class PostLocalSgd(Periodic):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
     counts: ClassVar[dict[str, str]] = {
-        "averages": "means of the weights: each `steps` steps after `start`, and at the end of training"
+        "averages": "means of the weights: each `steps` steps after `start`, and where a partial interval ends training"
     }
 
     def due(self, taken: int) -> bool:
@@ -85,11 +85,12 @@ class PostLocalSgd(Periodic):
     def bytes_formula(self) -> str:
         first = "min(max(start - e * S, 0), S)"
         gradients = {0: f"(S if G > 1 else {first})", 1: first}.get(self.subgroup, "S")
-        return f"n * {gradients} + {'(n + n_b)' if self.buffers == 'average' else 'n'} * averages"
+        return f"n * {gradients} + {self.state_bytes} * averages"
 
     def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         taken = range(max(epoch * steps, self.start) + 1, (epoch + 1) * steps + 1)
-        ends = epoch == epochs - 1 and self.start < epochs * steps and not self.due(epochs * steps)
+        cut = self.start < epochs * steps and not self.due(epochs * steps)
+        ends = epoch == epochs - 1 and cut and self.trailing == "synchronise"
         return {"averages": sum(self.due(step) for step in taken) + ends}
 
 
@@ -98,7 +99,8 @@ class HierarchicalLocalSgd(Averaging):
     """Every p_s steps the mean over the workers of each group of s; the largest dividing period runs, and no other.
 
     Lin et al., ICLR 2020, arXiv 1808.07217, as torch's HierarchicalModelAverager groups them: neighbouring ranks. A
-    group at least as large as the number of workers is all of them. The end of training averages over all.
+    group at least as large as the number of workers is all of them. The end of training averages over all, unless
+    told to leave it.
     Torch counts from its first step: `first = 1`.
     """
 
@@ -132,7 +134,8 @@ class HierarchicalLocalSgd(Averaging):
         for size in self.groups:
             _divides(f"strategy {self.name}: option 'groups': size", size, workers)
         if max(self.groups) < workers:
-            return [f"no group holds all {workers} workers: they all agree at the end of training only"]
+            when = "at the end of training only" if self.trailing == "synchronise" else "never"
+            return [f"no group holds all {workers} workers: they all agree {when}"]
         return []
 
     def setup(self, worker: Worker) -> None:
@@ -141,7 +144,7 @@ class HierarchicalLocalSgd(Averaging):
         worker.state.comms = {size: worker.comm.split(worker.rank // size) for size in sizes}
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = worker.steps_in(epoch) - 1 if worker.is_last(epoch) else -1
+        last = last_step(self, worker, epoch)
         for batch in worker.batches(epoch):
             worker.local_step(batch)
             worker.state.taken += 1
@@ -158,7 +161,8 @@ class HierarchicalLocalSgd(Averaging):
         return 1
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch) or self.group_after(worker.state.taken) >= worker.size
+        ended = worker.is_last(epoch) and self.trailing == "synchronise"
+        return ended or self.group_after(worker.state.taken) >= worker.size
 
     @property
     def syncs_formula(self) -> str:
@@ -166,7 +170,8 @@ class HierarchicalLocalSgd(Averaging):
 
     def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         counted = sum(self.group_after(taken) > 1 for taken in range(epoch * steps + 1, (epoch + 1) * steps + 1))
-        return {"averages": counted + (epoch == epochs - 1 and self.group_after(epochs * steps) == 1)}
+        cut = epoch == epochs - 1 and self.group_after(epochs * steps) == 1
+        return {"averages": counted + (cut and self.trailing == "synchronise")}
 
 
 def _divides(what: str, size: int, workers: int) -> None:

@@ -13,20 +13,32 @@ def merge_order(positions: Sequence[Iterable[int]]) -> list[int]:
     return [worker for _, worker in merged]
 
 
-def final_weights(order: Sequence[int], workers: int, epochs: int, every: int, weight: float) -> list[float]:
+def final_weights(
+    order: Sequence[int],
+    workers: int,
+    epochs: int,
+    every: int,
+    shares: float | Sequence[float],
+    samples: Sequence[int] | None = None,
+) -> list[float]:
     """How much the final model holds of what each worker learned; in a plain average it would be 1/K.
 
-    A worker's training between two merges is an increment to its weights. Merging, g <- g + a (w_j - g), w_j <- g, and
-    the plain mean in the end are linear: the final model is the initial one plus the sum of all increments, each times
-    a factor. A worker's weight is the mean of its factors over its epochs. They sum to 1 in synchronous averaging, and
-    to less here by what merging discards: only a of an increment gets into the shared model.
+    A worker's training between two merges is an increment to its weights. Merging, g <- g + a_j (w_j - g), w_j <- g,
+    and the mean in the end (by `samples`; default: plain) are linear: the final model is the initial one plus the sum
+    of all increments, each times a factor. A worker's weight is the mean of its factors over its epochs. They sum to 1
+    in synchronous averaging, and to less here by what merging discards: only a_j (`shares`) of an increment gets into
+    the shared model. A merge takes up to `every` epochs: the last one of a training may take fewer.
     """
+    share = np.broadcast_to(shares, workers)
     held = np.zeros((workers, workers))  # of replica i, the factor of worker j's training, 1 for all its epochs
     shared = np.zeros(workers)
+    left = np.full(workers, epochs)
     for worker in order:
-        held[worker, worker] += every / epochs
-        shared += weight * (held[worker] - shared)
+        taken = min(every, left[worker])
+        left[worker] -= taken
+        held[worker, worker] += taken / epochs
+        shared += share[worker] * (held[worker] - shared)
         held[worker] = shared
-    held[np.arange(workers), np.arange(workers)] += (epochs % every) / epochs
-    factors: list[float] = held.mean(axis=0).tolist()
+    held[np.arange(workers), np.arange(workers)] += left / epochs
+    factors: list[float] = np.average(held, axis=0, weights=samples).tolist()
     return factors

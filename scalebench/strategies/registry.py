@@ -1,4 +1,4 @@
-"""Finds strategies by name and engine: the modules of this package, and others' entry points `scalebench.strategies`."""
+"""Finds strategies by name and engine, in this package and the entry points `scalebench.strategies` of others."""
 
 from __future__ import annotations
 

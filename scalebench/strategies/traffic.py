@@ -79,16 +79,24 @@ def readable(formula: str) -> str:
     return formula.replace(" * ", " ").replace(" % ", " mod ").replace(" == ", " = ")
 
 
-def every(period: str, first: str = "") -> str:
+def every(period: str, first: str = "", *, partial: bool = True) -> str:
     """How many of the steps `first`, `first` + `period` ... of a training (default: `period`, 2 `period` ...) lie in
-    an epoch; its very last step is one too."""
+    an epoch; with `partial`, its very last step is one too."""
     shift = f" + {period} - {first}" if first else ""
 
     def until(taken: str) -> str:
         counted = f"floor(({taken}{shift}) / {period})" if shift else f"floor({taken} / {period})"
         return f"max(0, {counted})" if first else counted
 
-    partial = f"(E * S{shift}) % {period} > 0" if shift else f"E * S % {period} > 0"
+    whole = f"{until('(e + 1) * S')} - {until('e * S')}"
+    if not partial:
+        return whole
+    cut = f"(E * S{shift}) % {period} > 0" if shift else f"E * S % {period} > 0"
     if first:
-        partial = f"({partial} or E * S < {first})"
-    return f"{until('(e + 1) * S')} - {until('e * S')} + last * ({partial})"
+        cut = f"({cut} or E * S < {first})"
+    return f"{whole} + last * ({cut})"
+
+
+def every_epochs(period: str, partial: bool) -> str:
+    """1 for every `period`-th epoch, and for the last one where a `partial` interval counts, else 0."""
+    return f"1 if (e + 1) % {period} == 0{' or last' if partial else ''} else 0"

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class _Stage:
         self.times = StepTimes(self.table, seed=run.seed - run.repetition, repetition=run.repetition)
         self.group = Group(tuple(range(run.workers)))
         self.costs = self._price_list()
-        self.store: VirtualStore | None = None
+        self.stores: list[VirtualStore] = []
         self.desk: ServerDesk | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = deadline
@@ -195,10 +196,15 @@ class _Stage:
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
 
-        def shared(initial: Tensor) -> VirtualShared:
-            if self.store is None:
-                self.store = VirtualStore(initial)
-            return VirtualShared(self.store, comm)
+        opened = count()
+
+        def shared(initial: Tensor, host: int) -> VirtualShared:
+            place = next(opened)
+            if place == len(self.stores):
+                self.stores.append(VirtualStore(initial, host))
+            if rank == host:
+                self.stores[place].model.copy_(initial)
+            return VirtualShared(self.stores[place], comm)
 
         def server(rule: ServerRule) -> VirtualServer:
             if self.desk is None:

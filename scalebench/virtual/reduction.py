@@ -15,7 +15,7 @@ def reduce_tensors(
 ) -> Tensor:
     """sum_i w_i x_i, sum_i w_i x_i / sum_i w_i (`mean`), elementwise `max` or `min`; weights default to 1.
 
-    With `wire` every contribution, and the result, is rounded to that dtype; the sum is kept in the tensors' own.
+    With `wire` every contribution, and their sum, is rounded to that dtype; sum and quotient are of the tensors' own.
     """
     if op in _ELEMENTWISE:
         result = tensors[0].clone()
@@ -25,9 +25,8 @@ def reduce_tensors(
     result = _contribution(tensors[0], weights[0], wire).clone()
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         result.add_(_contribution(tensor, weight, wire))
-    if op == "mean":
-        result.div_(sum(1.0 if weight is None else weight for weight in weights))
-    return _rounded(result, wire)
+    result = _rounded(result, wire)
+    return result.div_(sum(1.0 if weight is None else weight for weight in weights)) if op == "mean" else result
 
 
 def _contribution(tensor: Tensor, weight: float | None, wire: str | None) -> Tensor:

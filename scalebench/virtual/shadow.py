@@ -67,8 +67,7 @@ class Shadow:
     def samples(self) -> int:
         return int(self.plan.shard_sizes(0)[self.rank])
 
-    @property
-    def shared(self) -> SharedState:
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
         raise NotImplementedError("a shadow has no model to share")
 
     def server(self, rule: ServerRule) -> Server:

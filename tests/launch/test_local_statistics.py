@@ -18,12 +18,12 @@ def study_of(model, strategies, workers="2"):
 
 
 def test_only_who_leaves_them_local_is_named():
-    strategies = ["serial", "epoch_average", "local_sgd", {"slowmo": {"buffers": "keep"}}]
+    strategies = ["serial", "epoch_average", "dislib-compat", "local_sgd", {"slowmo": {"buffers": "keep"}}]
     (note,) = local_statistics(study_of("resnet", strategies))
-    assert note.startswith("epoch_average, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay")
+    assert note.startswith("dislib-compat, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay")
     assert "\n" not in note
     assert local_statistics(study_of("resnet", ["serial", "local_sgd"])) == []
-    assert local_statistics(study_of("resnet", ["epoch_average"], "1")) == []
+    assert local_statistics(study_of("resnet", ["allreduce"], "1")) == []
 
 
 OWN = """
@@ -37,7 +37,7 @@ def build(input_shape, outputs):
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_model_itself_is_asked(normalised, tmp_path):
     (tmp_path / "own.py").write_text(OWN if normalised else OWN.replace("nn.BatchNorm1d(4), ", ""))
-    study = study_of(f"{tmp_path / 'own.py'}:build", ["epoch_average"])
+    study = study_of(f"{tmp_path / 'own.py'}:build", ["allreduce"])
     cluster = load_cluster("this-machine")
     sweep = expand(study, cluster)
     notes = _check_model(Plan(study, cluster, sweep, prepare_study(study, sweep.runs)))

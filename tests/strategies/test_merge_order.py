@@ -66,7 +66,7 @@ def test_order_staleness_and_weights_of_a_run(play, name, merge):
     first = [epoch.mean_staleness for epoch in outcome.workers[0].epochs]
     assert max(first[:3]) >= 3  # two others, two merges each
     strategy = registry.create(name, {"merge": merge})
-    found = strategy.final_weights(places, 6)
+    found = strategy.final_weights(places, 6, [1, 1, 1])
     assert found == final_weights(order, 3, 6, 1, 0.5 if merge == "half" else 1 / 3)
     assert sum(found) < 1
 
@@ -75,7 +75,7 @@ def test_a_lone_worker_loses_half_of_its_training_to_the_initial_weights_in_half
     """epoch_async at one worker is not serial where the merge halves."""
     for merge, weight in (("half", 0.5), ("inverse_k", 1.0)):
         strategy = registry.create("epoch_async", {"merge": merge})
-        assert strategy.final_weights([[0]], 1) == [weight]
+        assert strategy.final_weights([[0]], 1, [1]) == [weight]
     _, serial = play("serial", 1, epochs=3)
     _, merged = play({"epoch_async": {"merge": "inverse_k"}}, 1, epochs=3)
     assert (serial["final"] - merged["final"]).abs().max() < 1e-12

@@ -45,6 +45,26 @@ GLOO = {
     "fedavg": MPI["fedavg"],
 }
 REFERENCES = ["a", "b", "c", "d"]
+MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"  # with BatchNorm
+POLICIES = {"optimizer_state": "average", "weighting": "samples"}
+WITH_POLICIES = {
+    "epoch_average-policies": {"epoch_average": {"every": 2, "trailing": "leave", **POLICIES}},
+    "epoch_average-master": {"epoch_average": {"aggregation": "master", **POLICIES}},
+    "local_sgd-policies": {"local_sgd": {"steps": 5, **POLICIES}},
+    "post_local_sgd-policies": {"post_local_sgd": {"start": 3, "steps": 4, "trailing": "leave", **POLICIES}},
+    "hierarchical-policies": {"hierarchical_local_sgd": {"groups": {2: 2, 4: 5}, **POLICIES}},
+    "slowmo-policies": {"slowmo": {"steps": 5, **POLICIES}},
+    "bmuf-policies": {"bmuf": {"steps": 5, "optimizer_state": "reset"}},
+    "diloco-policies": {"diloco": {"steps": 5, "trailing": "leave", **POLICIES}},
+    "easgd-policies": {"easgd": {"steps": 5, **POLICIES}},
+    "gossip-ring-policies": {"gossip": {"every": 2, **POLICIES}},
+    "gossip-pair-policies": {"gossip": {"peers": "pair", "trailing": "leave", **POLICIES}},
+    "fedavg-policies": {"fedavg": {"fraction": 0.5, "optimizer_state": "average"}},
+    "fedprox-policies": {"fedprox": {"mu": 0.1, "weighting": "uniform", "buffers": "keep"}},
+    "daso-fixed-policies": {"daso-fixed": {**DASO, "global_skip": 3, "wait": 2, **POLICIES}},
+    "daso-heat-policies": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, **POLICIES}},
+}
+UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
 
 
 def launched(engine, runs, references, blobs, tmp_path):
@@ -71,11 +91,11 @@ def launched(engine, runs, references, blobs, tmp_path):
     return {entry["run"]["run_id"]: dict(np.load(tmp_path / f"{entry['run']['run_id']}.npz")) for entry in entries}
 
 
-def native_runs(engine, strategies, make_run, counts=(4,)):
+def native_runs(engine, strategies, make_run, counts=(4,), **values):
     return [
         make_run(
             strategy, workers, run_id=f"{name}-{workers}", execution="native", engine=engine, epochs=3,
-            batch_per_worker=4, warmup_steps=3, optimizer={"sgd": {"momentum": 0.9}},
+            batch_per_worker=4, warmup_steps=3, optimizer={"sgd": {"momentum": 0.9}}, **values,
         )
         for name, strategy in strategies.items()
         for workers in counts
@@ -98,7 +118,8 @@ def compare(runs, found, blobs, scenery):
 
 def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, scenery, tmp_path):
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
-    runs = native_runs("mpi", MPI, make_run)
+    runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
+    runs += native_runs("mpi", {"epoch_async-policies": {"epoch_async": POLICIES}}, make_run, counts=(1,), **UNEVEN)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, scenery)
     for name in REFERENCES:

@@ -59,7 +59,7 @@ def main(folder):
         states = []
         with connected(run.engine, MPI.COMM_WORLD, clock, one_node=True) as comm:
 
-            def shared(initial, comm=comm, rounds=rounds, states=states):
+            def shared(initial, host, comm=comm, rounds=rounds, states=states):
                 states.append(OneSidedState(comm, initial))
                 return InTurn(states[0], MPI.COMM_WORLD, rounds)
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
 
 from scalebench.clock import WallClock
+from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.native.connection import connected
@@ -46,9 +47,17 @@ def take_part(run, mpi, entry, dataset, folder):
     torch.manual_seed(1)
     with connected(run.engine, mpi, clock, one_node=True) as comm:
         plan = Plan.of(run, run.workers, run.seed, dataset)
-        replica = made(run, dataset, plan, comm, clock, workers_per_node=entry["workers_per_node"])
+        states = []
+
+        def shared(initial, host):
+            states.append(OneSidedState(comm, initial, host))
+            return states[-1]
+
+        replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=entry["workers_per_node"])
         report = train(replica, strategy, warm=run.warmup_steps > 0)
         verdict = evaluate(replica, strategy, dataset)
+        for state in states:
+            state.close()
         gathered = mpi.gather((report.syncs, report.bytes_sent))
         if mpi.rank == 0:
             np.savez(

@@ -1,0 +1,92 @@
+"""What replicas average: tensors of a worker, as one vector, so that one collective carries them all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scalebench.comm.base import Communicator
+from scalebench.strategies.base import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors as one flat vector of the first one's dtype; a tensor that is alone is that vector itself."""
+    if len(tensors) == 1:
+        return tensors[0]
+    import torch
+
+    return torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
+
+
+def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put what `packed` made, and somebody changed, back into the tensors."""
+    if vector is tensors[0]:
+        return
+    import torch
+
+    for tensor, piece in zip(tensors, torch.split(vector, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))
+
+
+def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+    """The mean of each of `tensors` over the workers, in one collective; `weight` is this worker's."""
+    vector = packed(tensors)
+    comm.allreduce_(vector, "mean", weight=weight)
+    unpack_(vector, tensors)
+
+
+def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+    """The same through worker 0: all vectors go there, weighted with their weight beside them, and one comes back."""
+    vector = packed(tensors)
+    if weight is None:
+        comm.reduce_(vector, 0, "mean")
+    else:
+        sent = packed([vector * weight, vector.new_tensor([weight])])
+        comm.reduce_(sent, 0)
+        if comm.rank == 0:
+            vector.copy_(sent[:-1] / sent[-1])
+    comm.broadcast_(vector, 0)
+    unpack_(vector, tensors)
+
+
+def floating_buffers(worker: Worker) -> list[Tensor]:
+    """BatchNorm's running statistics and the like; counters are no statistics."""
+    return [buffer for buffer in worker.model.buffers() if buffer.is_floating_point()]
+
+
+def optimizer_tensors(worker: Worker) -> list[Tensor]:
+    """What the optimizer remembers, its step counters included; before its first step the zeros it begins with.
+
+    A worker that has not stepped yet (a client that was not chosen) thus has a part in the mean too.
+    """
+    if not worker.optimizer.state:
+        _begin(worker.optimizer)
+    return [value for remembered in worker.optimizer.state.values() for value in _tensors(remembered)]
+
+
+def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
+    import torch
+
+    return [value for value in remembered.values() if isinstance(value, torch.Tensor)]
+
+
+def _begin(optimizer: Optimizer) -> None:
+    """The state as it is before the first step: torch's optimizers start from zeros, but make them in that step."""
+    import torch
+
+    twin = copy.deepcopy(optimizer)
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)  # a copy of a parameter has none
+    twin.step()
+    for group, made in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for parameter, stepped in zip(group["params"], made["params"], strict=True):
+            remembered = dict(twin.state.get(stepped, {}))
+            for value in _tensors(remembered):
+                value.zero_()
+            optimizer.state[parameter] = remembered

@@ -1,0 +1,226 @@
+"""Averaged state, optimizer state, weighting and the partial interval at the end: options of every averaging strategy.
+
+The model has BatchNorm, so that there are buffers; partitions are uneven, so that weights differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scalebench.launch.rows import rows_of
+from scalebench.strategies import registry
+from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.description import options_of
+from scalebench.virtual import engine
+from scalebench.worker import Replica
+
+MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"
+POLICIES = ("buffers", "optimizer_state", "weighting", "trailing")
+AVERAGING = sorted(name for name in registry.names() if issubclass(registry.find(name), Averaging))
+WORKERS, ALONE = 3, {"local_sgd": {"steps": 10_000, "buffers": "keep", "trailing": "leave"}}
+UNEVEN = {
+    "model": MODEL, "partition": {"dirichlet": {"alpha": 2}}, "optimizer": {"sgd": {"momentum": 0.9}}, "epochs": 3,
+    "virtual": {"ties": "rank", "jitter": "none"},
+}  # fmt: skip
+# One synchronisation, at the very end: what it makes of replicas that trained alone is known.
+ONCE = {
+    "local_sgd": {"steps": 10_000},
+    "post_local_sgd": {"start": 0, "steps": 10_000},
+    "hierarchical_local_sgd": {"groups": {4: 10_000}},
+    "epoch_average": {"every": 9},
+    "epoch_average-master": {"every": 9, "aggregation": "master"},
+    "fedavg": {"local_epochs": 9, "optimizer_state": "keep", "weighting": "uniform"},
+    "slowmo": {"steps": 10_000, "slow_momentum": 0.0},
+    "bmuf": {"steps": 10_000, "block_momentum": 0.0},
+    "diloco": {"steps": 10_000, "outer_momentum": 0.0, "outer_lr": 1.0},
+    "gossip": {"every": 10_000},
+}
+
+
+@pytest.fixture
+def replicas(monkeypatch, play):
+    """`replicas(strategy, workers, ...)`: the workers of a virtual run as training left them."""
+
+    def of(strategy, workers=WORKERS, **values):
+        made = []
+
+        class Kept(Replica):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                made.append(self)
+
+        monkeypatch.setattr(engine, "Replica", Kept)
+        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.Verdict([], None))
+        play(strategy, workers, **{**UNEVEN, **values})
+        return made
+
+    return of
+
+
+def weights_of(made):
+    return np.stack([replica.parameters.detach().numpy() for replica in made])
+
+
+def buffers_of(made):
+    return np.stack(
+        [torch.cat([b for b in replica.model.buffers() if b.is_floating_point()]).numpy() for replica in made]
+    )
+
+
+def momenta_of(made):
+    return np.stack([next(iter(replica.optimizer.state.values()))["momentum_buffer"].numpy() for replica in made])
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_every_averaging_strategy_states_its_policies(name, make_run):
+    known = {option.name: option for option in options_of(registry.find(name))}
+    assert set(POLICIES) <= set(known)
+    assert all(known[policy].description and known[policy].allowed for policy in POLICIES)
+    assert known["buffers"].default == ("keep" if name.startswith("dislib") else "average")
+
+
+def test_the_rows_say_which_policies_were_in_force(make_run, play):
+    def row(strategy):
+        outcome, _ = play(strategy, 4)
+        told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+        return rows_of(make_run(strategy, 4), outcome, **told)[0]
+
+    default = row("easgd")
+    assert (default.averaged_state, default.optimizer_state_policy, default.merge_policy) == (
+        "parameters+buffers", "keep", "elastic"
+    )  # fmt: skip
+    chosen = {"buffers": "keep", "optimizer_state": "average", "weighting": "samples", "trailing": "leave"}
+    for name, merge in [("epoch_average", "mean"), ("gossip", "ring mean"), ("bmuf", "block momentum")]:
+        other = row({name: chosen})
+        assert (other.averaged_state, other.optimizer_state_policy) == ("parameters+optimizer", "average")
+        assert other.merge_policy == f"{merge} by samples, partial interval left"
+    assert row({"epoch_async": {"trailing": "synchronise"}}).merge_policy == "half, partial interval merged"
+    assert row({"fedavg": {}}).merge_policy == "mean of a sample by samples"
+
+
+@pytest.mark.parametrize("case", ONCE)
+def test_the_mean_of_replicas_that_trained_alone(case, replicas):
+    """Parameters, buffers and momentum: each is the (weighted) mean of the isolated ones, or stays what it was."""
+    name = case.partition("-")[0]
+    alone = replicas(ALONE)
+    samples = np.array([replica.samples for replica in alone], dtype=float)
+    assert len(set(samples)) > 1
+    for weighting, weight in (("uniform", None), ("samples", samples)):
+        made = replicas(
+            {name: {**ONCE[case], "weighting": weighting, "optimizer_state": "average", "buffers": "average"}}
+        )
+        for found, isolated in zip(
+            (weights_of(made), buffers_of(made), momenta_of(made)),
+            (weights_of(alone), buffers_of(alone), momenta_of(alone)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, np.tile(np.average(isolated, 0, weight), (WORKERS, 1)), atol=1e-12)
+    kept = replicas({name: {**ONCE[case], "buffers": "keep", "optimizer_state": "keep"}})
+    np.testing.assert_array_equal(buffers_of(kept), buffers_of(alone))
+    np.testing.assert_array_equal(momenta_of(kept), momenta_of(alone))
+    forgot = replicas({name: {**ONCE[case], "optimizer_state": "reset"}})
+    assert all(not replica.optimizer.state for replica in forgot)
+
+
+@pytest.mark.parametrize("case", ONCE)
+def test_a_partial_interval_can_be_left_as_it_is(case, replicas, play):
+    name = case.partition("-")[0]
+    alone, left = replicas(ALONE), replicas({name: {**ONCE[case], "trailing": "leave"}})
+    np.testing.assert_array_equal(weights_of(left), weights_of(alone))
+    np.testing.assert_array_equal(buffers_of(left), buffers_of(alone))
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "epoch_average"])
+def test_what_is_handed_out_where_a_partial_interval_is_left(name, play, replicas):
+    """The weighted mean of the replicas, which `consensus` forms outside training; statistics included."""
+    options = {**ONCE[name], "trailing": "leave", "weighting": "samples"}
+    left, weights = play({name: options}, WORKERS, **UNEVEN)
+    agreed, same = play({name: {**options, "trailing": "synchronise"}}, WORKERS, **UNEVEN)
+    np.testing.assert_allclose(weights["final"], same["final"], atol=1e-12)
+    assert left.evaluations[-1].metric == agreed.evaluations[-1].metric
+    assert left.workers[0].syncs == agreed.workers[0].syncs - 1
+
+
+def test_easgd_draws_to_the_centre_by_samples(replicas):
+    """One exchange: w_i - a (w_i - w0) each; the centre, which ends training, w0 + a K sum_i n_i (w_i - w0) / N."""
+    alone = replicas(ALONE)
+    initial, samples = alone[0].initial.numpy(), np.array([replica.samples for replica in alone], dtype=float)
+    for weighting, weight in (("uniform", None), ("samples", samples)):
+        made = replicas({"easgd": {"steps": 10_000, "alpha": 0.2, "weighting": weighting}})
+        centre = initial + 0.2 * WORKERS * np.average(weights_of(alone) - initial, 0, weight)
+        np.testing.assert_allclose(weights_of(made), np.tile(centre, (WORKERS, 1)), atol=1e-12)
+        expected = np.tile(np.average(buffers_of(alone), 0, weight), (WORKERS, 1))
+        np.testing.assert_allclose(buffers_of(made), expected, atol=1e-12)
+    left = replicas({"easgd": {"steps": 10_000, "trailing": "leave"}})
+    np.testing.assert_array_equal(weights_of(left), np.tile(initial, (WORKERS, 1)))  # nothing was ever exchanged
+
+
+@pytest.mark.parametrize("merge", ["half", "inverse_k"])
+def test_asynchronous_merges_carry_buffers_and_momentum(merge, replicas):
+    """One merge each, in order of rank (of equal speed), then the mean; written out with numpy."""
+    alone = replicas(ALONE)
+    samples = np.array([replica.samples for replica in alone], dtype=float)
+    for weighting, weight in (("uniform", np.ones(WORKERS)), ("samples", samples)):
+        options = {"every": 3, "merge": merge, "weighting": weighting, "optimizer_state": "average"}
+        made = replicas({"epoch_async": options})
+        order = np.argsort([min(map(int, replica.books.histograms["merge_position"])) for replica in made])
+        shares = np.full(WORKERS, 0.5) if merge == "half" else weight / weight.sum()
+        starts = (made[0].initial.numpy(), np.array([0.0] * 5 + [1.0] * 5), np.zeros(made[0].initial.numel()))
+        for start, found, isolated in zip(
+            starts, (weights_of(made), buffers_of(made), momenta_of(made)),
+            (weights_of(alone), buffers_of(alone), momenta_of(alone)), strict=True,
+        ):  # fmt: skip
+            shared, merged = start, np.empty_like(isolated)
+            for worker in order:
+                shared = shared + shares[worker] * (isolated[worker] - shared)
+                merged[worker] = shared
+            np.testing.assert_allclose(found, np.tile(np.average(merged, 0, weight), (WORKERS, 1)), atol=1e-12)
+
+
+def test_a_partial_interval_of_asynchronous_merges(play):
+    """every = 2 of 3 epochs: the paper leaves the third to the final mean; merged, it has a place in the order."""
+    paper, _ = play({"epoch_async": {"every": 2}}, WORKERS, **UNEVEN)
+    merged, _ = play({"epoch_async": {"every": 2, "trailing": "synchronise"}}, WORKERS, **UNEVEN)
+    counted = [sorted(len(worker.histograms["merge_position"]) for worker in each.workers) for each in (paper, merged)]
+    assert counted == [[1] * WORKERS, [2] * WORKERS]
+    assert sorted(evaluation.epoch for evaluation in merged.evaluations) == [1, 2]
+
+
+def test_daso_carries_the_statistics_with_the_parameters(replicas):
+    """Two nodes of two: after the blocking sum that ends each epoch all hold the same statistics and momentum."""
+    daso = {"devices_per_node": 2, "global_skip": 3, "wait": 1}
+    even = {"partition": "iid"}
+    agreed = replicas({"daso-fixed": {**daso, "optimizer_state": "average"}}, 4, **even)
+    for found in (weights_of(agreed), buffers_of(agreed), momenta_of(agreed)):
+        assert np.ptp(found, axis=0).max() == 0
+    kept = replicas({"daso-fixed": {**daso, "buffers": "keep"}}, 4, **even)
+    assert np.ptp(buffers_of(kept), axis=0).max() > 0
+    np.testing.assert_array_equal(weights_of(kept), weights_of(replicas({"daso-fixed": daso}, 4, **even)))
+    alike = replicas({"daso-fixed": {**daso, "weighting": "samples"}}, 4, **even)  # shards of one size
+    np.testing.assert_allclose(weights_of(alike), weights_of(kept), atol=1e-12)
+    uneven = [replicas({"daso-fixed": {**daso, "weighting": weighting}}, 4) for weighting in ("uniform", "samples")]
+    assert np.abs(weights_of(uneven[0]) - weights_of(uneven[1])).max() > 1e-6
+
+
+def test_a_client_that_was_not_chosen_takes_the_others_momentum(replicas):
+    """fraction 1/3 of 3: one client trains in the only round; all leave it with its weights, statistics, momentum."""
+    made = replicas({"fedavg": {"fraction": 0.34, "local_epochs": 3, "optimizer_state": "average"}},
+                    optimizer={"adam": {}})  # fmt: skip
+    (trained,) = [replica.rank for replica in made if replica.steps]
+    states = [next(iter(replica.optimizer.state.values())) for replica in made]
+    assert float(states[trained]["step"]) == made[trained].steps > 0
+    for state in states:
+        for name, value in states[trained].items():
+            torch.testing.assert_close(state[name], value)
+    assert np.ptp(buffers_of(made), axis=0).max() < 1e-12
+
+
+def test_an_epoch_is_evaluated_with_the_statistics_of_its_own_end(play):
+    """Training on does not change how an earlier epoch is judged."""
+    short, _ = play("epoch_average", 2, **{**UNEVEN, "epochs": 2})
+    long, _ = play("epoch_average", 2, **{**UNEVEN, "epochs": 6, "lr": 0.1})
+    assert [each.metric for each in long.evaluations[:2]] == [each.metric for each in short.evaluations]
