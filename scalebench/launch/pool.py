@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -12,7 +11,7 @@ from typing import Any
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ScalebenchError
-from scalebench.lifeline import follow, unheard
+from scalebench.lifeline import follow, nursery, unheard
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 from scalebench.virtual.engine import Scenery, alike, simulate_alike
@@ -83,9 +82,9 @@ def _pass(
 ) -> list[list[Run]]:
     """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
     left = dict(enumerate(pieces))
-    context = multiprocessing.get_context("spawn")
+    context = nursery()
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop, os.getpid()))
+    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop))
     under_way: dict[Future[list[Outcome]], int] = {}
     queue = list(left)
     try:
@@ -118,9 +117,9 @@ _stage: _Stage | None = None  # of this worker process, set once when it starts
 _stop: Any = None  # likewise: the event that says that no run should begin
 
 
-def _begin(stage: _Stage, stop: Any, parent: int) -> None:
+def _begin(stage: _Stage, stop: Any) -> None:
     global _stage, _stop
-    follow(parent)
+    follow()
     _stage, _stop = stage, stop
 
 

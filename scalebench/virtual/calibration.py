@@ -8,8 +8,6 @@ batch size that occurs. No run of the study is used.
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from scalebench.clock import Ledger, Task
 from scalebench.errors import RunError
-from scalebench.lifeline import follow, unheard
+from scalebench.lifeline import follow, nursery, unheard
 from scalebench.study.spec import Run
 from scalebench.virtual.step_times import STEP_TASKS, BatchTimes, StepTable
 
@@ -79,10 +77,10 @@ def measure_steps(
     `seconds_each` is the time spent on one batch size under one load.
     """
     loads = sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
-    context = multiprocessing.get_context("spawn")
+    context = nursery()
     barrier = context.Barrier(node_workers)
     results: Any = context.SimpleQueue()
-    arguments = (run, folder, sorted(batch_sizes), loads, seconds_each, barrier, results, os.getpid())
+    arguments = (run, folder, sorted(batch_sizes), loads, seconds_each, barrier, results)
     processes = [
         context.Process(target=_measure, args=(index, *arguments), daemon=True) for index in range(node_workers)
     ]
@@ -124,9 +122,8 @@ def _measure(
     seconds_each: float,
     barrier: Any,
     results: Any,
-    parent: int,
 ) -> None:
-    follow(parent)
+    follow()
     import torch
 
     from scalebench.data.dataset import open_dataset
