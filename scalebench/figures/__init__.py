@@ -1,6 +1,6 @@
 """What the records look like: one file per figure."""
 
-from scalebench.figures.base import describe_figures, figure_names
+from scalebench.figures.base import default_figures, describe_figures, figure_names
 from scalebench.figures.plotting import FORMATS, Drawn, plot, plot_folder
 
-__all__ = ["FORMATS", "Drawn", "describe_figures", "figure_names", "plot", "plot_folder"]
+__all__ = ["FORMATS", "Drawn", "default_figures", "describe_figures", "figure_names", "plot", "plot_folder"]

@@ -6,7 +6,7 @@ second; what draws is in `scalebench.figures.drawing`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from scalebench.errors import UsageError
 from scalebench.registry import Choice, Registry
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Figure(Choice):
     """One figure of a study: a new one is one new file in this package."""
+
+    by_default: ClassVar[bool] = True  # False: drawn only where it is named
 
     def absent(self, results: Results) -> str:
         """Why these results cannot carry the figure; empty if they can."""
@@ -34,6 +36,11 @@ FIGURES: Registry[Figure] = Registry("figure", UsageError, "scalebench.figures",
 def figure_names() -> list[str]:
     """Every known figure."""
     return FIGURES.names()
+
+
+def default_figures() -> list[str]:
+    """Those that are drawn where none is named."""
+    return [name for name in figure_names() if FIGURES.find(name).by_default]
 
 
 def describe_figures() -> list[tuple[str, str]]:

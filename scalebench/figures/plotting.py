@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.errors import ResultsError
-from scalebench.figures.base import FIGURES, Figure, figure_names
+from scalebench.figures.base import FIGURES, Figure, default_figures
 from scalebench.study.spec import slug
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
 
 
 def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
-    """Write the figures `names` (all that these results can carry) to `output/<study>/`.
+    """Write the figures `names` (default: those of `default_figures` that these can carry) to `output/<study>/`.
 
     Raises:
         UsageError: an unknown figure.
@@ -46,7 +46,9 @@ def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Seq
     """
     for name in names:
         FIGURES.find(name)
-    return _settle([_draw(results, name, output, formats) for name in names or figure_names()], names, results.folder)
+    return _settle(
+        [_draw(results, name, output, formats) for name in names or default_figures()], names, results.folder
+    )
 
 
 def plot_folder(
@@ -55,7 +57,7 @@ def plot_folder(
     """As `plot`, for the records in `folder`, in `jobs` processes; each figure's `notes` are those of the results."""
     for name in names:
         FIGURES.find(name)
-    wanted = list(names or figure_names())
+    wanted = list(names or default_figures())
     work = [(folder, name, output, tuple(formats)) for name in wanted]
     jobs = min(jobs, len(wanted))
     if jobs == 1:

@@ -42,6 +42,15 @@ CROSS: dict[str, Any] = {  # over points that the machine could not feed
     "markeredgewidth": 1.3,
 }
 
+KNEE: dict[str, Any] = {  # where a law has its knee
+    "color": NEUTRAL,
+    "linestyle": "",
+    "marker": "D",
+    "markersize": 6.5,
+    "markerfacecolor": "#FFD400",
+    "markeredgewidth": 0.9,
+}
+
 FillStyle = Literal["full", "left", "none"]
 FILLS: dict[str, FillStyle] = {"native": "full", "paced": "left", "virtual": "none", "modelled": "none"}
 EXECUTION_WORDS = {

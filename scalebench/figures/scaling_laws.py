@@ -1,0 +1,152 @@
+"""The law that each strategy's times follow, with its band, its knee, and where it leads beyond what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, Figure
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.analysis.laws import Band, Scaling
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.figures.drawing.styles import Look
+
+_COLUMNS = 3
+_BEYOND = 4.0  # times the largest measured count
+_PER_OCTAVE = 12
+
+
+@FIGURES.add
+class ScalingLaws(Figure):
+    name = "scaling-laws"
+    summary = "the scaling law of each strategy: fit, band, extrapolation and knee (drawn when named)"
+    by_default = False  # takes as long as two others
+
+    def absent(self, results: Results) -> str:
+        if why := super().absent(results):
+            return why
+        from scalebench.analysis.laws import series_of
+
+        refusals = [series.refusal for series in series_of(results)]
+        if not refusals:
+            return "no strategy but serial was run"
+        return refusals[0] if all(refusals) else ""
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        from scalebench.analysis import cells
+        from scalebench.analysis.intervals import interval_name
+        from scalebench.analysis.laws import no_band, scaling_laws
+        from scalebench.figures.drawing.caption import (
+            describe_executions,
+            describe_oversubscription,
+            describe_study,
+        )
+        from scalebench.figures.drawing.styles import KNEE, NEUTRAL, looks, name_series
+
+        found = [one for one in scaling_laws(results) if not one.refusal]
+        table = name_series(cells(results))
+        look = looks(list(table["series"]))
+        rows = [min(_COLUMNS, len(found) - start) for start in range(0, len(found), _COLUMNS)]
+        panels = canvas.rows(*((_COLUMNS if len(rows) > 1 else count, 2.5) for count in rows))
+        for panel, one in zip(panels, found, strict=False):
+            _draw_one(panel, one, table, look)
+        for panel in panels[len(found) :]:
+            panel.blank(panels[0])
+        fitted = table[_keys(table).isin([_key(one) for one in found])]
+        canvas.legend_of_series(fitted["series"], look)
+        canvas.legend_of_executions(
+            fitted,
+            (Line2D([], [], color=NEUTRAL), "law"),
+            (Line2D([], [], color=NEUTRAL, linestyle="--"), "beyond the measured"),
+            (Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0), "95 % band"),
+            (Line2D([], [], **KNEE), "knee"),
+        )
+        names = sorted({interval_name(one.series.execution) for one in found if not no_band(one.series)})
+        canvas.say(
+            describe_study(results),
+            describe_executions(results),
+            "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
+            "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
+            f"Bands: pointwise {' or '.join(names)} over all laws by their weights, of the curve only."
+            if names
+            else "",
+            "Knee: the most speed for the workers spent, where efficiency times speedup is largest.",
+            describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
+        )
+
+
+def _key(one: Scaling) -> str:
+    return f"{one.series.execution}/{one.series.engine}/{one.series.label}"
+
+
+def _keys(table: pd.DataFrame) -> pd.Series[str]:
+    return table["execution"] + "/" + table["engine"] + "/" + table["label"]
+
+
+def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, Look]) -> None:
+    import numpy as np
+
+    from scalebench.analysis.laws import curve, no_band
+
+    own = table[_keys(table) == _key(one)]
+    name, series = str(own["series"].iloc[0]), one.series
+    assert one.advice is not None
+    last = float(series.counts[-1])
+    end = max(last, min(_BEYOND * last, one.advice.limit))
+    at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
+    at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
+    panel.title("", f"{name}, {series.execution}")
+    panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
+    band = curve(one.candidates, series, at)
+    _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
+    counts = sorted({int(count) for count in own["workers"]} | {int(end)})
+    panel.workers_axis(counts)
+    panel.seconds_axis()
+
+
+def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Band, color: str, *, sure: bool) -> None:
+    from scalebench.analysis.formatting import percent
+    from scalebench.figures.drawing.styles import KNEE
+
+    assert one.advice is not None
+    last, best, knee = float(one.series.counts[-1]), one.best, one.advice.knee
+    inside, outside = at <= last, at >= last
+    panel.ax.plot(at[inside], band.centre[inside], color=color, linewidth=1.3, zorder=2)
+    panel.ax.plot(at[outside], band.centre[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
+    panel.ax.set_yscale("log")
+    if sure:
+        low, high = panel.ax.get_ylim()
+        panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
+        # A wide band must not hide the points.
+        panel.ax.set_ylim(max(low / 2, min(low, band.low.min())), min(high * 2, max(high, band.high.max())))
+    if not knee.reaches_end and knee.workers <= at[-1]:
+        seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
+        panel.ax.plot([knee.workers], [seconds], **KNEE, zorder=5)
+        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
+    panel.ax.text(
+        0.98,
+        0.97,
+        f"{best.fit.law.name}, w {100 * best.weight:.0f} %\nLNO {percent(best.leave_out_error)}",
+        transform=panel.ax.transAxes,
+        ha="right",
+        va="top",
+        fontsize=7.2,
+        color="#444444",
+    )
+    identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
+    rows: list[dict[Hashable, object]] = [
+        {"quantity": f"law: {best.fit.law.name}", "x": x, "y": y, **({"low": a, "high": b} if sure else {})}
+        for x, y, a, b in zip(at, band.centre, band.low, band.high, strict=True)
+    ]
+    panel.keep(rows, **identity)
