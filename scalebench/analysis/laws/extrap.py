@@ -2,7 +2,8 @@
 
 Extra-P (A. Calotoiu et al., SC 2013, doi:10.1145/2503210.2503277) reads one JSON object per line: `params`, the
 parameters of the measurement; `callpath`, what was measured; `metric`; and `value`, the repetitions. It refuses a file
-in which a callpath lacks a point that another one has, so series with other worker counts get a file of their own.
+in which a callpath lacks a point that another one has, so series with other worker counts get a file of their own. It
+models from five points on, and takes a file of one line for another format: what no law is fitted to is left out.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalebench.analysis.laws.series import Series
+from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 from scalebench.errors import ResultsError
 from scalebench.study.spec import slug
 
 
 def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
-    """Write the runs of `found` that were not oversubscribed to `file`; returns the files written.
+    """Write the fitted runs of `found` (see `Series.refusal`) to `file`; returns the files written.
 
     One file per execution, engine and set of worker counts: `file` itself if that is all, else `file` with these
     in its name. Extra-P keeps none of them apart, and a model over two of them would mix what must not be mixed.
@@ -27,11 +28,11 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
     """
     groups: dict[tuple[str, str, tuple[int, ...]], list[Series]] = {}
     for series in found:
-        if len(series.at):
+        if not series.refusal:
             counts = tuple(int(count) for count in series.counts)
             groups.setdefault((series.execution, series.engine, counts), []).append(series)
     if not groups:
-        raise ResultsError("no run that was not oversubscribed; there is nothing to export to Extra-P")
+        raise ResultsError(f"nothing to export to Extra-P: no strategy ran at {FEWEST_COUNTS} worker counts")
     files = []
     for (execution, engine, counts), members in groups.items():
         name = execution if execution == engine else f"{execution}-{engine}"
