@@ -15,6 +15,7 @@ from scalebench.launch.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of
+from scalebench.strategies.traffic import Setting
 from scalebench.virtual import engine
 from scalebench.worker import Replica
 
@@ -224,3 +225,36 @@ def test_an_epoch_is_evaluated_with_the_statistics_of_its_own_end(play):
     short, _ = play("epoch_average", 2, **{**UNEVEN, "epochs": 2})
     long, _ = play("epoch_average", 2, **{**UNEVEN, "epochs": 6, "lr": 0.1})
     assert [each.metric for each in long.evaluations[:2]] == [each.metric for each in short.evaluations]
+
+
+OPTIONS = {
+    "daso-heat": {"devices_per_node": 2, "warm_up_epochs": 1, "cool_down_epochs": 1},
+    "daso-fixed": {"devices_per_node": 2, "cool_down_epochs": 1},
+    "hierarchical_local_sgd": {"groups": {2: 2, 4: 5}},
+    "fedavg": {"local_epochs": 2},
+    "epoch_async": {"every": 2},
+    "epoch_average": {"every": 2, "aggregation": "master"},
+}
+SHAPES = ((5, 2), (5,), (5,), (5,), (3, 5), (3,))
+
+
+@pytest.mark.parametrize("trailing", ["synchronise", "leave"])
+@pytest.mark.parametrize("name", [name for name in AVERAGING if not name.startswith("dislib")])
+def test_what_is_carried_is_what_the_formula_says(name, trailing, play):
+    """Parameters, 10 statistics and as much momentum as parameters; by samples some send their weight along."""
+    if name.startswith("daso") and trailing == "leave":
+        pytest.skip("its epochs end with a blocking sum")
+    policies = {"optimizer_state": "average", "weighting": "samples", "trailing": trailing}
+    strategy = registry.create(name, {**OPTIONS.get(name, {}), **policies}, "virtual")
+    outcome, weights = play({name: strategy.model_dump()}, 4, **UNEVEN)
+    elements = weights["final"].numel()
+    setting = Setting(
+        epochs=3, steps=outcome.facts["steps_per_epoch"], workers=4, shapes=SHAPES, element_bytes=8, workers_per_node=2,
+        buffer_bytes=8 * 10, optimizer_bytes=8 * elements,
+    )  # fmt: skip
+    assert setting.parameters == elements
+    syncs = sum(strategy.syncs_in_epoch(epoch, 3, setting.steps) for epoch in range(3))
+    sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(3))
+    if not name.startswith("daso"):  # whose formula leaves out what stays inside a node
+        assert outcome.workers[0].syncs == syncs
+    assert np.mean([worker.bytes_sent for worker in outcome.workers]) == pytest.approx(sent)
