@@ -1,12 +1,14 @@
 """Seconds of each operation between virtual workers: the engine's own cost, and the cluster's network.
 
-Inside one node the measured engine is the truth: n bytes between two ranks cost what they cost there, and p ranks
-cost in proportion as the network model says. Between nodes the network model is charged, plus what the engine's
-software adds to a small operation, ceil(lg p) times (an assumption; its range is once to p times).
+Inside one node the measured engine is the truth: n bytes between m ranks cost what they cost there, and p ranks cost in
+proportion as the network model says. Between nodes the network model is charged, plus what the engine's software adds:
+what a small operation takes, ceil(lg p) times, and what n bytes take beyond that and beyond the links inside a node,
+((p-1)/p) / ((m-1)/m) times, as often as each byte is sent. Both factors are assumptions; the first may be 1 to p.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +38,7 @@ class Costs:
         self.engine = engine
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Ranks, str], float] = {}
+        self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
 
     def allreduce(self, nbytes: int, ranks: Ranks, engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
@@ -56,7 +59,9 @@ class Costs:
         """`sizes[i][j]` bytes go from worker i to worker j; whoever sends or receives most decides."""
         sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
         received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
-        return self.network.alltoallv(max(*sent, *received), ranks) + self._software(ranks)
+        measured = self.cost_of(self.engine)
+        small = measured.alpha_s * _levels(len(ranks)) if measured else 0.0
+        return self.network.alltoallv(max(*sent, *received), ranks) + small
 
     def message(self, nbytes: int, source: int, to: int) -> float:
         return self.network.message(nbytes, source, to)
@@ -94,7 +99,7 @@ class Costs:
         if len(ranks) < 2 or measured is None:
             return modelled
         if not self._one_node(ranks):
-            return modelled + measured.alpha_s * _levels(len(ranks))
+            return modelled + self._software(measured, model.__name__, nbytes, len(ranks))
         alike = model(nbytes, ranks[: measured.ranks])
         return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
 
@@ -106,9 +111,13 @@ class Costs:
         whole = self.network.allreduce(nbytes, ranks)
         return self.allreduce(nbytes, ranks) * (model(nbytes, ranks) / whole) if whole > 0 else 0.0
 
-    def _software(self, ranks: Ranks) -> float:
-        measured = self.cost_of(self.engine)
-        return measured.alpha_s * _levels(len(ranks)) if measured else 0.0
+    def _software(self, measured: EngineCost, operation: str, nbytes: int, ranks: int) -> float:
+        """What the engine adds to the network's time among `ranks` on several nodes."""
+        links: Model = getattr(self._within, operation)
+        inside = range(measured.ranks)
+        per_byte = measured.seconds(nbytes) - measured.alpha_s - (links(nbytes, inside) - links(0, inside))
+        sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks) if measured.ranks > 1 else 1.0
+        return measured.alpha_s * _levels(ranks) + max(0.0, per_byte) * sendings
 
     def _one_node(self, ranks: Ranks) -> bool:
         return all(self.network.same_node(ranks[0], rank) for rank in ranks)

@@ -34,10 +34,18 @@ def test_inside_a_node_more_ranks_cost_in_proportion_to_the_network_model():
     assert prices.allreduce(MIB, (0, 1, 2, 3)) == pytest.approx(7e-3 * ratio)
 
 
-def test_between_nodes_the_network_is_charged_and_the_engines_small_operation_per_level():
+def test_between_nodes_the_network_is_charged_and_what_the_engines_software_adds():
     prices = costs(entry("mpi", 7e-3), per_node=1)
-    expected = prices.network.allreduce(MIB, (0, 1, 2, 3)) + 2 * 1e-5
-    assert prices.allreduce(MIB, (0, 1, 2, 3)) == pytest.approx(expected)
+    node = Network(load_cluster("this-machine"), 4)
+    links = node.allreduce(MIB, (0, 1)) - node.allreduce(0, (0, 1))
+    software = 2 * 1e-5 + (7e-3 - 1e-5 - links) * (3 / 4) / (1 / 2)
+    assert prices.allreduce(MIB, (0, 1, 2, 3)) == pytest.approx(prices.network.allreduce(MIB, (0, 1, 2, 3)) + software)
+    assert prices.barrier((0, 1, 2, 3)) == pytest.approx(prices.network.allreduce(0, (0, 1, 2, 3)) + 2 * 1e-5)
+
+
+def test_an_engine_that_is_faster_than_the_links_adds_nothing_per_byte():
+    prices = costs(entry("mpi", 2e-5), per_node=1)
+    assert prices.allreduce(MIB, (0, 1)) == pytest.approx(prices.network.allreduce(MIB, (0, 1)) + 1e-5)
 
 
 def test_without_measurements_the_network_model_is_all():
