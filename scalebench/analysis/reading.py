@@ -184,6 +184,13 @@ def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) ->
             expected = "a number from 1 up"
         if bad.any():
             raise _bad_cell(path, int(bad.to_numpy().argmax()), name, table[name][bad].iloc[0], expected)
+    if row_type is RunRow:
+        simulated = table["execution"].isin(("virtual", "modelled"))
+        bad = simulated != (table["engine"] == "virtual")
+        if bad.any():
+            row = int(bad.to_numpy().argmax())
+            expected = "virtual" if simulated.iloc[row] else "a native engine"
+            raise _bad_cell(path, row, "engine", table["engine"].iloc[row], f"{expected} for this execution")
 
 
 def _damaged(path: Path, text: pd.DataFrame, kind_of: dict[str, Any]) -> ResultsError | None:

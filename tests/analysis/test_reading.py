@@ -138,3 +138,10 @@ def test_columns_reordered_by_a_spreadsheet_are_read(study):
         writer.writeheader()
         writer.writerows(rows)
     assert load(folder).runs["train_s"].tolist() == [1.0]
+
+
+def test_a_simulated_time_is_not_taken_for_a_measured_one(study):
+    with pytest.raises(ResultsError, match=r"line 3: engine is 'virtual', expected a native engine"):
+        study(rows=[run_row(run_id="a"), run_row(run_id="b", execution="native")])
+    with pytest.raises(ResultsError, match=r"line 2: engine is 'mpi', expected virtual for this execution"):
+        study(rows=[run_row(run_id="a", engine="mpi")])

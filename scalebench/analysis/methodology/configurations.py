@@ -86,25 +86,22 @@ class MixedExecutions(Rule):
     summary = "each row says how its time was obtained, and no claim joins two ways"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        rows = evidence.rows
-        simulated = rows["execution"].isin(("virtual", "modelled"))
-        wrong = rows[simulated != (rows["engine"] == "virtual")]
-        if len(wrong):
+        runs = evidence.runs
+        counts = runs.groupby(["label", "execution"])["workers"].nunique().groupby("label").max()
+        torn = counts.index[counts < runs.groupby("label")["workers"].nunique()]
+        if len(torn):
             yield self.finding(
-                "error",
-                f"{counted(len(wrong), 'row')} with an execution that its engine cannot have had",
-                place(wrong),
-                "an engine is `virtual` exactly where the execution is; restore the rows as they were written",
+                "warning",
+                f"no one execution covers all worker counts of {listed(torn)}: a curve over them joins two",
+                place(runs[runs["label"].isin(torn)]),
+                "run one execution at all worker counts, as --execution auto does with virtual",
             )
-        kinds = sorted(set(evidence.runs["execution"]))
+        kinds = {str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")}
         if len(kinds) > 1:
-            reach = ", ".join(
-                f"{kind} at {listed(sorted(own['workers'].unique()))} workers"
-                for kind, own in evidence.runs.groupby("execution")
-            )
+            spans = ", ".join(f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items())
             yield self.finding(
                 "note",
-                f"times of {len(kinds)} kinds: {reach}",
+                f"times of {len(kinds)} kinds: {spans}",
                 "all cells",
                 "say which kind each number is; join no two kinds by a line or a ratio",
             )
