@@ -37,6 +37,14 @@ def percent(share: float) -> str:
     return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
 
 
+def percent_with_interval(share: float, low: float, high: float) -> str:
+    """`+54 % [51, 57]`; without an interval only the share."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return percent(share)
+    bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
+    return f"{percent(share)} [{', '.join(bounds)}]"
+
+
 def digits(value: float, significant: int = 3) -> str:
     """`value` with three significant digits and no exponent: `0.0123`, `1.23`, `1,230`."""
     if not math.isfinite(value):

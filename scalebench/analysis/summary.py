@@ -6,8 +6,9 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.claims import findings as doubts
 from scalebench.analysis.comparing import ratios
-from scalebench.analysis.formatting import EMPTY, digits, percent, seconds_with_interval
+from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds_with_interval
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import agreement, median_error
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OVERSUBSCRIBED = "×"
-HEADER = ("strategy", "workers", "time [interval]", "speedup", "vs allreduce", "metric", "execution")
+HEADER = ("strategy", "workers", "time [interval]", "spread", "speedup", "vs allreduce", "metric", "execution")
 _KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
@@ -25,7 +26,10 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
     table, compared = cells(results), ratios(results)
     if table.empty:
         return []
-    for baseline, columns in (("serial", ["speedup"]), ("allreduce", ["reduction"])):
+    for baseline, columns in (
+        ("serial", ["speedup"]),
+        ("allreduce", ["reduction", "reduction_low", "reduction_high"]),
+    ):
         against = compared[compared["baseline"] == baseline]
         table = table.merge(against[[*_KEY, *columns]], on=_KEY, how="left")
     several = table["metric_name"].nunique() > 1
@@ -40,20 +44,22 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool) -> tuple[str, ...]:
         cell["label"],
         str(cell["workers"]),
         seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
+        percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
-        percent(cell["reduction"]),
+        percent_with_interval(cell["reduction"], cell["reduction_low"], cell["reduction_high"]),
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
         where + oversubscribed,
     )
 
 
 def summary_notes(results: Results) -> list[str]:
-    """What the table does not show: how far virtual and native agree, what failed or is missing."""
+    """What the table does not show: how far virtual and native agree, what is in doubt, failed or missing."""
     runs = results.completed
     notes = []
     if runs["oversubscribed"].any():
         notes.append(f"{OVERSUBSCRIBED} more workers than the machine can feed: shown, never a baseline")
     notes += _agreement_note(results)
+    notes += [f"{finding.what} ({finding.where})" for finding in doubts(results) if finding.severity != "note"]
     notes += _missing_baselines(results)
     notes += results.notes
     failed = results.failed

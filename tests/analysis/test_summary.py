@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from scalebench.analysis import summary_notes, summary_table
-from scalebench.analysis.formatting import digits, percent, seconds, seconds_with_interval
+from scalebench.analysis.formatting import digits, percent, percent_with_interval, seconds, seconds_with_interval
 from tests.analysis.test_comparing import run
 
 
@@ -27,11 +27,24 @@ def test_a_row_says_time_speedup_reduction_metric_and_execution(study):
         "epoch_average",
         "4",
         "4.00 s",
+        "–",
         "4.00x",
         "+50 %",
         "0.970",
         "virtual",
     ]
+
+
+def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
+    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every block
+    rows = [run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r) for r, t in enumerate(speeds)]
+    rows += [run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1) for r, t in enumerate(speeds)]
+    line = next(line for line in text(study(rows=rows)).splitlines() if "epoch_average" in line)
+    assert "9.6 %" in line
+    assert "+50 % [50, 50]" in line
+    rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
+    notes = summary_notes(study(rows=rows))
+    assert any("vary by more than 10 %" in note and "epoch_average at 2 (mpi)" in note for note in notes)
 
 
 def test_notes_tell_of_failures_agreement_and_oversubscription(study):
@@ -99,6 +112,11 @@ def test_percentages_are_signed():
         "+0.0 %",
         "–",
     ]
+
+
+def test_an_interval_of_a_share_follows_it():
+    assert percent_with_interval(0.54, 0.508, -0.031) == "+54 % [51, -3.1]"
+    assert percent_with_interval(0.54, math.nan, math.nan) == "+54 %"
 
 
 def test_digits_round_across_a_power_of_ten():

@@ -13,7 +13,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import describe_figures, figure_names, plot, plot_folder
+from scalebench.figures import default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import house_style
@@ -47,13 +47,13 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_every_figure_is_one_file_and_says_what_it_shows():
     assert figure_names() == sorted(
-        ["agreement", "breakdown", "convergence", "strong-scaling", "time-reduction", "weak-scaling"]
+        ["agreement", "breakdown", "convergence", "scaling-laws", "strong-scaling", "time-reduction", "weak-scaling"]
     )
     assert all(summary and "\n" not in summary for _, summary in describe_figures())
 
 
 def test_each_figure_is_written_in_three_formats_with_its_data(plots):
-    names = [name for name in figure_names() if name != "weak-scaling"]
+    names = [name for name in default_figures() if name != "weak-scaling"]
     assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in ("pdf", "svg", "png", "csv")}
     for name in names:
         assert (plots / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -70,7 +70,7 @@ def test_the_same_records_give_the_same_bytes(results, plots, tmp_path):
 
 def test_several_processes_draw_what_one_does(results, plots, tmp_path):
     drawn = plot_folder(results.folder, tmp_path, formats=["svg"], jobs=2)
-    assert [figure.name for figure in drawn] == figure_names()
+    assert [figure.name for figure in drawn] == default_figures()
     again = digests(tmp_path / "synthetic")
     assert len(again) == 10
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
@@ -111,7 +111,10 @@ def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
     times = drawn[drawn["quantity"] == "train_s"]
     assert set(times["execution"]) == {"native", "virtual"}
     assert set(times.loc[times["execution"] == "native", "interval"]) == {"95 % confidence interval"}
-    assert set(times.loc[times["execution"] == "virtual", "interval"]) == {"calibration interval"}
+    assert set(times.loc[times["execution"] == "virtual", "interval"]) == {
+        "calibration interval with virtual-native error"
+    }
+    assert times["median_s"].notna().all()
     crossed = times[times["oversubscribed"].astype(bool)]
     assert set(crossed["workers"]) == {4}
     assert set(crossed["execution"]) == {"native"}
@@ -131,7 +134,7 @@ def test_a_caption_says_what_a_number_rests_on(results):
         "Batch 8 per worker at every worker count",
         "899/450/225/113/57/29/15 steps per epoch at 1/2/4/8/16/32/64 workers",
         "Native on this-machine through gloo, horovod, mpi (3 repetitions, error bars: 95 % confidence interval)",
-        "virtual on this-machine (3 repetitions, error bars: calibration interval)",
+        "virtual on this-machine (3 repetitions, error bars: calibration interval with virtual-native error of ",
         "each execution against its own serial run",
     ):
         assert part in text

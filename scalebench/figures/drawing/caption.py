@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
-from scalebench.analysis import Results
+from scalebench.analysis import Results, virtual_error
+from scalebench.analysis.formatting import percent
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, interval_name
 
@@ -33,7 +36,7 @@ def describe_executions(results: Results, *, bars: bool = True) -> str:
     for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
         own = runs[runs["execution"] == execution]
         engines = "" if execution == "virtual" else f" through {_join(sorted(own['engine'].unique()))}"
-        about = _repetitions(own) + (_bars(own, execution) if bars else "")
+        about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
         parts.append(f"{execution} on {own['cluster'].iloc[-1]}{engines} ({about})")
     sentence = _join(parts, "; ")
     return f"{sentence[:1].upper()}{sentence[1:]}."
@@ -79,9 +82,12 @@ def _repetitions(runs: pd.DataFrame) -> str:
     return f"{number} repetition{'s' if high > 1 else ''}"
 
 
-def _bars(runs: pd.DataFrame, execution: str) -> str:
-    several = runs.groupby(["engine", "label", "workers"]).size().max() > 1
-    return f", error bars: {interval_name(execution)}" if several else ", no error bars"
+def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
+    if runs.groupby(["engine", "label", "workers"]).size().max() < 2:
+        return ", no error bars"
+    error = virtual_error(results) if execution == "virtual" else None
+    size = f" of {percent(math.expm1(error.rms)).lstrip('+')}" if error else ""
+    return f", error bars: {interval_name(execution, checked=error is not None)}{size}"
 
 
 def _join(parts: list[str], separator: str = ", ") -> str:

@@ -211,11 +211,18 @@ class Panel:
 
     def _keep_curves(self, frame: pd.DataFrame, quantity: str, x: str, bounds: Sequence[str], scale: float) -> None:
         kept = ["series", "execution", "engine", "workers", "oversubscribed"]
-        kept += [name for name in ("interval", "n") if name in frame]
+        kept += [name for name in ("interval", "n", *_BESIDE.get(quantity, ())) if name in frame]
         table = frame[kept].assign(panel=self._title, quantity=quantity, x=frame[x], y=scale * frame[quantity])
         if all(bounds):
             table[["low", "high"]] = scale * frame[list(bounds)].to_numpy(dtype=float)
         self._tables.append(table)
+
+
+# What the CSV beside a figure has in addition, for those who quote medians.
+_BESIDE = {
+    "train_s": ("median_s", "median_low_s", "median_high_s", "spread"),
+    "reduction": ("median_ratio", "median_ratio_low", "median_ratio_high", "paired"),
+}
 
 
 def share_y(panels: Sequence[Panel]) -> None:
