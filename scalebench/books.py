@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 from scalebench.clock import Clock, Ledger
 from scalebench.comm.base import Communicator
@@ -24,12 +24,12 @@ class Books:
         self._ledger = Ledger()
         self._counted = (0, 0)
         self._elapsed = 0.0
-        self.histograms: dict[str, Counter[int]] = {}
+        self.histograms: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._stale: list[int] = []
 
     def observe(self, name: str, value: int) -> None:
         """Count `value` in the histogram `name`; `staleness` is summed up for each epoch too."""
-        self.histograms.setdefault(name, Counter())[value] += 1
+        self.histograms[name][value] += 1
         if name == "staleness":
             self._stale.append(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -41,16 +41,18 @@ class AdamOptions(_Options):
 _OPTIONS: dict[str, type[_Options]] = {"sgd": SgdOptions, "adam": AdamOptions, "adamw": AdamOptions}
 
 
-def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, **flags: Any) -> Optimizer:
-    """The optimizer `component` over `parameters`; `flags` go to torch (`foreach=False` for one flat tensor)."""
+def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
+    """The optimizer `component` over `parameters`; `flat`: they are one tensor, for which less is to be done."""
     import torch
+
+    from scalebench.flat_sgd import FlatSgd
 
     options = check_optimizer(component).model_dump()
     if component.name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, **options, **flags)
+        return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
     options["betas"] = (options.pop("beta1"), options.pop("beta2"))
     kind = torch.optim.Adam if component.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, **options, **flags)
+    return kind(parameters, lr=lr, **options, foreach=False if flat else None)
 
 
 def check_optimizer(component: Component) -> BaseModel:

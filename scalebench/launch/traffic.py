@@ -51,7 +51,7 @@ def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers
     flat, gradients = flatten(model)
     only = torch.nn.Parameter(flat)
     only.grad = gradients
-    optimizer = build_optimizer(study.optimizer, [only], study.lr, foreach=False)
+    optimizer = build_optimizer(study.optimizer, [only], study.lr, flat=True)
     optimizer.step()
     remembered = sum(
         value.numel()

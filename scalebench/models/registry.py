@@ -50,7 +50,7 @@ def build_model(
     import torch
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone, which spares asking after devices
         if is_own(component.name):
             model = build_own(component.name, component.options, input_shape, outputs)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scalebench.comm.base import Overlap
@@ -81,8 +82,7 @@ class VirtualCommunicator:
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
             result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
-            for each in tensors:
-                each.copy_(result)
+            torch._foreach_copy_(tensors, [result] * len(tensors))
 
         self.count(nbytes)
         seconds = lambda: self.costs.allreduce(nbytes, self._group.ranks)  # noqa: E731
@@ -129,8 +129,7 @@ class VirtualCommunicator:
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
             result = reduce_tensors(tensors, "mean", [None] * len(tensors), overlap.wire)
-            for each in tensors:
-                each.copy_(result)
+            torch._foreach_copy_(tensors, [result] * len(tensors))
 
         if self.size == 1:
             self._pass_alone(overlap)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 
 ONE_SIDED = "mpi-onesided"
+_MESSAGES_KEPT = 1 << 14
 Ranks = tuple[int, ...]
 Model = Callable[[int, Sequence[int]], float]
 
@@ -39,6 +41,7 @@ class Costs:
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Ranks, str], float] = {}
         self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
+        self.message = lru_cache(_MESSAGES_KEPT)(network.message)  # (nbytes, source, to): seconds
 
     def allreduce(self, nbytes: int, ranks: Ranks, engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
@@ -63,16 +66,13 @@ class Costs:
         small = measured.alpha_s * _levels(len(ranks)) if measured else 0.0
         return self.network.alltoallv(max(*sent, *received), ranks) + small
 
-    def message(self, nbytes: int, source: int, to: int) -> float:
-        return self.network.message(nbytes, source, to)
-
     def adding(self, nbytes: int) -> float:
         """How long a worker adds `nbytes` to what it has: n gamma."""
         return nbytes * self.network.cluster.reduction.seconds_per_byte
 
     def occupancy(self, nbytes: int, worker: int, host: int) -> float:
         """How long `nbytes` keep a server's link busy."""
-        return self.network.message(nbytes, worker, host) - self.network.message(0, worker, host)
+        return self.message(nbytes, worker, host) - self.message(0, worker, host)
 
     def exclusive(self, nbytes: int, worker: int, host: int) -> float:
         """Lock, fetch, store and unlock a shared vector of `nbytes` that lies at `host`."""

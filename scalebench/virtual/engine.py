@@ -170,7 +170,7 @@ class _Stage:
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
-            torch.manual_seed(_worker_seed(self.run, worker.rank))
+            torch.default_generator.manual_seed(_worker_seed(self.run, worker.rank))
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, RecordingVirtualClock):
                 report.laps = worker.clock.laps
