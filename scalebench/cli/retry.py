@@ -37,7 +37,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
     plan = plan_study(study)
-    here = {run.run_id for run in plan.sweep.runs}
+    here = {run.run_id for run in (*plan.sweep.runs, *plan.sweep.further)}
     elsewhere = [failure.run_id for failure in failures if failure.run_id not in here]
     if elsewhere:
         click.echo(f"note: {len(elsewhere)} failed runs cannot be run on this machine: {elsewhere[0]} ...", err=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
 @click.option("--epochs", type=int)
 @click.option("--repetitions", type=int, help="Runs of every point, each with its own seed.")
+@click.option("--until", metavar="WIDTH", help="Repeat each point until the interval of its time is so wide, as 5%.")
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="Samples fixed in all, or per worker.")
 @click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
 @click.option("--batch-global", type=int, help="Samples in one step of all workers.")
@@ -57,6 +58,7 @@ def run(
     fail_fast: bool,
     dry_run: bool,
     sets: tuple[str, ...],
+    until: str | None,
     **flags: Any,
 ) -> int:
     """Run the study in the file STUDY, or the default one, with flags over it.
@@ -69,6 +71,8 @@ def run(
     from scalebench.study.load import load_study
 
     strategies = list(flags.pop("strategies")) or None
+    if until is not None:
+        sets = (*sets, f"until.ci_width={until}")
     wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
     if new:
         from scalebench.launch.resume import with_a_folder_of_its_own
@@ -88,7 +92,9 @@ def _show(plan: Plan, jobs: int | None) -> None:
     from scalebench.launch.estimate import estimate
     from scalebench.launch.planning import is_oversubscribed
 
-    table = Table(title=f"{plan.study.name}: {len(plan.sweep.runs)} runs")
+    runs, until = plan.sweep.runs, plan.study.until
+    most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
+    table = Table(title=f"{plan.study.name}: {len(runs)} runs{most}")
     for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
         table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
     cells: dict[tuple[Any, ...], int] = {}
@@ -99,16 +105,28 @@ def _show(plan: Plan, jobs: int | None) -> None:
     for (strategy, workers, execution, engine), repetitions in cells.items():
         shards = plan.prepared.plans[workers]
         table.add_row(
-            strategy, str(workers), execution, engine, str(repetitions), str(shards.steps(0)), str(shards.batch_size)
+            strategy,
+            str(workers),
+            execution,
+            engine,
+            f"{repetitions} to {until.at_most}" if until else str(repetitions),
+            str(shards.steps(0)),
+            str(shards.batch_size),
         )
     console = results_console()
     console.print(table)
     expected = estimate(plan, jobs or cores())
     console.print(
-        f"about {expected.wall_s:.0f} s and {expected.core_hours:.3f} core-hours of training compute, from a step of "
-        f"{expected.step_s * 1e3:.3f} ms measured here; communication, start-up and calibration come on top",
+        f"{expected.said}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
+        "calibration come on top",
         highlight=False,
         soft_wrap=True,
     )
+    if until:
+        console.print(
+            f"each point is repeated until the 95 % interval of its time is {until.ci_width:.3g} of it wide",
+            highlight=False,
+            soft_wrap=True,
+        )
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -41,6 +41,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "done": progress.done,
             "failed": [asdict(failure) for failure in progress.failures],
             "remaining": dict(progress.remaining),
+            "most_to_come": progress.most_to_come,
             "left_s": progress.left_s,
             "writer": asdict(owner) if owner else None,
         }
@@ -78,6 +79,8 @@ def _expected(progress: Progress) -> list[str]:
         lines.append(f"about {_duration(progress.left_s)} left ({paces})")
     for group, count in progress.untold.items():
         lines.append(f"no time known yet for {count} {group} runs")
+    if progress.most_to_come:
+        lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
     return lines
 
 

@@ -18,6 +18,16 @@ class Estimate:
     step_s: float
     wall_s: float
     core_hours: float
+    most: float = 1.0  # times as much, where a study may come to need more runs
+
+    @property
+    def said(self) -> str:
+        """`about 12 s and 0.006 core-hours of training compute`, with the most where that is more."""
+        wall, hours = f"{self.wall_s:.0f} s", f"{self.core_hours:.3f} core-hours"
+        if self.most > 1:
+            wall = f"{self.wall_s:.0f} to {self.wall_s * self.most:.0f} s"
+            hours = f"{self.core_hours:.3f} to {self.core_hours * self.most:.3f} core-hours"
+        return f"about {wall} and {hours} of training compute"
 
 
 def estimate(plan: Plan, jobs: int) -> Estimate:
@@ -28,7 +38,7 @@ def estimate(plan: Plan, jobs: int) -> Estimate:
     native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
     virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
-    return Estimate(step_s, native + virtual / jobs, busy / 3600)
+    return Estimate(step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs))
 
 
 def run_steps(plan: Plan, run: Run) -> int:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from scalebench.launch.postmortem import Death, Pulse, cause_of_death
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.lifeline import end_with_parent
 from scalebench.native.heartbeat import create_heartbeats
-from scalebench.native.job import EventReader, Job, has_server, settings_of
+from scalebench.native.job import EventReader, Further, Job, server_ranks, settings_of
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 
@@ -41,6 +42,8 @@ def launch(
     weights_folder: Path | None = None,
     startup_limit_s: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    more: Callable[[], Sequence[Run]] | None = None,
+    warmup_runs: int = 0,
 ) -> None:
     """Execute `runs` in their order, each with its engine, in as few launches of `ranks` processes as they allow.
 
@@ -49,21 +52,35 @@ def launch(
     prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged, failed or timeout;
     once `stopping`, only the run under way does. Logs of the processes stay in `work_dir`.
 
+    When all runs have an end `more` is asked for others, which those processes then execute that are there already;
+    what does not fit them is left. Each launch begins with `warmup_runs` extra runs on each engine, at its largest
+    worker count; their outcomes are reported too.
+
     Raises:
         EngineError: an engine is not here.
     """
     for engine in dict.fromkeys(run.engine for run in runs):
         engines.require(engine)
-    for settings, left, ranks_needed in _by_settings(runs, ranks):
-        barren = 0
+    cold: set[str] = set()  # warm-up runs that failed: not tried again
+    for part in _by_settings(runs, ranks):
+        barren, left = 0, part.runs
         while left and not stopping():
-            folder = _new_folder(work_dir)
             watch = _Launch(
-                left, folders, ranks_needed, settings, folder, weights_folder, on_start, on_outcome, stopping
+                [run for run in warm_ups(left, warmup_runs) if run.run_id not in cold] + left,
+                folders,
+                part.ranks,
+                part.settings,
+                _new_folder(work_dir),
+                weights_folder,
+                on_start,
+                on_outcome,
+                stopping,
+                part.only(more) if more is not None else None,
             )
             # A first launch that came to nothing may have failed to bind (some containers forbid it).
             watch.run(bind=barren == 0, startup_limit_s=startup_limit_s or 120.0 + 5.0 * ranks)
-            left = list(watch.left.values())
+            left = [run for run in watch.left.values() if not run.warmup]
+            cold |= watch.cold
             barren = 0 if watch.achieved else barren + 1
             if stopping():
                 return
@@ -75,17 +92,48 @@ def launch(
                 log(f"launching the remaining {len(left)} runs again ({watch.cause})")
 
 
-def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[tuple[dict[str, str], list[Run], int]]:
-    """The runs that one launch can serve: all without settings, others by settings and number of workers."""
+def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:
+    """`count` runs on each engine of `runs`, like the first of its largest, marked as made to warm up."""
+    largest: dict[str, Run] = {}
+    for run in runs:
+        known = largest.setdefault(run.engine, run)
+        if run.workers > known.workers:
+            largest[run.engine] = run
+    return [
+        run.model_copy(update={"run_id": f"warmup{number}-{run.run_id}", "warmup": True, "save_weights": False})
+        for run in largest.values()
+        for number in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Runs that one launch of `ranks` processes can serve."""
+
+    settings: dict[str, str]
+    runs: list[Run]
+    ranks: int
+
+    def only(self, more: Callable[[], Sequence[Run]]) -> Callable[[], list[Run]]:
+        """Of what `more` says, that which these processes can serve too."""
+        return lambda: [run for run in more() if self._takes(run)]
+
+    def _takes(self, run: Run) -> bool:
+        needed = run.workers + server_ranks(run)
+        return settings_of(run) == self.settings and (needed == self.ranks if self.settings else needed <= self.ranks)
+
+
+def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_Part]:
+    """All runs without settings together, others by settings and number of workers."""
     parts: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         settings = settings_of(run)
-        needed = run.workers + has_server(run)
+        needed = run.workers + server_ranks(run)
         key = (json.dumps(settings, sort_keys=True), needed if settings else 0)
         parts.setdefault(key, []).append(run)
     for (settings_text, exactly), part in parts.items():
-        at_least = max(run.workers + has_server(run) for run in part)
-        yield json.loads(settings_text), part, exactly or max(ranks, at_least)
+        at_least = max(run.workers + server_ranks(run) for run in part)
+        yield _Part(json.loads(settings_text), part, exactly or max(ranks, at_least))
 
 
 def _new_folder(work_dir: Path) -> Path:
@@ -111,13 +159,15 @@ class _Launch:
         on_start: Callable[[Run], None],
         on_outcome: Callable[[Run, Outcome], None],
         stopping: Callable[[], bool],
+        more: Callable[[], list[Run]] | None,
     ) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
+        self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
         self._folders, self._ranks, self._folder = folders, ranks, folder
         self._weights, self._settings = weights_folder, settings
-        self._on_start, self._on_outcome, self._stopping = on_start, on_outcome, stopping
+        self._on_start, self._on_outcome, self._stopping, self._more = on_start, on_outcome, stopping, more
         self._last: Run | None = None  # the run that was under way when it was said to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
@@ -130,7 +180,8 @@ class _Launch:
         command, binding = mpirun_command(self._ranks, threads, progress, bind=bind)
         job = Job(
             runs=runs,
-            datasets={run.workers: self._folders[run.workers] for run in runs},
+            datasets=dict(self._folders),
+            stays_open=self._more is not None,
             folder=self._folder,
             weights=self._weights,
             settings=self._settings,
@@ -149,7 +200,7 @@ class _Launch:
                 preexec_fn=end_with_parent,
             )
         try:
-            death = self._attend(process, events, pulse, startup_limit_s)
+            death = self._attend(process, events, pulse, Further(job.further), startup_limit_s)
         finally:
             stop(process, pulse.pids)
         if death is None:  # stopped: what began after the last run does not count
@@ -159,7 +210,12 @@ class _Launch:
             self._record(death)
 
     def _attend(
-        self, process: subprocess.Popen[bytes], events: EventReader, pulse: Pulse, startup_limit_s: float
+        self,
+        process: subprocess.Popen[bytes],
+        events: EventReader,
+        pulse: Pulse,
+        further: Further,
+        startup_limit_s: float,
     ) -> Death | None:
         """Pass on what the ranks say until they end, or have to be ended. None: it was said to stop."""
         self._since = time.monotonic()
@@ -169,6 +225,8 @@ class _Launch:
                 self._last = self._last or self._under_way
                 if self._under_way is None or self._under_way is not self._last:
                     return None
+            if not self.left and self._more is not None:
+                self._go_on(further)
             pulse.feel()
             elapsed = time.monotonic() - self._since
             run = self._under_way
@@ -183,6 +241,15 @@ class _Launch:
             self._hear(events)
             return None
         return cause_of_death(self._folder, process.returncode)
+
+    def _go_on(self, further: Further) -> None:
+        assert self._more is not None
+        runs = self._more()
+        self.left = {run.run_id: run for run in runs}
+        self._since = time.monotonic()
+        further.add(runs)
+        if not runs:
+            self._more = None
 
     def _hear(self, events: EventReader) -> None:
         for event, run_id, outcome in events.new():
@@ -208,9 +275,11 @@ class _Launch:
     def _end(self, run: Run, outcome: Outcome) -> None:
         del self.left[run.run_id]
         self._under_way = None
+        if run.warmup and outcome.status != "completed":
+            self.cold.add(run.run_id)
         if run.execution == "native":
             gpus = outcome.facts.get("gpus_per_node") or 0
-            crowded = engines.is_oversubscribed(run.engine, run.workers + has_server(run), run.threads_per_worker)
+            crowded = engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
             if gpus:
                 crowded = outcome.facts["workers_per_node"] > gpus
             outcome.facts["oversubscribed"] = crowded

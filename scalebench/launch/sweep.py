@@ -178,13 +178,11 @@ def _distinct(cells: list[_Cell]) -> list[_Cell]:
 
 
 def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
-    """Native launches first, engine by engine, then virtual runs; in each, repetition by repetition in drawn order."""
+    """Real runs first, then virtual ones; in each, block by block, every block in an order that is drawn."""
     random = np.random.default_rng([study.seed, 0x0DE2])
-    launches = list(dict.fromkeys((cell.execution, cell.engine) for cell in cells))
-    launches.sort(key=lambda launch: launch[0] == "virtual")
     runs: list[Run] = []
-    for launch in launches:
-        group = [cell for cell in cells if (cell.execution, cell.engine) == launch]
+    for virtual in (False, True):
+        group = [cell for cell in cells if (cell.execution == "virtual") == virtual]
         for repetition in range(study.until.at_most if study.until else study.repetitions):
             runs += [
                 _run(study, group[index], repetition, order)

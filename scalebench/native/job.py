@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ class Job(BaseModel):
     datasets: dict[int, Path]  # prepared data by worker count
     folder: Path  # of this launch
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
+    stays_open: bool = False  # after these runs others may follow, see `Further`
     settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
     launcher: str = "mpirun"
     binding: str = "none"
@@ -31,6 +34,10 @@ class Job(BaseModel):
     @property
     def events(self) -> Path:
         return self.folder / "events.jsonl"
+
+    @property
+    def further(self) -> Path:
+        return self.folder / "further.jsonl"
 
     @property
     def heartbeats(self) -> Path:
@@ -61,9 +68,10 @@ def settings_of(run: Run) -> dict[str, str]:
     return {name: value for name, value in strategy.environment().items() if defaults.get(name) != value}
 
 
-def has_server(run: Run) -> bool:
-    """Whether `run` needs one rank more than it has workers: the server's, the one after the last worker."""
-    return Capability.SERVER in registry.find(run.strategy.name, run.engine).requires
+def server_ranks(run: Run) -> int:
+    """How many ranks `run` needs beside its workers, after the last of them: those of its servers."""
+    strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    return int(strategy.shards) if Capability.SERVER in strategy.requires else 0
 
 
 class EventWriter:
@@ -81,6 +89,30 @@ class EventWriter:
     def _say(self, event: dict[str, Any]) -> None:
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
+
+
+class Further:
+    """The runs that follow a job's own, block by block; an empty block says that there are no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Say what follows."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([run.model_dump(mode="json") for run in runs]) + "\n")
+
+    def wait(self, nap_s: float) -> list[Run]:
+        """The next block, once it is said; asleep until then."""
+        while True:
+            with suppress(FileNotFoundError), self._path.open("rb") as file:
+                file.seek(self._read)
+                line = file.readline()
+                if line.endswith(b"\n"):
+                    self._read += len(line)
+                    return [Run.model_validate(run) for run in json.loads(line)]
+            time.sleep(nap_s)
 
 
 class EventReader:

@@ -1,8 +1,8 @@
 """What runs inside each real process: one launch serves a whole sweep.
 
-Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's server is the rank after
-them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0 gathers
-the books and tells the launcher.
+Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's servers are the ranks
+after them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0
+gathers the books and tells the launcher.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpi4py import MPI
 from scalebench.comm.server import ServerLoop
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job import EventWriter, Job, LastWords, has_server
+from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.session import Session
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
@@ -59,16 +59,24 @@ class RankLoop:
 
     def serve(self) -> None:
         _finish_importing()
-        for run in self.job.runs:
+        further = Further(self.job.further)
+        runs = self.job.runs
+        while runs:
+            self._work_on(runs)
+            runs = self._told_by_first(further) if self.job.stays_open else []
+
+    def _work_on(self, runs: list[Run]) -> None:
+        for run in runs:
             self.current = run.run_id
             workers = self._first(run.workers)
-            served = self._first(run.workers + 1) if has_server(run) else None
+            servers = server_ranks(run)
+            served = self._first(run.workers + servers) if servers else None
             if self.world.rank < run.workers:
                 self._take_part(run, workers, served)
-            elif served is not None and self.world.rank == run.workers:
+            elif served is not None and self.world.rank < run.workers + servers:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
-                ServerLoop(served, getattr(torch, run.dtype)).serve()
+                ServerLoop(served, getattr(torch, run.dtype), servers).serve()
             self._rest()
 
     def _take_part(self, run: Run, workers: MPI.Comm, served: MPI.Comm | None) -> None:
@@ -84,6 +92,12 @@ class RankLoop:
             outcome = Outcome(run.run_id, status, f"rank 0: {_said(error)}")
         if self._events is not None and outcome is not None:
             self._events.ended(outcome)
+
+    def _told_by_first(self, further: Further) -> list[Run]:
+        """What else is to be done; rank 0 hears it from the launcher, the others sleep until it tells them."""
+        runs = further.wait(_NAP) if self.world.rank == 0 else []
+        self._rest()
+        return self.world.bcast(runs)  # type: ignore[no-any-return]
 
     def _first(self, ranks: int) -> MPI.Comm:
         """The first `ranks` of the world; made once by all ranks together."""

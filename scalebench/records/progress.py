@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from scalebench.errors import ResultsError
-from scalebench.records.cells import from_line, to_text
-from scalebench.records.schema import RunRow, columns
-from scalebench.records.table import check_header, check_version
+from scalebench.records.attempts import Attempts
+from scalebench.records.cells import to_text
 from scalebench.whole_file import write_whole
 
 FILE = "planned.json"
+_PLANNED = ("run_id", "config_hash", "group")
+_NEWEST = 2000  # attempts, whose pace is taken for that of the rest
 _BREAK = 10.0  # a pause between runs that is so much longer than usual, and a minute more, was no run
 
 
@@ -56,6 +55,7 @@ class Progress:
     failures: list[Failure]
     remaining: Counter[str]  # runs without an end, by group
     seconds_per_run: dict[str, float]
+    most_to_come: int = 0  # further runs, if no interval becomes as narrow as the study asks
 
     @property
     def left_s(self) -> float | None:
@@ -70,14 +70,17 @@ class Progress:
         return Counter({group: n for group, n in self.remaining.items() if group not in self.seconds_per_run})
 
 
-def keep_planned(folder: Path, runs: Iterable[Planned]) -> None:
-    """Write what the study in `folder` consists of.
+def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0) -> None:
+    """Write what the study in `folder` consists of, and how many runs may follow, as their times will tell.
 
     Raises:
         ResultsError: it cannot be written.
     """
+    content: dict[str, object] = {"most_to_come": most_to_come}
+    columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
+    content |= dict(zip(_PLANNED, columns, strict=False))
     try:
-        write_whole(folder / FILE, json.dumps([[run.run_id, run.config_hash, run.group] for run in runs]) + "\n")
+        write_whole(folder / FILE, json.dumps(content) + "\n")
     except OSError as error:
         raise ResultsError(f"cannot write {folder / FILE}: {error.strerror}; choose another --output folder") from None
 
@@ -88,122 +91,57 @@ def progress_of(folder: Path) -> Progress:
     Raises:
         ResultsError: there is no study, its tables are of another schema version, or a row is damaged.
     """
-    latest, begun = _read(folder / "runs.csv")
-    rows = list(latest.values())
-    planned = _planned(folder)
+    attempts = Attempts(folder / "runs.csv")
+    latest, newest = attempts.latest(), attempts.newest(_NEWEST)
+    begun: dict[str, list[str]] = {}
+    for row in newest:
+        begun.setdefault(_group(row), []).append(row["started_utc"])
+    planned, most_to_come = _planned(folder)
     if planned is None:  # written by hand, or by another version: then it consists of what it holds
-        planned = [[row.run_id, row.config_hash, row.group] for row in rows]
+        planned = [
+            (run_id, attempts.config_hash[place], _group(attempts.row(place))) for run_id, place in latest.items()
+        ]
     ended, remaining = [], Counter[str]()
     for run_id, config_hash, group in planned:
-        row = latest.get(run_id)
-        if row is not None and row.config_hash == config_hash:
-            ended.append(row)
+        place = latest.get(run_id)
+        if place is not None and attempts.config_hash[place] == config_hash:
+            ended.append(place)
         else:
             remaining[group] += 1
-    failures = [Failure(row.run_id, row.status, to_text(row.error)) for row in ended if row.status != "completed"]
+    failures = [
+        Failure(attempts.run_id[place], attempts.status[place], to_text(attempts.row(place)["error"]))
+        for place in ended
+        if attempts.status[place] != "completed"
+    ]
     return Progress(
-        study=to_text(rows[-1].study) if rows else folder.name,
+        study=to_text(newest[-1]["study"]) if newest else folder.name,
         planned=len(planned),
         done=len(ended) - len(failures),
         failures=failures,
         remaining=remaining,
-        seconds_per_run={group: pace for group, times in begun.items() if (pace := _pace(times)) is not None},
+        most_to_come=most_to_come,
+        seconds_per_run={group: pace for group, times in begun.items() if (pace := _pace(times))},
     )
 
 
-class _Row(NamedTuple):
-    study: str
-    run_id: str
-    config_hash: str
-    attempt: int
-    status: str
-    error: str
-    group: str
-
-
-def _planned(folder: Path) -> list[list[str]] | None:
+def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
+    """(run_id, config_hash, group) of each planned run and how many may follow; None where no plan was written."""
     path = folder / FILE
     try:
-        planned = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        columns = [content.get(name, []) for name in _PLANNED]
+        if any(not set(map(type, column)) <= {str} for column in columns):
+            raise ValueError("expected texts")
+        return list(zip(*columns, strict=True)), int(content["most_to_come"])
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        planned, reason = None, f" ({' '.join(str(error).split())})"
-    else:
-        reason = ""
-    if not isinstance(planned, list) or not all(_is_planned(entry) for entry in planned):
-        raise ResultsError(f"cannot read {path}{reason}; delete it, `scalebench run` writes it again")
-    return planned
+        return None, 0
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+    raise ResultsError(f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again")
 
 
-def _is_planned(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and all(isinstance(text, str) for text in entry)
-
-
-def _read(path: Path) -> tuple[dict[str, _Row], dict[str, list[str]]]:
-    """The latest attempt at each run, and the moments at which attempts began, by group.
-
-    A last line that is being written at this moment does not count.
-    """
-    latest: dict[str, _Row] = {}
-    begun: dict[str, list[str]] = {}
-    versions: set[str] = set()
-    try:
-        with path.open("rb") as file:
-            header = from_line(file.readline())
-            if not header:
-                return {}, {}
-            check_header(path, header, columns(RunRow))
-            cells_of = _cutter(header)
-            for number, line in enumerate(file, start=2):
-                if not line.endswith(b"\n"):
-                    break
-                cells = cells_of(line)
-                if cells is None:
-                    count = len(from_line(line))
-                    raise ResultsError(
-                        f"{path}, line {number}: {count} cells, expected {len(header)}; repair or remove the line"
-                    )
-                version, study, run_id, digest, attempt, status, error, execution, engine, started = cells
-                if not attempt.isdecimal():
-                    raise ResultsError(f"{path}, line {number}: attempt is {attempt!r}, expected a number")
-                versions.add(version)
-                group, number_of = group_of(execution, engine), int(attempt)
-                before = latest.get(run_id)
-                if before is None or number_of >= before.attempt:
-                    latest[run_id] = _Row(study, run_id, digest, number_of, status, error, group)
-                begun.setdefault(group, []).append(started)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ResultsError(f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>") from None
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    check_version(path, versions)
-    return latest, begun
-
-
-_FIRST = (
-    *("schema_version", "study", "run_id", "config_hash", "attempt", "status", "error", "execution", "engine"),
-)  # as they are written; among a thousand runs nobody waits for the cells between these and the last ones
-_STARTED = "started_utc"
-_QUOTED = re.compile(rb'"[^"]*"')
-
-
-def _cutter(header: list[str]) -> Callable[[bytes], Sequence[str] | None]:
-    """Cuts the cells `_FIRST` and `started_utc` out of a line; None where their number is not the header's."""
-    width, places = len(header), [header.index(name) for name in (*_FIRST, _STARTED)]
-    behind = width - places[-1]
-    as_written = tuple(header[: len(_FIRST)]) == _FIRST
-
-    def cut(line: bytes) -> Sequence[str] | None:
-        if as_written and _QUOTED.sub(b"", line).count(b",") == width - 1:
-            *first, rest = line.split(b",", len(_FIRST))
-            middle, started, *_ = line.rsplit(b",", behind)
-            if line.find(b'"', 0, -len(rest)) < 0 and line.find(b'"', len(middle)) < 0:
-                return b",".join([*first, started]).decode("utf-8", errors="replace").split(",")
-        cells = from_line(line)
-        return [cells[place] for place in places] if len(cells) == width else None
-
-    return cut
+def _group(row: dict[str, str]) -> str:
+    return group_of(row["execution"], row["engine"])
 
 
 def _pace(begun: list[str]) -> float | None:

@@ -32,7 +32,7 @@ class Store:
         self.folder = Path(folder)
         self._runs = Table(self.folder / "runs.csv", RunRow, fsync=fsync)
         try:
-            self._completed: set[tuple[str, str]] = set()
+            self._completed: dict[tuple[str, str], float | None] = {}
             self._attempts: dict[str, int] = {}
             self._failed: dict[str, str] = {}
             self._read_runs()
@@ -53,11 +53,11 @@ class Store:
         except ResultsError:
             self._epochs.take_back(before)
             raise
-        self._remember(run.run_id, run.config_hash, run.attempt, run.status)
+        self._remember(run.run_id, run.config_hash, run.attempt, run.status, run.train_s)
 
-    def completed(self) -> set[tuple[str, str]]:
-        """(run_id, config_hash) of every run that has been completed and need not be repeated."""
-        return set(self._completed)
+    def completed(self) -> dict[tuple[str, str], float | None]:
+        """(run_id, config_hash) of every run that has been completed and need not be repeated -> its train_s."""
+        return dict(self._completed)
 
     def failed(self) -> dict[str, str]:
         """run_id -> config_hash of the runs whose latest attempt came to an end but was not completed."""
@@ -98,17 +98,24 @@ class Store:
             if not attempt.isdecimal():
                 raise ResultsError(f"{self._runs.path}, line {line}: attempt is {attempt!r}, expected a number")
             versions.add(row["schema_version"])
-            self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"])
+            try:
+                train_s = float(row["train_s"]) if row["train_s"] else None
+            except ValueError:
+                raise ResultsError(
+                    f"{self._runs.path}, line {line}: train_s is {row['train_s']!r}, expected a number; "
+                    "repair or remove the line"
+                ) from None
+            self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"], train_s)
         check_version(self._runs.path, versions)
 
-    def _remember(self, run_id: str, config_hash: str, attempt: int, status: str) -> None:
+    def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
         if attempt >= self._attempts.get(run_id, 0):
             self._attempts[run_id] = attempt
             self._failed.pop(run_id, None)
             if status != "completed":
                 self._failed[run_id] = config_hash
         if status == "completed":
-            self._completed.add((run_id, config_hash))
+            self._completed[run_id, config_hash] = train_s
 
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None

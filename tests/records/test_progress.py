@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.records.progress import Planned, keep_planned, progress_of
+from scalebench.records.schema import SCHEMA_VERSION, RunRow, columns
 from scalebench.records.store import Store
 from tests.records_factory import run_row
 
@@ -103,9 +104,9 @@ def test_what_is_no_study_is_one_line(folder, name, content, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"\n2,", b"\n7,", "schema version 7"),
+        (f"\n{SCHEMA_VERSION},".encode(), b"\n7,", "schema version 7"),
         (b",h,1,", b",h,one,", "line 2: attempt is 'one'"),
-        (b",h,", b",", "line 2: 75"),
+        (b",h,", b",", f"line 2: {len(columns(RunRow)) - 1} cells"),
     ],
 )
 def test_damaged_rows_are_named_by_their_line(folder, old, new, message):

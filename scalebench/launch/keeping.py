@@ -1,0 +1,94 @@
+"""Keeps the row of each run as it ends, tells whoever watches, and counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from scalebench.launch.interruption import Interruption
+from scalebench.launch.planning import is_oversubscribed
+from scalebench.launch.replication import Replication
+from scalebench.launch.rows import rows_of
+from scalebench.outcome import Outcome
+from scalebench.records.store import Store
+from scalebench.study.spec import Run
+
+_PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id")
+
+
+class Reporter(Protocol):
+    """Whoever watches a study."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+    def phase(self, name: str, runs: int) -> None:
+        """A group of `runs` runs, or a preparation (0), begins."""
+
+    def started(self, run: Run) -> None: ...
+
+    def ended(self, run: Run, outcome: Outcome) -> None: ...
+
+
+@dataclass
+class Tally:
+    """How a study went. `interrupted` is the signal that ended it early, None if none did."""
+
+    folder: Path
+    done_before: int = 0
+    completed: int = 0
+    failed: list[tuple[Run, Outcome]] = field(default_factory=list)
+    remaining: int = 0
+    interrupted: int | None = None
+
+
+class Keeper:
+    """Writes the row of each run as it ends; of warm-up runs too, but they count nowhere."""
+
+    def __init__(
+        self,
+        store: Store,
+        reporter: Reporter,
+        tally: Tally,
+        provenance: dict[str, Any],
+        interruption: Interruption,
+        replication: Replication,
+    ) -> None:
+        self._store, self._reporter, self._interruption = store, reporter, interruption
+        self._replication, self.tally = replication, tally
+        self._provenance = {name: provenance.get(name) for name in _PROVENANCE_COLUMNS}
+        self._started: dict[str, str] = {}
+
+    def started(self, run: Run) -> None:
+        self._started[run.run_id] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        if not run.warmup:
+            self._reporter.started(run)
+
+    def ended(self, run: Run, outcome: Outcome) -> None:
+        begun = self._started.get(run.run_id) or datetime.now(UTC).isoformat(timespec="milliseconds")
+        row, epochs = rows_of(
+            run,
+            outcome,
+            attempt=self._store.next_attempt(run.run_id),
+            oversubscribed=is_oversubscribed(run),
+            started_utc=begun,
+            provenance=self._provenance,
+        )
+        with self._interruption.shielded():
+            self._store.append(row, epochs)
+            if not run.warmup:
+                self._count(run, outcome, row.train_s)
+        if not run.warmup:
+            self._reporter.ended(run, outcome)
+        elif outcome.status != "completed":
+            self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
+
+    def _count(self, run: Run, outcome: Outcome, train_s: float | None) -> None:
+        completed = outcome.status == "completed"
+        self._replication.ended(run, train_s if completed else None)
+        if completed:
+            self.tally.completed += 1
+        else:
+            self.tally.failed.append((run, outcome))
