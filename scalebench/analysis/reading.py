@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import yaml
 from pydantic import BaseModel
@@ -25,7 +26,8 @@ CONDITION = [
     *("model", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
     *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
 ]
-_DTYPES = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": "str"}
+_TEXT = pd.StringDtype("python", na_value=np.nan)  # not pyarrow's, which is slower on tables as small as these
+_DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": _TEXT}
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class Results:
 
     @property
     def completed(self) -> pd.DataFrame:
-        """The runs that enter statistics."""
-        return self.runs[self.runs["status"] == "completed"]
+        """The runs that enter statistics: not those that were made to warm up."""
+        return self.runs[(self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)]
 
     @property
     def failed(self) -> pd.DataFrame:
-        """The runs that do not."""
+        """The runs that were not completed."""
         return self.runs[self.runs["status"] != "completed"]
 
 
@@ -137,7 +139,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         try:
             table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
         except (ValueError, TypeError) as error:
-            text = _parse(data, dict.fromkeys(header, "str"))
+            text = _parse(data, dict.fromkeys(header, _TEXT))
             raise _damaged(path, text, kind_of) or ResultsError(f"{path}: {error}") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise ResultsError(f"{path}: {_too_many(data, header) or error}; repair or remove the line") from None
@@ -149,7 +151,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     return table[columns(row_type)]
 
 
-def _parse(data: bytes, dtypes: dict[str, str]) -> pd.DataFrame:
+def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
     missing = {name: ["", "nan"] if dtype == "float64" else [""] for name, dtype in dtypes.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header's
