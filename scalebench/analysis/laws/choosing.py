@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,15 +16,24 @@ from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A fitted law, how well it is supported, and its error when it predicts the largest worker count unseen.
+    """A law fitted to a series, and how well it is supported.
 
     `weight` is its Akaike weight: exp(-(AICc - lowest AICc) / 2), normalised to sum 1 over the candidates.
     """
 
     fit: Fit
+    series: Series
     aicc: float
     weight: float
-    leave_out_error: float
+
+    @cached_property
+    def leave_out_error(self) -> float:
+        """T(predicted) / T(measured) - 1 at the largest worker count, by the law fitted to all the others."""
+        series = self.series
+        largest = series.counts[-1:]
+        blind = fit(self.fit.law, series, leave_out=float(largest[0]))
+        measured = np.exp(np.mean(np.log(series.seconds[series.at == largest[0]])))
+        return float(blind.seconds(largest)[0] / measured - 1)
 
 
 def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], list[str]]:
@@ -42,7 +52,7 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
     scores = np.array([aicc(one.squares, one.runs, len(one.coefficients)) for one in fits])
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
     found = [
-        Candidate(one, float(score), float(weight / weights.sum()), leave_out_error(one.law, series))
+        Candidate(one, series, float(score), float(weight / weights.sum()))
         for one, score, weight in zip(fits, scores, weights, strict=True)
     ]
     return sorted(found, key=lambda one: (one.aicc, len(one.fit.coefficients))), notes
@@ -55,11 +65,3 @@ def aicc(squares: float, runs: int, coefficients: int) -> float:
     """
     k = coefficients + 1
     return runs * math.log(max(squares / runs, _NOISELESS**2)) + 2 * k + 2 * k * (k + 1) / (runs - k - 1)
-
-
-def leave_out_error(law: Law, series: Series) -> float:
-    """T(predicted) / T(measured) - 1 at the largest worker count, by the law fitted to all the others."""
-    largest = series.counts[-1:]
-    blind = fit(law, series, leave_out=float(largest[0]))
-    measured = np.exp(np.mean(np.log(series.seconds[series.at == largest[0]])))
-    return float(blind.seconds(largest)[0] / measured - 1)

@@ -16,6 +16,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 _ITERATIONS = 100
 _SETTLED = 1e-13
 _NOISELESS = 1e-12  # relative; below it residuals are rounding
+_NO_SHARE = 1e-9  # of the time at every count: a coefficient that is zero but for rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,8 @@ class Fit:
     @property
     def freedom(self) -> int:
         """Distinct worker counts that are not used up by coefficients; one that is held at zero uses none."""
-        return len(self.counts) - int(np.count_nonzero(self.coefficients))
+        shares = np.abs(self.law.gradient(self.counts, self.coefficients)) * self.coefficients
+        return len(self.counts) - int(np.count_nonzero(shares.max(axis=0) > _NO_SHARE))
 
     @property
     def misfit(self) -> float:

@@ -1,0 +1,77 @@
+"""AICc finds the law that made the data; the error at the largest count is that of a fit that has not seen it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from scalebench.analysis.laws.choosing import aicc, candidates
+from scalebench.analysis.laws.forms import amdahl, laws_for, universal
+from tests.law_factory import COUNTS, TRUTHS, following, law_named, workload
+
+
+def test_aicc_is_minus_two_log_likelihood_with_its_penalty():
+    # Gaussian log-likelihood at its maximum: -n/2 (log(2 pi s2) + 1); AICc drops n (log(2 pi) + 1), equal for all laws.
+    residuals = np.array([0.1, -0.2, 0.05, 0.15, -0.1, 0.02, -0.03, 0.12])
+    n, coefficients, squares = len(residuals), 2, float(np.sum(residuals**2))
+    variance = squares / n
+    likelihood = float(np.sum(-0.5 * np.log(2 * math.pi * variance) - residuals**2 / (2 * variance)))
+    k = coefficients + 1
+    expected = -2 * likelihood + 2 * k + 2 * k * (k + 1) / (n - k - 1) - n * (math.log(2 * math.pi) + 1)
+    assert aicc(squares, n, coefficients) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_with_many_runs_the_law_that_made_the_times_is_chosen(truth):
+    name, coefficients, every = TRUTHS[truth]
+    counts = (*COUNTS, 128, 256)
+    load = workload(counts, every=every)
+    law = law_named(name, load)
+    random = np.random.default_rng(3)
+    chosen = []
+    for _ in range(10):
+        series = following(law, coefficients, counts, repetitions=40, load=load, noise=0.02, random=random)
+        found, notes = candidates(laws_for(series)[0], series)
+        chosen.append(found[0].fit.law.name)
+        assert notes == []
+        assert sum(one.weight for one in found) == pytest.approx(1)
+        assert found[0].weight == max(one.weight for one in found)
+    assert chosen.count(name) >= 8  # AICc prefers a law with one coefficient more in a few of a hundred
+
+
+def test_gustafson_is_recognised_in_weak_scaling():
+    law = law_named("gustafson", workload())
+    random = np.random.default_rng(1)
+    series = following(law, (0.7, 0.3), repetitions=20, noise=0.02, random=random)
+    found, _ = candidates(laws_for(series)[0], series)
+    assert found[0].fit.law.name == "gustafson"
+    np.testing.assert_allclose(found[0].fit.coefficients, (0.7, 0.3), rtol=0.05)
+
+
+def test_leaving_the_largest_out_shows_what_a_law_does_not_foresee():
+    law = amdahl()
+    exact = following(law, (0.95, 0.05))
+    found, _ = candidates([law], exact)
+    assert found[0].leave_out_error == pytest.approx(0, abs=1e-8)
+    doubled = following(law, (0.95, 0.05), seconds=np.where(exact.at == 64, 2, 1) * exact.seconds)
+    found, _ = candidates([law], doubled)
+    assert found[0].leave_out_error == pytest.approx(-0.5)  # predicts half of what was measured
+
+
+def test_a_law_needs_more_counts_than_coefficients_and_more_runs_still():
+    few = following(amdahl(), (0.9, 0.1), (1, 2, 4), repetitions=2)
+    found, notes = candidates([amdahl(), universal(weak=False)], few)
+    assert [one.fit.law.name for one in found] == ["amdahl"]
+    assert notes == ["usl not fitted: 3 parameters want 4 worker counts"]
+    once = following(amdahl(), (0.9, 0.1), (1, 2, 4, 8), repetitions=1)
+    found, notes = candidates([amdahl(), universal(weak=False)], once)
+    assert found == []
+    assert notes[0] == "amdahl not fitted: AICc of 2 parameters wants 5 runs, there are 4"
+
+
+def test_times_without_noise_can_be_chosen_from():
+    found, _ = candidates([universal(weak=False), amdahl()], following(amdahl(), (0.9, 0.1)))
+    assert found[0].fit.law.name == "amdahl"
+    assert math.isfinite(found[0].aicc)

@@ -1,0 +1,96 @@
+"""Steps, synchronisations and bytes: as recorded where they were, continued where they were not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis.laws.workload import Workload, workload_of
+from tests.law_factory import BYTES, COUNTS, STEPS, workload
+from tests.records_factory import run_row
+
+
+def rows(**columns):
+    """What `workload_of` reads, of runs at 1, 2, 4 and 8 workers."""
+    import pandas as pd
+
+    found = []
+    for workers in (1, 2, 4, 8):
+        values = {"optimizer_steps": 800 // workers, "syncs": 6 * (workers > 1), "bytes_sent_per_worker": 60.0}
+        values |= {name: value(workers) if callable(value) else value for name, value in columns.items()}
+        found.append(run_row(workers=workers, **values).model_dump())
+    return pd.DataFrame(found)
+
+
+@given(st.integers(0, 6), st.sampled_from(["batch", "epoch"]))
+def test_measured_counts_give_what_was_measured(power, every):
+    load = workload(every=every)
+    n = np.array([2.0**power])
+    assert load.steps(n) == pytest.approx(load.measured_steps[power])
+    assert load.syncs(n) == pytest.approx(load.measured_syncs[power])
+    assert load.bytes_sent(n) == pytest.approx(load.measured_bytes[power])
+
+
+@given(st.floats(2, 5000))
+def test_between_and_beyond_they_follow_their_power_of_n(count):
+    n = np.array([count])
+    batch, epoch = workload(every="batch"), workload(every="epoch")
+    assert batch.steps(n) == pytest.approx(STEPS / n)
+    assert batch.syncs(n) == pytest.approx(STEPS / n)
+    assert epoch.syncs(n) == pytest.approx(6)
+    assert batch.bytes_sent(n) == pytest.approx(BYTES * STEPS / n)
+    assert epoch.bytes_sent(n) == pytest.approx(6 * BYTES)
+
+
+@given(st.floats(1.0, 1e6))
+def test_nothing_is_ever_negative(count):
+    n = np.array([count])
+    counts = np.array(COUNTS, dtype=float)
+    shrinking = np.where(counts > 1, 70 - counts, 0.0)  # a straight line would go below zero
+    load = Workload(counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0)
+    assert load.syncs(n)[0] >= 0
+    assert load.bytes_sent(n)[0] >= 0
+
+
+def test_bytes_that_grow_with_log2_n_go_on_so():
+    counts = np.array(COUNTS, dtype=float)
+    syncs = np.where(counts > 1, 6.0, 0.0)
+    load = Workload(counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0)
+    assert load.bytes_sent(np.array([256.0])) == pytest.approx(6 * 8 * 100)
+
+
+def test_one_worker_has_nobody_to_send_to():
+    load = workload(COUNTS[1:])
+    assert load.syncs(np.ones(1))[0] == 0
+    assert load.bytes_sent(np.ones(1))[0] == 0
+    assert load.steps(np.ones(1)) == pytest.approx(STEPS)
+
+
+def test_rows_tell_the_workload():
+    load = workload_of(rows())
+    assert isinstance(load, Workload)
+    assert load.measured_steps.tolist() == [800, 400, 200, 100]
+    assert load.measured_syncs.tolist() == [0, 6, 6, 6]
+    assert load.samples is None
+    both = workload_of(rows(batch_policy="global", batch_per_worker=lambda workers: 64 // workers))
+    assert isinstance(both, Workload)
+    assert both.samples is not None
+    assert both.samples.tolist() == [51200, 12800, 3200, 800]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"syncs": None}, "the rows have no syncs"),
+        ({"bytes_sent_per_worker": None, "syncs": None}, "the rows have no syncs, bytes_sent_per_worker"),
+        ({"optimizer_steps": 0}, "no optimizer step"),
+        ({"syncs": 0}, "no synchronisations were counted"),
+        ({"batch_policy": "global", "batch_per_worker": None}, "no batch_per_worker"),
+    ],
+)
+def test_rows_that_do_not_tell_it_say_why(columns, reason):
+    told = workload_of(rows(**columns))
+    assert isinstance(told, str)
+    assert reason in told
