@@ -37,6 +37,46 @@ class Spread(_Claim):
 
 
 @RULES.add
+class OddRuns(_Claim):
+    """Rule 8 of the twelve: where single runs move the mean, the median is what to report."""
+
+    name = "odd-runs"
+    summary = "no cell's mean time lies outside the interval of its median"
+
+
+@RULES.add
+class TwoGroups(_Claim):
+    """Rule 6 of the twelve: times of two modes are not normal on any scale."""
+
+    name = "two-groups"
+    summary = "no cell's times fall into two groups"
+
+
+@RULES.add
+class Drift(_Claim):
+    """Rule 6 of the twelve, again: repetitions are a sample only of a machine that stays the same."""
+
+    name = "drift"
+    summary = "times neither grow nor shrink while the study runs"
+
+
+@RULES.add
+class VirtualError(_Claim):
+    """A simulation says as much as its comparison with real runs."""
+
+    name = "virtual-error"
+    summary = "native runs check the virtual times, and lie within 15 % of them"
+
+
+@RULES.add
+class Unsettled(_Claim):
+    """Rule 7 of the twelve: a difference within its interval is no difference."""
+
+    name = "unsettled"
+    summary = "every reduction against allreduce has a sign: its interval does not hold zero"
+
+
+@RULES.add
 class Seeds(Rule):
     """A metric's spread over seeds needs different seeds; comparing strategies at equal seeds needs the same ones."""
 

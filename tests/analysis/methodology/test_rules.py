@@ -132,6 +132,48 @@ def times_vary(study):
     study.change(lambda row: native(row) and row.workers == 2, train_s=lambda row: row.train_s * 1.2**row.repetition)
 
 
+def averaging_natively_on_two(row):
+    return row.strategy == "epoch_average" and row.workers == 2 and native(row)
+
+
+@case("odd-runs", "warning", "in 1 of 7 native cells the mean time lies outside the median's interval")
+def one_run_in_twelve_took_fifty_times_as_long(study):
+    study.repeat(averaging_natively_on_two, [1 + n / 1000 for n in range(11)] + [50.0])
+
+
+@case("two-groups", "warning", "the times of 1 of 7 native cells fall into two groups")
+def the_machine_had_two_states(study):
+    study.repeat(averaging_natively_on_two, [1 + n % 2 + n / 1000 for n in range(20)])
+
+
+@case("drift", "warning", "native times moved by +")
+def the_machine_grew_slower(study):
+    last = max(row.run_order for row in study.rows)
+    study.change(native, train_s=lambda row: row.train_s * (1 + row.run_order / last))
+
+
+@case("virtual-error", "warning", "virtual times differ from native ones by")
+def real_runs_take_twice_as_long(study):
+    study.change(native, train_s=lambda row: 2 * row.train_s)
+
+
+@case("virtual-error", "note", "native points check the virtual times")
+def no_native_runs(study):
+    study.drop(native)
+
+
+@case("unsettled", "note", "whether time is saved against allreduce is open in 1 of 2 native comparisons")
+def averaging_takes_as_long_as_allreduce(study):
+    times = {
+        row.repetition: row.train_s
+        for row in study.rows
+        if row.strategy == "allreduce" and row.workers == 2 and native(row)
+    }
+    study.change(
+        averaging_natively_on_two, train_s=lambda row: times[row.repetition] * (1 + (-1) ** row.repetition / 50)
+    )
+
+
 @case("seeds", "warning", "repetitions share a seed (seed 7)")
 def one_seed_for_all(study):
     study.change(seed=7)
