@@ -133,8 +133,8 @@ class Replication:
 
 
 def relative_width(seconds: Sequence[float]) -> float:
-    """(high - low) / centre of the 95 % interval of these times; see `analysis.intervals.time_interval`."""
-    from scalebench.analysis.intervals import time_interval
+    """(high - low) / centre of the interval of these times, at the level for what stops a study."""
+    from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, time_interval
 
-    estimate = time_interval(seconds)
+    estimate = time_interval(seconds, LEVEL_WHEN_STOPPED)
     return (estimate.high - estimate.low) / estimate.centre
