@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
-import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.artist import Artist
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -24,7 +20,7 @@ from scalebench.figures.drawing.caption import describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.plotting import house_style
 from scalebench.report.alternative import describe
-from scalebench.report.svg import StyleSheet, inline
+from scalebench.report.svg import StyleSheet, inline, write
 
 ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "breakdown", "agreement")
 _WIDEST_IN = 4.0  # of a panel: twice as wide on a phone, and its letters would be too small there
@@ -64,7 +60,6 @@ def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
     """Every figure of the registry, the answer's first."""
     names = sorted(figure_names(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     with house_style(), warnings.catch_warnings():
-        mpl.rcParams["svg.fonttype"] = "none"  # text that can be read, searched and coloured
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
         known = describe_study(results) if len(results.completed) else ""  # the page says it once
         return [_draw(results, name, sheet, known) for name in names]
@@ -120,7 +115,7 @@ class LooseCanvas(Canvas):
             ax.set_ylabel(first.ax.get_ylabel())
             ax.tick_params(labelleft=True)
         number = self.panels.index(panel)
-        svg = inline(_render(ax.get_figure(root=True)), f"{self.name}-{number}-", sheet)
+        svg = inline(write(ax.get_figure(root=True)), f"{self.name}-{number}-", sheet)
         return Picture(title, describe(panel.data(), ax.get_xlabel(), ax.get_ylabel()), Markup(svg))  # noqa: S704
 
 
@@ -150,11 +145,4 @@ def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
         copy.update_from(artist)
     copy.set_transform(figure.transFigure)
     figure.add_artist(copy)
-    return Key(name, Markup(inline(_render(figure), prefix, sheet)))  # noqa: S704
-
-
-def _render(figure: Any) -> str:
-    text = io.StringIO()
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.print_svg(text, metadata={"Date": None})
-    return text.getvalue()
+    return Key(name, Markup(inline(write(figure), prefix, sheet)))  # noqa: S704

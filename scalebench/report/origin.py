@@ -20,6 +20,7 @@ from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
 _LISTS = ("packages", "environment")  # too long to stand among the rest
 _MOST_YAML = 200_000  # bytes: no study that somebody wrote is longer
+_DEEPEST = 4  # levels of nested facts
 _IDENTITY = ("host_hash", "packages_hash", "git_commit")
 
 Fact = tuple[str, str]
@@ -81,7 +82,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
     for place, facts in enumerate(provenance, start=1):
         own = pd.Series(True, index=rows.index)
         for name in _IDENTITY:
-            own &= rows[name].fillna("") == (facts.get(name) or "")
+            own &= rows[name].fillna("") == str(facts.get(name) or "")
         plain = {name: value for name, value in facts.items() if name not in _LISTS}
         lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
         found.append(Machine(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
@@ -107,9 +108,8 @@ def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
         )
     lines = list(_commands(results, runs["git_commit"].iloc[-1], versions))
     link = base64.b64encode(study.encode()).decode()
-    return Recipe(
-        "\n".join(lines), study, f"data:application/yaml;base64,{link}", tuple(_checksums(folder)), tuple(remarks)
-    )
+    sums = (*_checksums(folder), *(("data set", digest) for digest in runs["dataset_sha256"].dropna().unique()))
+    return Recipe("\n".join(lines), study, f"data:application/yaml;base64,{link}", sums, tuple(remarks))
 
 
 def _commands(results: Results, commit: object, versions: list[str]) -> Iterator[str]:
@@ -148,16 +148,22 @@ def _counted(number: Any, words: str) -> str:
     return "" if pd.isna(number) else words.format(int(number))
 
 
-def _flat(facts: Any, path: str = "") -> Iterator[Fact]:
+def _flat(facts: Any, path: tuple[str, ...] = ()) -> Iterator[Fact]:
     """`cpu model: ...` for nested facts; what is not known is left out."""
-    if isinstance(facts, Mapping):
-        for name, value in facts.items():
-            yield from _flat(value, f"{path} {name}".strip())
+    name = " ".join(path).replace("_", " ")
+    if isinstance(facts, Mapping) and len(path) < _DEEPEST:
+        for key, value in facts.items():
+            yield from _flat(value, (*path, str(key)))
+    elif isinstance(facts, bool):
+        yield name, "yes" if facts else "no"
     elif isinstance(facts, list):
-        if facts:
-            yield path, "; ".join(item if isinstance(item, str) else json.dumps(item, sort_keys=True) for item in facts)
+        yield from [(name, "; ".join(_plain(item) for item in facts))] if facts else []
     elif facts is not None:
-        yield path.replace("_", " ") if path else path, str(facts)
+        yield name, _plain(facts)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _has_version(facts: dict[str, Any]) -> bool:

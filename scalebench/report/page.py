@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     results = evidence.results
     study = str(results.runs["study"].iloc[-1])
     output = output or Path("plots") / slug(study) / "report.html"
+    with _writing(output):  # before anything is drawn
+        output.parent.mkdir(parents=True, exist_ok=True)
     compared = comparisons(results)
     sheet = StyleSheet()
     reply = answer(results, compared)
@@ -60,11 +63,17 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         },
         sheet,
     )
-    try:
+    with _writing(output):
         write_whole(output, text)
+    return output
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
-    return output
 
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:

@@ -7,7 +7,9 @@ A page that forbids inline styles (its content security policy does) shows nothi
 from __future__ import annotations
 
 import colorsys
+import io
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -44,6 +46,18 @@ class StyleSheet:
 
 def _variable(color: str) -> str:
     return "card" if color == _PAPER else f"c{color[1:]}"  # what a picture has for paper is the card it lies on
+
+
+def write(figure: Any) -> str:
+    """A matplotlib figure as an SVG document, its text as text that can be read, searched and coloured."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    text = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        canvas.print_svg(text, metadata={"Date": None})
+    return text.getvalue()
 
 
 def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:

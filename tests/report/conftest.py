@@ -1,0 +1,66 @@
+"""One report on a synthetic study, written once for all tests that read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import Results, load
+from scalebench.records.schema import EpochRow, RunRow
+from scalebench.records.store import Store
+from scalebench.report.page import write_report
+from tests.records_factory import study_rows
+from tests.report.chromium import Browser, chromium
+
+Rows = Iterable[tuple[RunRow, Sequence[EpochRow]]]
+FACTS = {"cpu": {"model": "Abacus 9000", "governor": None}, "git_dirty": False, "packages": {"scalebench": "0.1.0"}}
+
+
+@pytest.fixture(scope="session")
+def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
+    """`keep(rows)` writes them as a study and reads them."""
+
+    def write(rows: Rows) -> Results:
+        folder = tmp_path_factory.mktemp("results") / "study"
+        with Store(folder, fsync=False) as store:
+            for run, epochs in rows:
+                store.append(run, epochs)
+            store.keep_study({"name": "synthetic", "description": "What is known beforehand.", "workers": [1, 2]})
+            store.keep_provenance(FACTS)
+        return load(folder)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def results(keep: Callable[..., Results]) -> Results:
+    """A study like the default one, with one failed run."""
+    rows = study_rows()
+    failed = {"run_id": "lost", "status": "failed", "error": "rank 3 died: SIGKILL", "train_s": None}
+    return keep([*rows, (rows[0][0].model_copy(update=failed), [])])
+
+
+@pytest.fixture(scope="session")
+def small(keep: Callable[..., Results]) -> Results:
+    """A study that is drawn at once."""
+    strategies = ("serial", "allreduce", "epoch_average")
+    return keep(study_rows(strategies=strategies, workers=(1, 2), native_workers=(1,), repetitions=2))
+
+
+@pytest.fixture(scope="session")
+def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on `results`."""
+    return write_report(results.folder, tmp_path_factory.mktemp("report") / "report.html")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterable[Browser]:
+    """A browser with a profile of its own; where SCALEBENCH_TEST_BROWSER=required there has to be one."""
+    if chromium() is None:
+        assert os.environ.get("SCALEBENCH_TEST_BROWSER") != "required", "Chromium is missing: apt-get install chromium"
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with Browser(tmp_path / "profile") as opened:
+        yield opened

@@ -1,0 +1,181 @@
+"""The sentence that answers: what it says for every outcome a study can have."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalebench.report.answer import answer, as_text
+from scalebench.report.comparison import comparisons, headline
+from tests.records_factory import run_row, study_rows
+
+SECONDS = {"allreduce": (1.0, 1.1, 0.9, 1.0, 1.05), "epoch_average": (0.5, 0.54, 0.46, 0.51, 0.52)}
+ACCURACY = {"allreduce": (0.97, 0.96, 0.975, 0.965, 0.97), "epoch_average": (0.95, 0.935, 0.955, 0.94, 0.95)}
+
+
+def cell(strategy, seconds=None, accuracy=None, *, workers=8, execution="native", engine="mpi", **changes):
+    """The runs of one cell, one for each of `seconds`, with the metrics `accuracy`."""
+    seconds = seconds or SECONDS[strategy]
+    accuracy = accuracy or ACCURACY.get(strategy, (0.97,) * len(seconds))
+    where = {"workers": workers, "batch_global": 8 * workers, "execution": execution, "engine": engine}
+    return [
+        (
+            run_row(
+                run_id=f"{execution}-{engine}-{strategy}-{workers}-{number}",
+                strategy=strategy,
+                repetition=number,
+                seed=number,
+                run_order=2 * number + (strategy != "allreduce"),
+                train_s=time,
+                final_metric=metric,
+                **where,
+                **changes,
+            ),
+            [],
+        )
+        for number, (time, metric) in enumerate(zip(seconds, accuracy, strict=False))
+    ]
+
+
+def said(keep, *cells):
+    results = keep([run for cell in cells for run in cell])
+    return answer(results, comparisons(results))
+
+
+def sentence(keep, *cells):
+    return as_text(said(keep, *cells).sentence)
+
+
+def beside(keep, *cells):
+    return [as_text(one) for one in said(keep, *cells).beside]
+
+
+def test_a_saving_and_its_cost_are_said_with_their_intervals(keep):
+    text = sentence(keep, cell("allreduce"), cell("epoch_average"))
+    assert text.startswith(
+        "At 8 workers, epoch_average takes 50 % less time than per-batch allreduce (505 ms instead of"
+    )
+    assert "95 % confidence interval from 5 runs of each; native: measured)" in text
+    assert "and its accuracy is 2.2 points lower (0.946 instead of 0.968; -2.5 to -1.9 points" in text
+    assert text.endswith("95 % confidence interval over 5 seeds).")
+
+
+def test_the_numbers_are_those_of_the_comparison(keep):
+    results = keep([*cell("allreduce"), *cell("epoch_average")])
+    (one,) = [one for one in comparisons(results) if one.answers]
+    logs = [math.log(a / b) for a, b in zip(SECONDS["epoch_average"], SECONDS["allreduce"], strict=True)]
+    assert one.saved == pytest.approx(1 - math.exp(sum(logs) / 5))
+    assert one.saved_low < one.saved < one.saved_high
+    assert one.difference == pytest.approx(-0.022)
+
+
+def test_a_loss_of_time_is_said_as_one(keep):
+    slow = cell("epoch_average", [2 * time for time in SECONDS["allreduce"]], ACCURACY["allreduce"])
+    text = sentence(keep, cell("allreduce"), slow)
+    assert "epoch_average takes 100 % more time than per-batch allreduce" in text
+    assert "100 to 100 % more" in text
+    assert "no difference in accuracy is shown" in text
+
+
+def test_what_the_runs_cannot_tell_apart_is_not_told(keep):
+    same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
+    text = sentence(keep, cell("allreduce"), same)
+    assert "epoch_average takes no less and no more time, as far as these runs can show, than per-batch" in text
+    assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, and its signs say so"
+
+
+def test_one_run_has_no_interval(keep):
+    text = sentence(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
+    assert "epoch_average took 50 % less time" in text
+    assert "one run of each, so no interval" in text
+    assert "its accuracy was 2.0 points lower (0.950 instead of 0.970; one seed, so no interval)" in text
+
+
+def test_a_metric_that_was_not_measured_is_no_zero(keep):
+    none = {"metric_name": None}
+    silent = [
+        [(run.model_copy(update={"final_metric": None}), []) for run, _ in cell(strategy, **none)]
+        for strategy in ("allreduce", "epoch_average")
+    ]
+    assert sentence(keep, *silent).endswith("and what that costs in accuracy was not measured.")
+
+
+def test_r2_is_no_percentage(keep):
+    one = said(keep, cell("allreduce", metric_name="r2"), cell("epoch_average", metric_name="r2"))
+    assert one.question.endswith("what does it cost in R²?")
+    assert "its R² is 0.022 lower" in as_text(one.sentence)
+
+
+def test_the_largest_worker_count_speaks_not_the_largest_saving(keep):
+    best = cell("epoch_average", [time / 10 for time in SECONDS["allreduce"]], workers=4)
+    text = sentence(keep, cell("allreduce", workers=4), best, cell("allreduce"), cell("epoch_average"))
+    assert text.startswith("At 8 workers, epoch_average takes 50 % less")
+
+
+def test_measured_times_speak_before_simulated_ones_that_reach_no_further(keep):
+    virtual = {"execution": "virtual", "engine": "virtual"}
+    native, simulated = (
+        (cell("allreduce"), cell("epoch_average")),
+        (
+            cell("allreduce", **virtual),
+            cell("epoch_average", **virtual),
+        ),
+    )
+    assert "native: measured" in sentence(keep, *simulated, *native)
+    assert any(text.startswith("Virtual, at 8 workers: ") for text in beside(keep, *simulated, *native))
+    further = cell("allreduce", **virtual, workers=16), cell("epoch_average", **virtual, workers=16)
+    one = said(keep, *native, *further)
+    assert as_text(one.sentence).startswith("At 16 workers")
+    assert "virtual: simulated time, real training" in as_text(one.sentence)
+    assert "No native run checks the virtual times of this study." in [as_text(text) for text in one.beside]
+
+
+def test_the_choice_among_strategies_is_said(keep):
+    other = cell("epoch_async", [0.8 * time for time in SECONDS["allreduce"]], ACCURACY["allreduce"])
+    texts = beside(keep, cell("allreduce"), cell("epoch_average"), other)
+    assert "Of the 2 strategies compared at 8 workers it takes the least time." in texts
+    assert any(text.startswith("Without a shown loss of accuracy: epoch_async takes 20 % less time") for text in texts)
+
+
+def test_from_which_worker_count_on_a_saving_is_shown(keep):
+    none = cell("allreduce", workers=2), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2)
+    some = [cell(strategy, workers=count) for strategy in SECONDS for count in (4, 8)]
+    assert "Its saving is shown at every worker count from 4 to 8." in beside(keep, *none, *some)
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ([cell("allreduce", (1.0,), status="failed")], "none of 1 runs was completed"),
+        ([cell("allreduce"), cell("horovod", (2.0,))], "no strategy in them synchronises less often than every batch"),
+        ([cell("epoch_average")], "there is no completed run of the baseline, per-batch allreduce"),
+        ([cell("allreduce", workers=1), cell("epoch_average", workers=1)], "all runs have one worker"),
+        (
+            [cell("allreduce", oversubscribed=True), cell("epoch_average", oversubscribed=True)],
+            "every run of several workers is oversubscribed",
+        ),
+        (
+            [cell("allreduce"), cell("epoch_average", engine="gloo")],
+            "no strategy ran beside allreduce on the same engine",
+        ),
+        ([cell("allreduce", workers=4), cell("epoch_average")], "no strategy ran beside allreduce on the same engine"),
+    ],
+)
+def test_where_there_is_no_answer_the_reason_is_one(keep, cells, why):
+    text = sentence(keep, *cells)
+    assert text.startswith(f"These records cannot answer it: {why}")
+
+
+def test_oversubscribed_runs_never_speak(keep):
+    crowded = [cell(strategy, workers=16, oversubscribed=True) for strategy in SECONDS]
+    assert sentence(keep, cell("allreduce"), cell("epoch_average"), *crowded).startswith("At 8 workers")
+
+
+def test_a_whole_study_is_answered(keep):
+    results = keep(study_rows())
+    found = [one for one in comparisons(results) if one.answers]
+    assert {one.label for one in found} == {"epoch_average", "epoch_async"}
+    first = headline(found)
+    assert (first.workers, first.execution) == (64, "virtual")
+    assert first.saved == max(one.saved for one in found if one.workers == 64)

@@ -1,0 +1,114 @@
+"""The tables: every cell of the analysis, once, with the number that it is sorted by."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalebench.analysis import agreement, cells, ratios
+from scalebench.analysis.formatting import seconds_with_interval
+from scalebench.report.comparison import comparisons
+from scalebench.report.tables import tables
+from tests.records_factory import run_row, study_rows
+
+
+@pytest.fixture(scope="module")
+def made(results):
+    return {table.name: table for table in tables(results, comparisons(results))}
+
+
+def column(table, name):
+    place = [head.name for head in table.columns].index(name)
+    return [row[place] for row in table.rows]
+
+
+def keys(table, name):
+    return [float(entry.key) if entry.key else math.nan for entry in column(table, name)]
+
+
+def test_every_point_is_there_with_the_numbers_of_the_analysis(made, results):
+    table, known = made["cells"], cells(results)
+    assert [entry.text for entry in column(table, "strategy")] == list(known["label"])
+    assert keys(table, "workers") == list(known["workers"])
+    assert keys(table, "time") == list(known["train_s"])
+    assert keys(table, "accuracy") == list(known["metric"])
+    assert keys(table, "spread") == pytest.approx(list(known["spread"]))
+    first = known.iloc[0]
+    assert column(table, "time")[0].text == seconds_with_interval(first["train_s"], first["low_s"], first["high_s"])
+
+
+def test_what_is_saved_is_what_ratios_say(made, results):
+    table = made["saved"]
+    known = ratios(results)
+    known = known[(known["baseline"] == "allreduce") & known["label"].isin(("epoch_average", "epoch_async"))]
+    expected = {(row.label, row.execution, row.workers): row.reduction for row in known.itertuples()}
+    for label, where, workers, saved in zip(
+        *(column(table, name) for name in ("strategy", "execution", "workers", "time saved")), strict=True
+    ):
+        value = expected.pop((label.text, where.text.split()[0], float(workers.key)))
+        assert (float(saved.key) if saved.key else math.nan) == pytest.approx(value, nan_ok=True)
+    assert not expected
+
+
+def test_parts_add_up_and_serial_is_no_strategy_that_synchronises(made):
+    table = made["split"]
+    total = [a + b for a, b in zip(keys(table, "by the engine"), keys(table, "by the frequency"), strict=True)]
+    assert total == pytest.approx(keys(table, "time saved"))
+    assert "serial" not in {entry.text for entry in column(table, "strategy")}
+
+
+def test_oversubscription_and_execution_stand_in_every_row(made):
+    crossed = [
+        (entry.text, workers)
+        for entry, workers in zip(column(made["cells"], "execution"), keys(made["cells"], "workers"), strict=True)
+        if "×" in entry.text
+    ]
+    assert {workers for _, workers in crossed} == {4}
+    assert all(text.startswith("native ") for text, _ in crossed)
+
+
+def test_failed_runs_are_shown_with_their_reason(made, results):
+    table = made["failed"]
+    assert len(table.rows) == len(results.failed) == 1
+    assert column(table, "why")[0].text == "rank 3 died: SIGKILL"
+    assert "in no other number" in table.note
+
+
+def test_agreement_has_every_cell_that_ran_both_ways(made, results):
+    assert keys(made["agreement"], "virtual / native") == list(agreement(results)["ratio"])
+
+
+def test_no_column_stands_where_nothing_can(keep):
+    some = tables(results := keep(study_rows(repetitions=1)), comparisons(results))
+    by_name = {table.name: table for table in some}
+    assert "p" not in {head.name for head in by_name["saved"].columns}
+    assert "to target" not in {head.name for head in by_name["cells"].columns}
+    assert by_name["cells"].note == "One run each: no intervals."
+    assert "failed" not in by_name
+
+
+def test_a_test_is_shown_where_one_is_offered(keep):
+    rows = study_rows(strategies=("allreduce", "epoch_average"), workers=(2,), native_workers=(2,), repetitions=8)
+    results = keep(rows)
+    table = next(table for table in tables(results, comparisons(results)) if table.name == "saved")
+    native = dict(zip((entry.text for entry in column(table, "execution")), column(table, "p"), strict=True))
+    assert float(native["native mpi"].key) <= 0.05
+    assert native["virtual"].key == ""
+
+
+def test_time_to_target_that_was_never_reached_is_infinite(keep):
+    rows = [
+        (run_row(run_id=f"r{n}", repetition=n, seed=n, target_metric=0.9, time_to_target_s=time), [])
+        for n, time in enumerate((0.5, None, None))
+    ]
+    results = keep(rows)
+    (table,) = [table for table in tables(results, []) if table.name == "cells"]
+    assert column(table, "to target")[0] == ("never", "inf")
+
+
+def test_an_endless_list_of_failures_is_cut_and_says_so(keep):
+    rows = [(run_row(run_id=f"r{n}", status="failed", train_s=None, error="x"), []) for n in range(230)]
+    (table,) = tables(keep([*rows, (run_row(), [])]), [])[1:]
+    assert len(table.rows) == 200
+    assert "30 more are in runs.csv" in table.note
