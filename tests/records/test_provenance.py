@@ -8,6 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
+from scalebench.launch import engines
 from scalebench.records import provenance
 from scalebench.records.provenance import allowed_environment, collect, redact
 from scalebench.records.schema import RunRow, columns
@@ -22,7 +23,19 @@ def test_it_names_machine_packages_and_commit():
     assert facts["packages"]["numpy"]
     assert facts["memory_mib"] > 100
     assert facts["torch"]["version"] == facts["packages"]["torch"]
+    assert {"numa_nodes", "governor"} <= set(facts["cpu"])
+    assert {"gpus", "network", "container", "modules"} <= set(facts)
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_it_tells_how_mpi_horovod_and_torch_communicate():
+    facts = collect({"LOADEDMODULES": "gcc/12.2:openmpi/4.1.5"})
+    assert facts["modules"] == ["gcc/12.2", "openmpi/4.1.5"]
+    assert {"gloo", "nccl"} <= set(facts["torch"])
+    if engines.available("mpi") is None:
+        assert facts["mpi"].startswith("mpirun (Open MPI)")
+    if engines.available("horovod") is None:
+        assert "mpi" in facts["horovod"]["transports"]
 
 
 def test_the_commit_is_that_of_the_checkout_it_runs_from():
@@ -54,6 +67,8 @@ def test_secrets_and_names_in_the_environment_are_not_kept():
         "GLOO_SOCKET_IFNAME": f"if-{platform.node()}",
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_USER": "carla",
+        "LOADEDMODULES": "/home/carla/modules/gcc",
+        "APPTAINER_CONTAINER": "/home/carla/bench.sif",
     }
     kept = allowed_environment(environment)
     text = json.dumps(collect(environment))
