@@ -22,10 +22,17 @@ COMMANDS = {
     ),
     "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
+    "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
+    "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, tables, method, origin."),
     "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
     "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
+    "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
+    "artifact": (
+        "scalebench.cli.artifact:artifact",
+        "Pack a study for a reviewer: description, records, figures, script.",
+    ),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
     "trace": (
         "scalebench.cli.trace:trace",

@@ -1,0 +1,143 @@
+"""Whether two studies measured the same thing, so that what differs between their times is what was changed on purpose.
+
+What may differ is the code, its packages and when it ran: that is what one compares. Everything else is a key that has
+to be equal, or to be overridden by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from scalebench.analysis.blocks import timed
+from scalebench.analysis.reading import CONDITION, Results
+from scalebench.analysis.surroundings import calibration_of, changed_packages, provenance_in
+from scalebench.analysis.testing import MEASURED
+from scalebench.errors import ResultsError, UsageError, nearest
+
+MATCH = ["execution", "engine", "label", "workers"]  # what a cell of one study and its counterpart have in common
+_SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
+_OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
+_PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of cells that a clock timed
+# Keys of study.yaml that no column holds. Those of simulated and paced time count only where such cells are compared.
+_STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every", "init_weights"]
+_SIMULATED = ["device_step_time", "virtual"]
+KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, "machine", "cluster", "calibration")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key in which two studies differ."""
+
+    key: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.a} and {self.b}"
+
+
+def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
+    """The keys in which `a` and `b` differ, as far as they touch the cells (rows of `MATCH`) that are compared."""
+    runs = [timed(results).merge(cells[MATCH].drop_duplicates(), on=MATCH) for results in (a, b)]
+    found = [*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]
+    if "virtual" in set(cells["execution"]):
+        found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
+    return found
+
+
+def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Collection[str] = ()) -> list[Difference]:
+    """The differences, all of which `ignore` overrides.
+
+    Raises:
+        UsageError: a name in `ignore` is no key.
+        ResultsError: the studies differ in a key that is not in `ignore`; it names all of them.
+    """
+    for key in ignore:
+        if key not in KEYS:
+            raise UsageError(f"--ignore {key}: no such key; {nearest(key, KEYS)}")
+    found = differing(a, b, cells)
+    refused = [difference for difference in found if difference.key not in ignore]
+    if refused:
+        flags = " ".join(f"--ignore {key}" for key in dict.fromkeys(difference.key for difference in refused))
+        raise ResultsError(
+            f"{a.folder} and {b.folder} cannot be compared: {'; '.join(str(difference) for difference in refused)}. "
+            f"{_advice(refused)}or override with {flags}"
+        )
+    return found
+
+
+def changed(a: Results, b: Results) -> list[str]:
+    """What may differ and does: commit and packages."""
+    found = []
+    commits = [_values(results.runs, "git_commit", short=10) for results in (a, b)]
+    if commits[0] != commits[1]:
+        found.append(f"commit {_text(commits[0])} → {_text(commits[1])}")
+    hashes = [[str(value) for value in results.runs["packages_hash"].dropna().unique()] for results in (a, b)]
+    if set(hashes[0]) != set(hashes[1]):
+        provenance = [*provenance_in(a.folder), *provenance_in(b.folder)]
+        packages = changed_packages(provenance, [*hashes[0], *hashes[1]])
+        named = [f"{name} {' → '.join(versions)}" for name, versions in list(packages.items())[:6]]
+        found += named or ["packages (provenance/ does not say which)"]
+        if len(packages) > len(named):
+            found.append(f"{len(packages) - len(named)} more packages")
+    return found
+
+
+def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
+    for column in _SHARED:
+        yield from _difference(column, _values(a, column), _values(b, column))
+    for column, kinds in (("cluster", None), ("host_hash", MEASURED)):
+        name = "machine" if column == "host_hash" else column
+        for execution in sorted(set(a["execution"]) & set(b["execution"]) & set(kinds or a["execution"])):
+            own = [_values(runs[runs["execution"] == execution], column) for runs in (a, b)]
+            here = list(_difference(name, *own))
+            yield from here
+            if here:
+                break
+
+
+def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
+    """The first cell in which a key differs stands for the others."""
+    for columns, of in ((_OF_A_CELL, None), (_PLACED, MEASURED)):
+        own = [runs if of is None else runs[runs["execution"].isin(of)] for runs in (a, b)]
+        groups = [runs.groupby(MATCH) for runs in own]
+        for column in columns:
+            values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
+            for cell in values[0].keys() & values[1].keys():
+                if values[0][cell] != values[1][cell]:
+                    where = f" ({cell[2]}, {cell[3]} workers)"
+                    texts = [_text({str(value) for value in each[cell]}) for each in values]
+                    yield Difference(column, texts[0], texts[1] + where)
+                    break
+
+
+def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:
+    keys = _STUDY + (_SIMULATED if executions & {"virtual", "paced"} else [])
+    for key in keys:
+        if key in a.study and key in b.study and a.study[key] != b.study[key]:
+            yield Difference(key, str(a.study[key]), str(b.study[key]))
+
+
+def _difference(key: str, a: Collection[str], b: Collection[str]) -> Iterator[Difference]:
+    if set(a) != set(b):
+        yield Difference(key, _text(a), _text(b))
+
+
+def _values(runs: pd.DataFrame, column: str, short: int | None = None) -> set[str]:
+    return {str(value)[:short] for value in runs[column].dropna().unique()}
+
+
+def _text(values: Collection[str]) -> str:
+    return "/".join(sorted(values)) or "empty"
+
+
+def _advice(refused: list[Difference]) -> str:
+    keys: set[str] = {difference.key for difference in refused}
+    if keys == {"calibration"}:
+        return "Run the second with --calibration FIRST/calibration.json, compare --execution native only, "
+    if keys == {"machine"}:
+        return "Run both on one machine, compare --execution virtual only, "
+    return "Make them equal, "

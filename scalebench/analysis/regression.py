@@ -1,0 +1,256 @@
+"""Whether B is slower than A: two studies, or two strategies of one, cell by cell.
+
+Two studies are independent samples: Welch's interval on logs and the rank-sum test. Virtual times of one calibration
+are paired by their draw from it, and those of two calibrations vary by both. Two strategies of one study are compared
+as `testing.differences` compares them. Metrics are paired by seed where seeds are shared. What follows for each cell
+is said by `verdicts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.blocks import Cell, by_block, paired_times
+from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.analysis.intervals import (
+    Estimate,
+    calibration_interval,
+    interval_name,
+    level_of,
+    mean_interval,
+    time_interval,
+    unpaired_ratio,
+    welch_bounds,
+)
+from scalebench.analysis.reading import Results
+from scalebench.analysis.surroundings import calibration_of
+from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
+from scalebench.analysis.verdicts import (
+    COLUMNS,
+    METRIC_MARGIN,
+    THRESHOLD,
+    Comparison,
+    Verdict,
+    verdict_of_metric,
+    verdict_of_time,
+)
+from scalebench.errors import UsageError, nearest
+
+CellName = tuple[str, str, str, int]  # its values of MATCH
+_TAKEN_OVER = ("paired", "interval", "test", "p", "p_adjusted", "repetitions_needed", "note")  # from `differences`
+
+
+def compare_studies(
+    a: Results,
+    b: Results,
+    *,
+    threshold: float = THRESHOLD,
+    metric_margin: float = METRIC_MARGIN,
+    strategies: Collection[str] = (),
+    execution: str | None = None,
+    ignore: Collection[str] = (),
+) -> Comparison:
+    """Compare study `b` with the reference study `a`, cell by cell: same execution, engine, strategy and workers.
+
+    `strategies` (labels or names) and `execution` leave the other cells out. Oversubscribed cells get no verdict.
+
+    Raises:
+        UsageError: there is nothing in common, or a name is wrong.
+        ResultsError: the studies differ in a key that they have to share and that `ignore` does not name.
+    """
+    first, second = (_chosen(results, strategies, execution) for results in (a, b))
+    common = [cell for cell in first if cell in second]
+    if not common:
+        raise UsageError(
+            f"{a.folder} and {b.folder} have no cell in common: {_reach(first)} against {_reach(second)}; "
+            "run the same strategies at the same worker counts, with the same execution"
+        )
+    overridden = refuse_unless_equal(a, b, pd.DataFrame(common, columns=MATCH), ignore)
+    same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
+    level = max(level_of(a.study), level_of(b.study))
+    rows = [_row(first[cell], second[cell], same_draws, level, threshold, metric_margin) for cell in common]
+    _test(rows, [(first[cell], second[cell]) for cell in common])
+    absent = [cell for cell in first if cell not in second]
+    tried = {tuple(cell) for cell in b.runs[MATCH].itertuples(index=False)}
+    return Comparison(
+        str(a.folder),
+        str(b.folder),
+        threshold,
+        metric_margin,
+        _ordered(rows),
+        missing=[_name(cell) for cell in absent if cell not in tried],
+        failed=[_name(cell) for cell in absent if cell in tried],
+        changed=changed(a, b),
+        overridden=overridden,
+    )
+
+
+def compare_strategies(
+    results: Results,
+    a: str,
+    b: str,
+    *,
+    threshold: float = THRESHOLD,
+    metric_margin: float = METRIC_MARGIN,
+    execution: str | None = None,
+) -> Comparison:
+    """Compare strategy `b` with strategy `a` of one study, at each worker count that both have.
+
+    Raises:
+        UsageError: `a` or `b` has no completed run, or they have no cell in common.
+    """
+    labels = [_label(results, name) for name in (a, b)]
+    found = differences(results, labels[1], labels[0])  # its ratio is that of the first to the second
+    if execution is not None:
+        found = found[found["execution"] == execution]
+    if found.empty:
+        raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
+    cells = {tuple(cell.key[name] for name in MATCH): cell for cell in by_block(results)}
+    rows = []
+    for row in found.to_dict("records"):
+        own = [
+            cells[row["execution"], row[f"engine_{x}"], row[f"label_{x}"], row["workers"]] for x in ("b", "a")
+        ]  # `differences` has them the other way
+        ratio = Estimate(row["ratio"], row["ratio_low"], row["ratio_high"], int(row["n"]))
+        metric = Estimate(row["metric_difference"], row["metric_low"], row["metric_high"], int(row["metric_n"]))
+        rows.append(
+            _facts(own[0], own[1], ratio, metric, level_of(results.study), threshold, metric_margin)
+            | {name: row[name] for name in _TAKEN_OVER}
+        )
+    return Comparison(labels[0], labels[1], threshold, metric_margin, _ordered(rows))
+
+
+def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[CellName, Cell]:
+    """The cells of a study by name, of these strategies and this execution."""
+    every = by_block(results)
+    for name in strategies:
+        known = {cell.label for cell in every} | {cell.strategy for cell in every}
+        if name not in known:
+            raise UsageError(f"{results.folder} has no completed run of strategy {name!r}; {nearest(name, known)}")
+    return {
+        (cell.execution, cell.engine, cell.label, cell.workers): cell
+        for cell in every
+        if (not strategies or cell.label in strategies or cell.strategy in strategies)
+        and execution in (None, cell.execution)
+    }
+
+
+def _label(results: Results, name: str) -> str:
+    """The one label that `name` means: itself, or the only variant of that strategy."""
+    runs = results.completed
+    labels = sorted(runs.loc[runs["strategy"] == name, "label"].unique())
+    if name in set(runs["label"]) or not labels:
+        return name  # where there is none, `differences` says what there is
+    if len(labels) > 1:
+        raise UsageError(f"{name} ran with several options: name one of {', '.join(map(repr, labels))}")
+    return str(labels[0])
+
+
+def _row(a: Cell, b: Cell, same_draws: bool, level: float, threshold: float, metric_margin: float) -> dict[str, Any]:
+    """Two studies' cells: independent, unless they are virtual and of one calibration."""
+    paired = a.execution not in MEASURED and same_draws
+    above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
+    if paired:
+        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), level=level)
+        if above and above == below:  # the same computation: nothing varies
+            ratio = Estimate(1.0, 1.0, 1.0, len(above))
+    elif a.execution in MEASURED:
+        ratio = unpaired_ratio(above, below, level)
+    else:
+        ratio = _of_two_calibrations(above, below, level)
+    return _facts(a, b, ratio, _metric(a, b), level, threshold, metric_margin) | {"paired": paired}
+
+
+def _facts(
+    a: Cell, b: Cell, ratio: Estimate, metric: Estimate, level: float, threshold: float, metric_margin: float
+) -> dict[str, Any]:
+    """The columns that both kinds of comparison fill alike."""
+    crowded = a.oversubscribed or b.oversubscribed
+    verdict: Verdict = "not compared" if crowded else verdict_of_time(ratio, threshold)
+    facts: dict[str, Any] = {
+        "execution": a.execution,
+        "workers": a.workers,
+        "interval": interval_name(a.execution) if math.isfinite(ratio.low) else "",
+        "verdict": verdict,
+        "test": "",
+        "repetitions_needed": 0,
+        "metric_name": a.metric_name,
+        "metric_n": metric.n,
+        "metric_verdict": verdict_of_metric(metric, metric_margin) if metric.n else "not compared",
+        "note": "oversubscribed" if crowded else "",
+    }
+    shared = a.metrics.keys() & b.metrics.keys()
+    for name, cell in (("a", a), ("b", b)):
+        facts |= {f"engine_{name}": cell.engine, f"label_{name}": cell.label, f"n_{name}": len(cell.seconds)}
+        facts |= dict(zip((f"{name}_s", f"{name}_low", f"{name}_high"), _time(cell, level), strict=True))
+        facts[f"metric_{name}"] = mean_interval([cell.metrics[seed] for seed in shared or cell.metrics]).centre
+    facts |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio[:3], strict=True))
+    return facts | dict(zip(("metric_difference", "metric_low", "metric_high"), metric[:3], strict=True))
+
+
+def _time(cell: Cell, level: float) -> tuple[float, float, float]:
+    seconds = list(cell.seconds.values())
+    if cell.execution in MEASURED:
+        return time_interval(seconds, level)[:3]
+    return calibration_interval(np.log(seconds).tolist(), level=level)[:3]
+
+
+def _of_two_calibrations(above: list[float], below: list[float], level: float) -> Estimate:
+    """The ratio of virtual times whose calibrations vary independently: their half widths add in quadrature."""
+    top, bottom = (calibration_interval(np.log(times).tolist(), level=level) for times in (above, below))
+    centre = math.log(top.centre / bottom.centre)
+    half = math.hypot(math.log(top.high / top.centre), math.log(bottom.high / bottom.centre))
+    bounds = (math.exp(centre), math.exp(centre - half), math.exp(centre + half))
+    return Estimate(*bounds, min(top.n, bottom.n))
+
+
+def _metric(a: Cell, b: Cell) -> Estimate:
+    """M_B - M_A: paired by the seeds that both have; without any, Welch's."""
+    seeds = sorted(a.metrics.keys() & b.metrics.keys())
+    if seeds:
+        return mean_interval([b.metrics[seed] - a.metrics[seed] for seed in seeds])
+    if not (a.metrics and b.metrics):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    bounds = welch_bounds(list(b.metrics.values()), list(a.metrics.values()))
+    return Estimate(float(bounds.centre), float(bounds.low), float(bounds.high), min(len(a.metrics), len(b.metrics)))
+
+
+def _test(rows: list[dict[str, Any]], pairs: list[tuple[Cell, Cell]]) -> None:
+    """Fill in the rank-sum tests of measured cells, each strategy's worker counts being one family."""
+    families: dict[tuple[object, ...], list[int]] = {}
+    for n, (a, _) in enumerate(pairs):
+        if a.execution in MEASURED and rows[n]["verdict"] != "not compared":
+            families.setdefault((a.execution, a.engine, a.label), []).append(n)
+    for members in families.values():
+        tests = [
+            rank_sum_test(list(b.seconds.values()), list(a.seconds.values())) for a, b in (pairs[n] for n in members)
+        ]
+        offered = [test.smallest_p <= ALPHA / len(members) for test in tests]
+        p = [test.p if able else math.nan for test, able in zip(tests, offered, strict=True)]
+        for n, test, able, adjusted in zip(members, tests, offered, holm(p), strict=True):
+            if able:
+                rows[n] |= {"test": test.name, "p": test.p, "p_adjusted": adjusted}
+            else:
+                rows[n]["repetitions_needed"] = repetitions_needed(len(members), paired=False)
+
+
+def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    rank = [(EXECUTIONS.index(r["execution"]), strategy_rank(r["label_a"]), r["engine_a"], r["workers"]) for r in rows]
+    return pd.DataFrame([rows[n] for n in sorted(range(len(rows)), key=rank.__getitem__)], columns=COLUMNS)
+
+
+def _name(cell: CellName) -> str:
+    execution, engine, label, workers = cell
+    kind = execution if execution == engine else f"{execution} {engine}"
+    return f"{label} at {workers} ({kind})"
+
+
+def _reach(cells: Collection[CellName]) -> str:
+    names = [_name(cell) for cell in cells]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"

@@ -1,0 +1,86 @@
+"""Verdicts on what changed from A to B, cell by cell, and the table they stand in.
+
+T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a cell's time is
+
+    regression    the whole interval lies above 1 + h
+    improvement   the whole interval lies below 1 / (1 + h)
+    unchanged     the whole interval lies between the two: a larger change is excluded
+    undecided     anything else; more repetitions decide, or there is no interval
+
+and on its metric the same with M_B - M_A around a margin m: a regression lies below -m, an improvement above m.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pandas as pd
+
+from scalebench.analysis.comparability import Difference
+from scalebench.analysis.intervals import Estimate
+
+THRESHOLD, METRIC_MARGIN = 0.05, 0.01
+Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
+VERDICTS: tuple[Verdict, ...] = ("regression", "improvement", "unchanged", "undecided", "not compared")
+COLUMNS = [
+    *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "n_a", "n_b"),
+    *("a_s", "a_low", "a_high", "b_s", "b_low", "b_high", "ratio", "ratio_low", "ratio_high", "interval", "verdict"),
+    *("test", "p", "p_adjusted", "repetitions_needed"),
+    *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high"),
+    *("metric_verdict", "note"),
+]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`table` has a row per cell that A and B both have, under `COLUMNS`; `missing` are cells of A that B lacks.
+
+    `failed` are those of them that B tried and did not complete. `changed` is what differs and may, `overridden` what
+    differs and should not.
+    """
+
+    a: str
+    b: str
+    threshold: float
+    metric_margin: float
+    table: pd.DataFrame
+    missing: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    overridden: list[Difference] = field(default_factory=list)
+
+    def count(self, verdict: Verdict) -> int:
+        """The cells whose time has this verdict."""
+        return int((self.table["verdict"] == verdict).sum())
+
+    def metrics(self, verdict: Verdict) -> int:
+        """The cells whose metric has this verdict."""
+        return int((self.table["metric_verdict"] == verdict).sum())
+
+    @property
+    def regressed(self) -> bool:
+        """Whether a time or a metric regressed, or B failed where A did not."""
+        return bool(self.count("regression") or self.metrics("regression") or self.failed)
+
+
+def verdict_of_time(ratio: Estimate, threshold: float) -> Verdict:
+    """The verdict on T_B / T_A."""
+    return _verdict(math.log(ratio.low), math.log(ratio.high), math.log1p(threshold), "regression", "improvement")
+
+
+def verdict_of_metric(difference: Estimate, margin: float) -> Verdict:
+    """The verdict on M_B - M_A, of a metric that is better the higher it is."""
+    return _verdict(difference.low, difference.high, margin, "improvement", "regression")
+
+
+def _verdict(low: float, high: float, limit: float, above: Verdict, below: Verdict) -> Verdict:
+    """Where the interval [low, high] lies against [-limit, limit]."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "undecided"
+    if low > limit:
+        return above
+    if high < -limit:
+        return below
+    return "unchanged" if -limit <= low and high <= limit else "undecided"

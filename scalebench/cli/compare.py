@@ -1,0 +1,232 @@
+"""`scalebench compare A B`: what became slower or faster, and whether the numbers can tell."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from scalebench.analysis.verdicts import Comparison
+
+JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
+_COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
+_SAID = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
+_FAIL_ON = ("regression", "undecided", "missing")
+
+
+def _share(context: click.Context, option: click.Parameter, value: str) -> float:
+    """`5%` or `0.05`."""
+    from scalebench.study.shares import parse_share
+
+    try:
+        share = parse_share(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
+    if not (math.isfinite(share) and share >= 0):
+        raise click.BadParameter(f"expected a share from 0 up, got {value}", context, option)
+    return share
+
+
+@click.command()
+@click.argument("a", metavar="A", type=click.Path(path_type=Path))
+@click.argument("b", metavar="[B]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--strategy", "strategies", multiple=True, metavar="NAME", help="With A alone: twice, the reference first."
+)
+@click.option("--execution", type=click.Choice(["native", "paced", "virtual"]), help="Compare these runs only.")
+@click.option(
+    "--threshold",
+    callback=_share,
+    metavar="SHARE",
+    default="5%",
+    show_default=True,
+    help="A change of time that matters.",
+)
+@click.option(
+    "--metric-margin",
+    callback=_share,
+    metavar="SHARE",
+    default="0.01",
+    show_default=True,
+    help="A change of the metric that matters.",
+)
+@click.option("--fail-on", multiple=True, type=click.Choice(_FAIL_ON), help="Leave with 1 if there is one; repeatable.")
+@click.option("--ignore", multiple=True, metavar="KEY", help="Compare although this key differs; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def compare(
+    a: Path,
+    b: Path | None,
+    strategies: tuple[str, ...],
+    execution: str | None,
+    threshold: float,
+    metric_margin: float,
+    fail_on: tuple[str, ...],
+    ignore: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Compare the study in folder B with the one in A, or two strategies of the study in A.
+
+    Each worker count gets a verdict on T_B / T_A: a regression, if its whole interval lies above 1 + threshold; an
+    improvement, if below 1 / (1 + threshold); unchanged, if between; else undecided. Studies that differ in more than
+    code, packages and machine state are refused; the key that differs is named.
+
+    \b
+    scalebench compare results/before results/after --threshold 5% --fail-on regression
+    scalebench compare results/mine --strategy allreduce --strategy epoch_average
+    """
+    from scalebench.analysis import load
+    from scalebench.analysis.regression import compare_strategies, compare_studies
+
+    limits: dict[str, Any] = {"threshold": threshold, "metric_margin": metric_margin, "execution": execution}
+    if b is None:
+        if len(strategies) != 2:
+            raise click.UsageError("name a second folder, or two strategies of the first (--strategy NAME, twice)")
+        if ignore:
+            raise click.UsageError("--ignore overrides a difference of two studies; strategies of one have none")
+        found = compare_strategies(load(a), *strategies, **limits)
+    else:
+        found = compare_studies(load(a), load(b), strategies=strategies, ignore=ignore, **limits)
+    if as_json:
+        click.echo(json.dumps(_facts(found), indent=2, allow_nan=False))
+    else:
+        _show(found)
+    bad = {
+        "regression": found.regressed,
+        "undecided": found.count("undecided") > 0,
+        "missing": bool(found.missing or found.failed),
+    }
+    return 1 if any(bad[what] for what in fail_on) else 0
+
+
+def _show(found: Comparison) -> None:
+    from scalebench.cli.carrying_out import results_console
+
+    console = results_console()
+    console.print(_table(found))
+    for line in _notes(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(found: Comparison) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from scalebench.analysis.formatting import EMPTY, digits, seconds
+
+    rows = found.table.to_dict("records")
+    one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
+    tested = any(row["test"] for row in rows)
+    metrics = {row["metric_name"] for row in rows} - {""}
+    header = {
+        "strategy": not one_pair,
+        "workers": True,
+        "A": True,
+        "B": True,
+        "B / A [interval]": True,
+        "p (Holm)": tested,
+        f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A": True,
+        "execution": True,
+        "verdict": True,
+    }
+    table = Table(title=Text(_title(found, rows[0])), title_justify="left")
+    for name in (name for name, shown in header.items() if shown):
+        left = name in ("strategy", "execution", "verdict")
+        table.add_column(Text(name), justify="left" if left else "right", no_wrap=name != "verdict")
+    previous = None
+    for row in rows:
+        kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
+        kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
+        if previous not in (None, (row["label_a"], kind)):
+            table.add_section()
+        previous = (row["label_a"], kind)
+        ratio = digits(row["ratio"])
+        if math.isfinite(row["ratio_low"]):
+            ratio += f" [{digits(row['ratio_low'])}, {digits(row['ratio_high'])}]"
+        verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
+        if row["note"] == "oversubscribed":
+            verdict.append(", oversubscribed")
+        if row["metric_verdict"] in ("regression", "improvement"):
+            verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
+        cells = [str(row["workers"]), seconds(row["a_s"]), seconds(row["b_s"]), ratio]
+        cells += [f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY] if tested else []
+        cells += [_difference(row), kind]
+        table.add_row(*([] if one_pair else [Text(row["label_a"])]), *(Text(cell) for cell in cells), verdict)
+    return table
+
+
+def _title(found: Comparison, first: dict[Any, Any]) -> str:
+    pair = f" ({first['label_a']})" if first["label_a"] == first["label_b"] else ""
+    return f"A: {found.a}   B: {found.b}" + (pair if found.table["label_a"].nunique() == 1 else "")
+
+
+def _difference(row: dict[Any, Any]) -> str:
+    from scalebench.analysis.formatting import EMPTY
+
+    if not math.isfinite(row["metric_difference"]):
+        return EMPTY
+    text = f"{row['metric_difference']:+.3f}"
+    if math.isfinite(row["metric_low"]):
+        text += f" [{row['metric_low']:+.3f}, {row['metric_high']:+.3f}]"
+    return text
+
+
+def _notes(found: Comparison) -> list[str]:
+    """What the table does not say; the verdict in one line comes last."""
+    from scalebench.analysis.verdicts import VERDICTS
+
+    notes = []
+    if found.changed:
+        notes.append(f"what changed: {', '.join(found.changed)}")
+    notes += [f"differs and was ignored: {difference}" for difference in found.overridden]
+    kinds = sorted(set(found.table["interval"]) - {""})
+    if kinds:
+        notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
+    tests = sorted(set(found.table["test"]) - {""})
+    if tests:
+        notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
+    elif (found.table["repetitions_needed"] > 0).any():
+        needed = int(found.table["repetitions_needed"].max())
+        notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
+    if found.failed:
+        notes.append(f"completed in A, failed in B: {', '.join(found.failed)}")
+    if found.missing:
+        notes.append(f"in A only: {', '.join(found.missing)}")
+    counts = [f"{found.count(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.count(verdict)]
+    metrics = [f"{found.metrics(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
+    notes.append(
+        f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
+        f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
+    )
+    return notes
+
+
+def _facts(found: Comparison) -> dict[str, Any]:
+    from scalebench.analysis.verdicts import VERDICTS
+
+    return {
+        "schema": JSON_SCHEMA,
+        "a": found.a,
+        "b": found.b,
+        "threshold": found.threshold,
+        "metric_margin": found.metric_margin,
+        "regressed": found.regressed,
+        "time": {verdict: found.count(verdict) for verdict in VERDICTS},
+        "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
+        "failed": found.failed,
+        "missing": found.missing,
+        "changed": found.changed,
+        "overridden": [asdict(difference) for difference in found.overridden],
+        "cells": [{key: _plain(value) for key, value in row.items()} for row in found.table.to_dict("records")],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A number or text as JSON has it; what is not finite is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
