@@ -102,4 +102,5 @@ def _first_fault(error: ValidationError, cls: type[Choice]) -> str:
         fields = cls.model_fields
         return f"unknown option {where!r}; " + (nearest(where, fields) if fields else "it takes no options")
     message = fault["msg"].removeprefix("Value error, ")
-    return f"option {where!r}: {message}, got {fault['input']!r}" if where else message
+    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"
+    return f"option {where!r}: {message}{got}" if where else message

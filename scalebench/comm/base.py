@@ -26,7 +26,6 @@ class Capability(StrEnum):
     POINT_TO_POINT = "point_to_point"  # send, recv
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
-    SHARDED_SERVER = "sharded_server"  # several of them that share one vector; virtual only
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
     PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
     OVERLAP = "overlap"  # gradient averaging that is charged as if hidden behind backward; virtual only
@@ -111,7 +110,8 @@ class Server(Protocol):
 
     `rule` (given when the server is made) is called in the order of arrival: `rule(worker, payload, now)` returns
     the replies to release, as (worker, tensor) pairs; a worker not among them goes on waiting. A rule may have
-    `shards`, over how many servers its vector is spread, and `updates`, how many optimizer steps it has taken.
+    `updates`, how many optimizer steps it has taken, and `shards`, over how many servers its vector is spread; it then
+    says what server i runs, `part(i)`, what of a payload each gets, `parted`, and what their replies make, `joined`.
     """
 
     def request(self, payload: Tensor | None) -> Tensor:

@@ -1,8 +1,12 @@
-"""A server rank: a party with a state of its own that answers requests now or later.
+"""Server ranks: a party with a state of its own that answers requests now or later.
 
-The last rank of the communicator runs a `ServerLoop`; the others are its workers. The rule travels to it when the
-workers open it, requests are handled one by one in the order of their arrival, and a reply leaves when the rule
-releases it: a parameter server that lets a fast worker wait is a few lines.
+The ranks of a communicator after its workers run a `ServerLoop`. The rule travels to them when the workers open it,
+requests are handled one by one in the order of their arrival, and a reply leaves when the rule releases it: a parameter
+server that lets a fast worker wait is a few lines.
+
+A rule that is spread over several servers (`shards`) has a part for each of them, every part with the whole state
+machine and a piece of the vector. The first server takes requests as they come and tells the others in which order
+and at what time; so all parts decide alike, whoever's bytes arrive first elsewhere.
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ from scalebench.comm.base import ServerRule
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.errors import EngineError, RunError
 
-_OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY = range(1, 6)  # message tags
-_SPIN_S, _NAP_S = 1e-3, 5e-5  # how long the server looks without pause for the next request, then the pause
+_OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY, _ORDER = range(1, 7)  # message tags
+_SPIN_S, _NAP_S = 1e-3, 5e-5  # how long a server looks without pause for the next message, then the pause
 
 
 class RankServer:
     """Implements `comm.base.Server` for a worker.
 
-    `link` is an MPI communicator of all workers and, as its last rank, the server. All workers make it together, with
+    `link` is an MPI communicator of all workers and, as its last ranks, the servers. All workers make it together, with
     the same `rule`; worker 0's is sent, so it has to be picklable: an object of a module's class, not a closure.
     """
 
@@ -37,38 +41,58 @@ class RankServer:
         self, comm: MpiCommunicator, link: MPI.Comm, rule: ServerRule, dtype: torch.dtype = torch.float32
     ) -> None:
         self._comm, self._link, self._dtype = comm, link, dtype
-        self._host = link.size - 1
-        if getattr(rule, "shards", 1) > 1:
-            raise EngineError("real runs have one server rank; use shards: 1, or --execution virtual")
+        self._hosts = range(comm.size, link.size)
+        shards = getattr(rule, "shards", 1)
+        if shards != len(self._hosts):
+            raise EngineError(f"the server's rule is spread over {shards} ranks, but there are {len(self._hosts)}")
+        spread: Any = rule
+        self._spread = spread if shards > 1 else None
         if comm.rank == 0:
-            try:
-                link.send(rule, self._host, _OPEN)
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
-                raise EngineError(f"the server's rule cannot be sent to its rank: {error}") from None
+            for place, host in enumerate(self._hosts):
+                try:
+                    link.send(self._spread.part(place) if self._spread else rule, host, _OPEN)
+                except (TypeError, AttributeError, pickle.PicklingError) as error:
+                    raise EngineError(f"the server's rule cannot be sent to its rank: {error}") from None
 
     def request(self, payload: Tensor | None) -> Tensor:
         """Send `payload` (flat or not) and wait for the reply: flat, in the server's dtype."""
-        clock, link = self._comm.clock, self._link
+        clock = self._comm.clock
         clock.did(Task.OTHER)
-        if payload is None:
-            link.Send(np.empty(0, dtype=np.uint8), self._host, _EMPTY)
-        else:
+        if payload is not None:
             self._comm.count(payload.numel() * payload.element_size())
-            link.Send(_bytes_of(payload), self._host, _PAYLOAD)
-        reply = _receive(link, self._host, _REPLY, self._dtype)
+        sending = [
+            self._link.Isend(buffer, host, _EMPTY if payload is None else _PAYLOAD)
+            for buffer, host in zip(self._parts(payload), self._hosts, strict=True)
+        ]
+        replies = [_receive(self._link, host, _REPLY, self._dtype) for host in self._hosts]
+        MPI.Request.Waitall(sending)
+        reply: Tensor = self._spread.joined(replies) if self._spread else replies[0]
         clock.did(Task.COMM)
         return reply if payload is None else reply.to(payload.device)
 
+    def _parts(self, payload: Tensor | None) -> list[Any]:
+        """What each server gets."""
+        if payload is None:
+            return [np.empty(0, dtype=np.uint8)] * len(self._hosts)
+        return [_bytes_of(part) for part in (self._spread.parted(payload) if self._spread else [payload])]
+
     def close(self) -> None:
-        """This worker asks no more; when all have said so the server's loop ends."""
-        self._link.Send(np.empty(0, dtype=np.uint8), self._host, _CLOSE)
+        """This worker asks no more; when all have said so the servers' loops end."""
+        self._link.Send(np.empty(0, dtype=np.uint8), self._hosts[0], _CLOSE)
 
 
 class ServerLoop:
-    """What the server rank runs: `serve` returns when every worker has closed."""
+    """What each of the `servers` runs: `serve` returns when every worker has closed.
 
-    def __init__(self, link: MPI.Comm, dtype: torch.dtype, now: Callable[[], float] = time.perf_counter) -> None:
+    `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released.
+    """
+
+    def __init__(
+        self, link: MPI.Comm, dtype: torch.dtype, servers: int = 1, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._link, self._dtype, self._now = link, dtype, now
+        self._workers = link.size - servers
+        self.busy_s = 0.0
 
     def serve(self) -> int:
         """Answer until all workers have closed; return how many requests were handled.
@@ -76,34 +100,49 @@ class ServerLoop:
         Raises:
             RunError: the rule leaves every worker waiting, or answers one that has not asked.
         """
-        rule: ServerRule | None = None
-        open_workers = self._link.size - 1
+        self._await_message(MPI.Status(), 0, _OPEN)
+        rule: ServerRule = self._link.recv(source=0, tag=_OPEN)
+        open_workers = self._workers
         waiting: set[int] = set()
         handled = 0
         began = self._now()
         while open_workers:
-            status = MPI.Status()
-            if rule is None:
-                rule = self._link.recv(source=0, tag=_OPEN)
-            self._await_message(status)
-            worker, tag = status.Get_source(), status.Get_tag()
-            payload = _receive(self._link, worker, tag, self._dtype)
+            worker, tag, now, payload = self._next(began)
             if tag == _CLOSE:
                 open_workers -= 1
             else:
                 waiting.add(worker)
                 handled += 1
-                for released, reply in rule(worker, payload if tag == _PAYLOAD else None, self._now() - began):
+                for released, reply in rule(worker, payload if tag == _PAYLOAD else None, now):
                     self._release(released, reply, waiting)
+            self.busy_s += self._now() - self._woken
             if waiting and len(waiting) == open_workers:
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {min(waiting)}")
         return handled
 
-    def _await_message(self, status: MPI.Status) -> None:
-        """As a probe, but the core is left to the workers between looks: they compute, the server mostly waits."""
+    def _next(self, began: float) -> tuple[int, int, float, Tensor | None]:
+        """The next request: its worker, tag, time and payload. The first server says which it is, the others follow."""
+        order = np.empty(3)
+        status = MPI.Status()
+        if self._link.rank > self._workers:
+            self._await_message(status, self._workers, _ORDER)
+            self._link.Recv(order, self._workers, _ORDER)
+            worker, tag, now = int(order[0]), int(order[1]), float(order[2])
+            return worker, tag, now, None if tag == _CLOSE else _receive(self._link, worker, tag, self._dtype)
+        self._await_message(status, MPI.ANY_SOURCE, MPI.ANY_TAG)
+        worker, tag = status.Get_source(), status.Get_tag()
+        payload = _receive(self._link, worker, tag, self._dtype)
+        now = self._now() - began
+        for follower in range(self._workers + 1, self._link.size):
+            self._link.Send(np.array([worker, tag, now]), follower, _ORDER)
+        return worker, tag, now, payload
+
+    def _await_message(self, status: MPI.Status, source: int, tag: int) -> None:
+        """As a probe, but the core is left to the workers between looks: they compute, a server mostly waits."""
         began = self._now()
-        while not self._link.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        while not self._link.Iprobe(source, tag, status):
             time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
+        self._woken = self._now()
 
     def _release(self, worker: int, reply: Any, waiting: set[int]) -> None:
         if worker not in waiting:

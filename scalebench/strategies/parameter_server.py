@@ -48,10 +48,6 @@ class ParameterServerStrategy(Strategy):
         """A push is the gradient and two numbers of 8 bytes; the weights that come back are the server's."""
         return "(n + 16) * syncs"
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return self.requires | ({Capability.SHARDED_SERVER} if self.shards > 1 else frozenset())
-
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that says who waits, for `workers` that push `total` times each."""
         raise NotImplementedError

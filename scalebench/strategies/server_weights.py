@@ -40,7 +40,8 @@ class ParameterServer:
     update, momentum included: it lives here, not on the workers.
 
     `ends` says after how many rounds each epoch is over; `shards` over how many servers, side by side, the vector is
-    spread, by which a virtual server is charged.
+    spread. Each has a `part`: the same gate over its piece of the weights, which decides alike as it hears of the same
+    pushes at the same times. A virtual server is one, and charged as so many.
     """
 
     def __init__(
@@ -66,6 +67,25 @@ class ParameterServer:
         self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
         self._heard = [(0, False, 0)] * gate.workers  # staleness, used, lead of each worker's last push
         self._ends, self._marked = ends, 0
+
+    def part(self, place: int) -> ParameterServer:
+        """What server `place` of `shards` runs."""
+        piece = copy.deepcopy(self)
+        piece.shards = 1
+        piece._weights = self._weights.tensor_split(self.shards)[place].clone()
+        piece._optimizer.param_groups[0]["params"] = [piece._weights]
+        return piece
+
+    def parted(self, payload: Tensor) -> list[Tensor]:
+        """A push in pieces, one for each server, the numbers with all of them."""
+        return _in_pieces(payload, PUSH_NUMBERS, self.shards)
+
+    def joined(self, replies: list[Tensor]) -> Tensor:
+        """The servers' pieces of the weights as one reply."""
+        import torch
+
+        cut = _elements(len(Reply._fields), replies[0])
+        return torch.cat([*(reply[:-cut] for reply in replies[:-1]), replies[-1]])
 
     def __call__(self, worker: int, payload: Tensor, now: float) -> list[tuple[int, Tensor]]:
         gradient, numbers = unpack(payload, PUSH_NUMBERS)
@@ -122,9 +142,21 @@ def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
     """What `pack` put together."""
     import torch
 
-    end = message.numel() - numbers * _NUMBER_BYTES // message.element_size()
+    end = message.numel() - _elements(numbers, message)
     found = struct.unpack(f"{numbers}d", message[end:].cpu().view(torch.uint8).numpy().tobytes())
     return message[:end], list(found)
+
+
+def _elements(numbers: int, message: Tensor) -> int:
+    """How many elements of `message` so many numbers take."""
+    return numbers * _NUMBER_BYTES // message.element_size()
+
+
+def _in_pieces(message: Tensor, numbers: int, pieces: int) -> list[Tensor]:
+    import torch
+
+    cut = message.numel() - _elements(numbers, message)
+    return [torch.cat([piece, message[cut:]]) for piece in message[:cut].tensor_split(pieces)]
 
 
 def read_reply(message: Tensor) -> tuple[Tensor, Reply]:

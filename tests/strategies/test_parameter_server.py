@@ -7,10 +7,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scalebench.errors import EngineError, StudyError
+from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.server_rules import Gate, Lockstep
+from scalebench.strategies.server_rules import Elastic, Gate, Lockstep
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Reply, pack, read_reply, unpack
 
 FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
@@ -209,12 +211,12 @@ def test_steady_jitter_does_not_freeze_where_the_server_updates(play):
     ("name", "options", "said"),
     [
         ("ssp", {"staleness": -1}, r"strategy ssp: option 'staleness': .* greater than or equal to 0"),
-        ("dssp", {"lower": 5, "upper": 3}, r"strategy dssp: option 'upper': .* expected at least lower \(5\), got 3"),
+        ("dssp", {"lower": 5, "upper": 3}, r"strategy dssp: option 'upper': expected at least lower \(5\), got 3"),
         ("dssp", {"bound": "loose"}, r"strategy dssp: option 'bound': .* 'strict' or 'paper'"),
         ("elastic_bsp", {"lookahead": 0}, r"strategy elastic_bsp: option 'lookahead'"),
         ("bsp", {"shards": 0}, r"strategy bsp: option 'shards'"),
         ("bsp_backup", {"backup": 0}, r"strategy bsp_backup: option 'backup'"),
-        ("asp", {"staleness": 3}, r"strategy asp: option 'staleness': .* did you mean 'staleness_lr'"),
+        ("asp", {"staleness": 3}, r"strategy asp: unknown option 'staleness'; did you mean 'staleness_lr'"),
     ],
 )
 def test_options_out_of_range_name_option_and_range(name, options, said):
@@ -243,19 +245,40 @@ def test_reply_numbers_are_those_of_the_message():
     assert torch.equal(weights, torch.ones(5))
 
 
-def test_several_servers_are_a_matter_of_virtual_runs():
-    """With `auto` that is a note and virtual runs go on; who insists on real ones is refused before anything runs."""
+@given(
+    order=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    shards=st.integers(2, 5),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_servers_that_share_the_weights_answer_as_one_does(order, shards, dtype):
+    """Each part hears of the same pushes at the same times; pieces of its pushes make pieces of its replies."""
+    weights = torch.arange(7, dtype=dtype)
+    whole, spread = (serve(Elastic(3, 99, 4), weights, momentum=0.9, shards=count) for count in (1, shards))
+    parts = [spread.part(place) for place in range(shards)]
+    asked: set[int] = set()
+    for time, worker in enumerate(order):
+        if worker in asked:
+            continue  # it still waits for its reply
+        asked.add(worker)
+        payload = pack(torch.full((7,), worker + 0.5 * time, dtype=dtype), [0.1, 1.0])
+        replies = whole(worker, payload, float(time))
+        apart = [part(worker, piece, float(time)) for part, piece in zip(parts, spread.parted(payload), strict=True)]
+        assert all([to for to, _ in replies] == [to for to, _ in each] for each in apart)
+        for place, (to, reply) in enumerate(replies):
+            asked.discard(to)
+            joined = spread.joined([each[place][1] for each in apart])
+            assert torch.equal(joined.view(torch.uint8), reply.view(torch.uint8))
+
+
+def test_several_servers_run_on_real_ranks_too():
     from scalebench.cluster.load import load_cluster
     from scalebench.launch.engines import available
     from scalebench.launch.sweep import expand
+    from scalebench.native.job import server_ranks
     from scalebench.study.spec import Study
 
     if reason := available("mpi"):
         pytest.skip(reason)
-    options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "1,2"}
+    options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "2", "execution": "native"}
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
-    assert {run.execution for run in sweep.runs} == {"virtual"}
-    assert sweep.notes[0] == "bsp(shards=4): no native runs, no engine has sharded_server"
-    study = Study.model_validate({**options, "execution": "native"})
-    with pytest.raises(EngineError, match="engine mpi, which has no sharded_server; use --execution virtual"):
-        expand(study, load_cluster("this-machine"))
+    assert [server_ranks(run) for run in sweep.runs] == [4] * len(sweep.runs)

@@ -22,6 +22,8 @@ EXACT, ROUNDED = 1e-9, 1e-6
 CASES = {
     "mpi": [
         ("bsp", {}, 4, EXACT),
+        ("bsp", {"shards": 3}, 2, EXACT),
+        ("ssp", {"staleness": 0, "shards": 2}, 3, EXACT),
         ("ssp", {"staleness": 0}, 4, EXACT),
         ("dssp", {"lower": 0, "upper": 0, "bound": "paper"}, 2, EXACT),
         ("allreduce", {"compression": "fp16"}, 4, ROUNDED),
@@ -50,7 +52,8 @@ CASES = {
         ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
     ],
 }
-LOOSE = [("asp", {"staleness_lr": True}), ("ssp", {"staleness": 1}), ("dssp", {"lower": 1, "upper": 3}),
+LOOSE = [("asp", {"staleness_lr": True}), ("asp", {"shards": 2}), ("elastic_bsp", {"shards": 2}),
+         ("ssp", {"staleness": 1}), ("dssp", {"lower": 1, "upper": 3}),
          ("elastic_bsp", {}), ("bsp_backup", {})]  # fmt: skip
 
 
@@ -97,16 +100,15 @@ def launched(tmp_path_factory):
         if engine not in known:
             folder = tmp_path_factory.mktemp(engine)
             runs = [run for run, _ in cases(engine)] + (loose() if engine == "mpi" else [])
-            known[engine] = start(engine, runs, folder), folder / "weights"
+            known[engine] = start(runs, folder), folder / "weights"
         return known[engine]
 
     return of
 
 
-def start(engine, runs, folder):
+def start(runs, folder):
     outcomes = {}
     launch(
-        engine,
         runs,
         {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
         ranks=max(run.workers for run in runs),
