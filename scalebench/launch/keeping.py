@@ -12,10 +12,13 @@ from scalebench.launch.planning import is_oversubscribed
 from scalebench.launch.replication import Replication
 from scalebench.launch.rows import rows_of
 from scalebench.outcome import Outcome
+from scalebench.records.provenance import redact
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
 
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id")
+
+_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # may hold paths, which name their owner
 
 
 class Reporter(Protocol):
@@ -75,6 +78,9 @@ class Keeper:
             oversubscribed=is_oversubscribed(run),
             started_utc=begun,
             provenance=self._provenance,
+        )
+        row = row.model_copy(
+            update={name: redact(text, names=False) for name in _PATHS if (text := getattr(row, name))}
         )
         with self._interruption.shielded():
             self._store.append(row, epochs)

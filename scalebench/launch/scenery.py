@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +22,7 @@ from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
 
 FILE = "calibration.json"
+Note = Callable[[str], None]
 
 
 class Calibration(BaseModel):
@@ -34,14 +36,22 @@ class Calibration(BaseModel):
 
 
 def scenery_for(
-    study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation, *, folder: Path, cache: Path, host: str
+    study: Study,
+    cluster: Cluster,
+    runs: list[Run],
+    prepared: Preparation,
+    *,
+    folder: Path,
+    cache: Path,
+    host: str,
+    note: Note = lambda _: None,
 ) -> Scenery:
     """The step times and engine costs for the virtual `runs`; measured unless `folder` holds them already.
 
     A study's own `calibration` file is taken as it is.
     """
     if cluster.compute != "this-machine" or study.device_step_time is not None:
-        return _stated(study, cluster, runs, prepared, cache)
+        return _stated(study, cluster, runs, prepared, cache, note)
     if study.calibration is not None:
         return _from(cluster, read_calibration(study.calibration))
     workers = {run.workers for run in runs}
@@ -59,7 +69,7 @@ def scenery_for(
         sizes,
         min(max(workers), cluster.node.workers_per_node),
     )
-    calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache))
+    calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
     try:
         write_whole(path, calibration.model_dump_json(indent=1))
     except OSError as error:
@@ -83,16 +93,16 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
 
 
-def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation, cache: Path) -> Scenery:
+def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation, cache: Path, note: Note) -> Scenery:
     batch = max(prepared.plans[run.workers].batch_size for run in runs)
     # Another machine's engines were not measured: its network model alone is charged.
-    costs = _engine_costs(cache) if cluster.compute == "this-machine" else EngineCosts()
+    costs = _engine_costs(cache, note) if cluster.compute == "this-machine" else EngineCosts()
     return Scenery(cluster, costs, [stated_table(study, cluster, batch)])
 
 
-def _engine_costs(cache: Path) -> EngineCosts:
+def _engine_costs(cache: Path, note: Note) -> EngineCosts:
     here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
-    return measure_engine_costs(cache, here) if here else EngineCosts()
+    return measure_engine_costs(cache, here, note=note) if here else EngineCosts()
 
 
 def _from(cluster: Cluster, calibration: Calibration) -> Scenery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from scalebench.cache import cache_folder
 from scalebench.errors import ModelError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
+from scalebench.launch.elsewhere import Elsewhere, disturbed
 from scalebench.launch.interruption import AbandonedError, Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
@@ -25,6 +27,8 @@ from scalebench.records.store import Store
 from scalebench.weights import load_weights
 
 __all__ = ["Reporter", "Tally", "run_study"]
+
+_LOOK_S = 0.1  # at what others do, before anything is measured
 
 
 def run_study(
@@ -46,6 +50,9 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
+    elsewhere = Elsewhere()
+    time.sleep(_LOOK_S)
+    others = elsewhere.cores()
     if plan.sweep.of("virtual"):
         open_nursery()
     plan.prepared.notes += _check_model(plan)
@@ -62,6 +69,11 @@ def run_study(
                 keep_plan(folder, replication)
             for note in plan.notes:
                 reporter.note(note)
+            if disturbed(others) and replication.left():
+                reporter.note(
+                    f"other programs keep {others:.1f} of {engines.cores()} cores busy: "
+                    "times measured now are not those of a quiet machine"
+                )
 
             def stopping() -> bool:
                 return interruption.asked() or (fail_fast and bool(tally.failed))
@@ -78,6 +90,7 @@ def run_study(
                         scenery = scenery_for(
                             study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
                             folder=folder, cache=cache_folder("engines"), host=str(provenance["host_hash"]),
+                            note=reporter.note,
                         )  # fmt: skip
                     with interruption.runs_under_way():
                         conduct.real()

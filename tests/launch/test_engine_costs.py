@@ -11,7 +11,9 @@ def measured(tmp_path_factory):
     if "mpi" not in here:
         pytest.skip("no MPI")
     cache = tmp_path_factory.mktemp("cache")
-    return cache, here, measure_engine_costs(cache, here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_costs, "disturbed", lambda cores: False)  # whatever else this machine does
+        return cache, here, measure_engine_costs(cache, here)
 
 
 def test_each_engine_has_a_whole_curve_with_its_source(measured):
@@ -47,6 +49,21 @@ def test_costs_are_measured_once_per_machine_and_versions(measured, monkeypatch)
     monkeypatch.setattr(engine_costs, "version", lambda name: "99")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         measure_engine_costs(cache, here)
+
+
+def test_costs_of_a_busy_machine_are_used_and_not_kept(measured, tmp_path, monkeypatch):
+    _, here, costs = measured
+    notes = []
+    monkeypatch.setattr(engine_costs, "_measure", lambda *_: costs)
+    monkeypatch.setattr(engine_costs.Elsewhere, "cores", lambda _: 64.0)
+    assert measure_engine_costs(tmp_path, here, note=notes.append) == costs
+    assert not list(tmp_path.iterdir())
+    assert len(notes) == 1
+    assert "other programs kept 64.0 of" in notes[0]
+    monkeypatch.setattr(engine_costs.Elsewhere, "cores", lambda _: 0.01)
+    measure_engine_costs(tmp_path, here, note=notes.append)
+    assert len(notes) == 1
+    assert list(tmp_path.rglob("*.json"))
 
 
 def test_a_missing_engine_and_a_failing_measurement_are_one_line(tmp_path, monkeypatch):
