@@ -24,6 +24,8 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.shared import OneSidedState
 from scalebench.flat import flatten
 from scalebench.native.connection import connected
+from scalebench.optimizers import build_optimizer
+from scalebench.study.spec import Component
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)
@@ -185,12 +187,12 @@ def _network() -> torch.nn.Module:
 
 
 def _plain_step() -> Step:
-    """As a replica steps: one flat buffer."""
+    """As a replica steps: one flat buffer, and the optimizer for it."""
     net, x = _network(), torch.randn(8, 96)
     flat, gradients = flatten(net)
     parameter = torch.nn.Parameter(flat)
     parameter.grad = gradients
-    optimizer = torch.optim.SGD([parameter], lr=1e-6, momentum=0.9, foreach=False)
+    optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True)
 
     def step() -> None:
         gradients.zero_()
