@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,16 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     for pair in _EXCLUDE_EACH_OTHER:
         _one_of(pair, before, raw, sets, overrides)
     try:
-        return Study.model_validate(raw)
+        return Study.model_validate(_from_home(raw))
     except ValidationError as error:
         raise StudyError(explain(error, Study, _origin(error, where, overrides, sets))) from None
 
 
 def dump_study(study: Study) -> str:
-    """The study as YAML, with a comment on top; `load_study` reads it back to an equal study."""
+    """The study as YAML, with a comment on top; `load_study` reads it back to an equal study.
+
+    Paths in the user's home begin with ~/, so that the file names nobody.
+    """
     values = study.model_dump(mode="json")
     # Both batch keys are never given together, and what is empty is said by leaving it out.
     order = [*Study.__annotations__, *Training.model_fields]
@@ -52,7 +56,7 @@ def dump_study(study: Study) -> str:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
         kept[key] = [_plain(item) for item in kept[key]] if key == "strategies" else _plain(kept[key])
-    return _HEADER + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
+    return _HEADER + yaml.safe_dump(_to_home(kept), sort_keys=False, allow_unicode=True, width=100)
 
 
 def study_schema() -> dict[str, Any]:
@@ -71,6 +75,24 @@ def study_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}, counts],
     }
     return schema
+
+
+def _from_home(value: Any) -> Any:
+    """`value` with every text that begins with ~/ as a path in the user's home."""
+    return _mapped(value, lambda text: f"{Path.home()}/{text[2:]}" if text.startswith("~/") else text)
+
+
+def _to_home(value: Any) -> Any:
+    home = f"{Path.home()}/"
+    return _mapped(value, lambda text: f"~/{text[len(home) :]}" if text.startswith(home) else text)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _plain(component: dict[str, Any]) -> Any:

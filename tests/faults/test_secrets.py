@@ -1,0 +1,86 @@
+"""Secrets, the user's name and home planted around a study: none is in anything that it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.cli.main import main
+from scalebench.launch.scenery import Calibration
+from scalebench.study.load import load_study
+
+SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
+MODEL = """\
+import os
+import torch
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        if os.path.exists("broken") and len(x) > 4:
+            raise OSError(f"cannot open {__file__} with {os.environ['HF_TOKEN']}")
+        return super().forward(x)
+
+def build(input_shape, outputs):
+    return Net(input_shape[0], outputs)
+"""
+STUDY = (
+    *("--dataset", "wine", "--execution", "virtual", "--workers", "1,2", "--epochs", "1", "--repetitions", "2"),
+    *("--strategy", "allreduce", "--name", "open", "--jobs", "1"),
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, scenery):
+    """A home folder of somebody, with a model and a calibration in it, and an environment full of secrets."""
+    folder = tmp_path / "home" / PERSON
+    folder.mkdir(parents=True)
+    (folder / "net.py").write_text(MODEL)
+    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    (folder / "given.json").write_text(given.model_dump_json())
+    for name, value in {
+        "HOME": str(folder),
+        "USER": PERSON,
+        "LOGNAME": PERSON,
+        "HF_TOKEN": SECRET,
+        "HOROVOD_SECRET_KEY": SECRET,
+        "NCCL_TOPO_FILE": f"https://{PERSON}:{SECRET}@host/topo.xml",
+        "OMPI_MCA_param": f"{folder}/x",
+        "LOADEDMODULES": f"{folder}/modules/gcc",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return folder
+
+
+def call(*words: str) -> object:
+    with pytest.raises(SystemExit) as end:
+        main.main([*words], prog_name="scalebench")
+    return end.value.code
+
+
+def run(home: Path) -> object:
+    return call("run", *STUDY, "--model", f"{home}/net.py:build", "--calibration", f"{home}/given.json")
+
+
+def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
+    assert run(home) == 0
+    assert run(home) == 0, "it goes on with what it wrote"
+    files = [path for path in Path("results").rglob("*") if path.is_file()]
+    assert {"runs.csv", "epochs.csv", "study.yaml", "planned.json"} <= {path.name for path in files}
+    assert any(path.parent.name == "provenance" for path in files)
+    for path in files:
+        assert SECRET not in path.read_text(), path
+        assert PERSON not in path.read_text(), path
+    assert str(load_study(Path("results/open/study.yaml"), {}, []).model) == f"{home}/net.py:build"
+
+
+def test_the_reason_of_a_failed_run_is_kept_without_them(home):
+    Path("broken").touch()
+    assert run(home) == 1
+    content = Path("results/open/runs.csv").read_text()
+    assert "cannot open ~/net.py with <secret>" in content
+    assert SECRET not in content
+    assert PERSON not in content
