@@ -92,11 +92,13 @@ def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], lev
 
 def median_time(seconds: Sequence[float], level: float = LEVEL) -> Estimate:
     """Median of positive times, with its interval."""
-    return _exp(_estimate(median_bounds(np.log(np.asarray(seconds, dtype=float)), level), len(seconds)))
+    x = np.asarray(seconds, dtype=float)
+    bounds = _exp(_estimate(median_bounds(np.log(x), level), len(x)))
+    return bounds._replace(centre=float(np.median(x))) if len(x) else bounds
 
 
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Median of numerator_i / denominator_i, with its interval."""
+    """Median of numerator_i / denominator_i (on logs, so that the inverse is its inverse), with its interval."""
     return _exp(_estimate(median_bounds(_logs(numerator, denominator), level), len(numerator)))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
-from scalebench.analysis import agreement, median_error
+import pytest
+from scipy import stats
+
+from scalebench.analysis import agreement, cells, median_error, ratios, virtual_error
 from tests.analysis.test_comparing import only, run
 
 
@@ -36,3 +39,46 @@ def test_known_gap_lies_inside_the_interval(study):
     fair = table[~table["oversubscribed"]]
     inside = (fair["ratio_low"] < 1 / 1.1) & (fair["ratio_high"] > 1 / 1.1)
     assert inside.mean() > 0.8
+
+
+def checked_study(factors, native_noise=0.0):
+    """Virtual times off by `factors` at 1, 1 (another strategy), 2, 4 ... workers."""
+    points = [("serial", 1), ("allreduce", 1), ("allreduce", 2), ("allreduce", 4), ("allreduce", 8)]
+    rows = []
+    for (strategy, workers), factor in zip(points, factors, strict=False):
+        rows += [run(strategy, workers, 8 / workers, "native", repetition=r) for r in range(3)]
+        rows += [run(strategy, workers, factor * 8 / workers, repetition=r) for r in range(3)]
+    return rows
+
+
+def test_the_virtual_error_is_a_root_mean_square_in_which_one_worker_counts_once(study):
+    error = virtual_error(study(rows=checked_study([1.1, 1.1, 0.9, 1.2])))
+    expected = math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2 + math.log(1.2) ** 2) / 3)
+    assert (error.rms, error.checks) == (pytest.approx(expected), 3)
+    assert error.half_width() == pytest.approx(stats.t.ppf(0.975, 3) * expected)
+    assert error.half_width(2) == pytest.approx(math.sqrt(2) * error.half_width())
+
+
+def test_two_checks_are_too_few(study):
+    assert virtual_error(study(rows=checked_study([1.1, 1.1, 0.9]))) is None
+
+
+def test_virtual_intervals_hold_the_error_and_say_so(study):
+    results = study(rows=checked_study([1.1, 1.1, 0.9, 1.2, 1.0]))
+    error = virtual_error(results)
+    cell = only(cells(results), execution="virtual", workers=8)
+    assert cell.interval == "calibration interval with virtual-native error"
+    assert math.log(cell.high_s / cell.train_s) == pytest.approx(error.half_width())
+    table = ratios(results)
+    ratio = only(table, execution="virtual", workers=8, baseline="serial")
+    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(error.half_width(2))
+    assert ratio.interval == cell.interval
+    itself = only(table, execution="virtual", label="serial", baseline="serial")
+    assert (itself.ratio_low, itself.ratio_high) == pytest.approx((1, 1)), "what is divided by itself is 1"
+    native = only(table, execution="native", workers=8, baseline="serial")
+    assert (native.ratio_low, native.interval) == (pytest.approx(8), "95 % confidence interval")
+
+
+def test_only_the_cluster_that_native_runs_had_is_checked(study):
+    rows = [run("allreduce", 2, 1.0, "native"), run("allreduce", 2, 1.3, cluster="juwels-booster")]
+    assert agreement(study(rows=rows)).empty
