@@ -17,7 +17,7 @@ batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,6 +32,8 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 FURTHEST = 16.0
 _PER_OCTAVE = 16
+_ROUNDING = 1e-9
+_UNKNOWN = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -63,65 +65,60 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     limit = math.floor(min(FURTHEST * series.counts[-1], max(series.most_workers, series.counts[-1])))
     at = 2 ** np.linspace(0, math.log2(limit), math.ceil(_PER_OCTAVE * math.log2(limit)) + 1)
     best = found[0].fit
-    speed = -best.law.log_seconds(at, best.coefficients) + best.law.log_seconds(np.ones(1), best.coefficients)
-    speed = speed + np.log(at) if series.weak else speed
+    alone = best.law.log_seconds(np.ones(1), best.coefficients)
+
+    def log_speed(n: Array) -> Array:
+        gained = alone - best.law.log_seconds(n, best.coefficients)
+        return np.asarray(gained + np.log(n) if series.weak else gained)
+
+    def knee_height(n: Array) -> Array:
+        return np.asarray(2 * log_speed(n) - np.log(n))
+
+    knee = _highest(at, knee_height)
+    enough = np.flatnonzero(log_speed(at) - np.log(at) >= math.log(efficiency) - _ROUNDING)
+    whole = _whole_around(at, int(enough[-1]))
+    worth = int(whole[log_speed(whole) - np.log(whole) >= math.log(efficiency) - _ROUNDING].max(initial=1))
     sure = not no_band(series)
     return Advice(
-        _knee(at, speed, found, series, sure),
-        _worth(at, speed, found, series, limit, sure, efficiency),
+        Count(knee, *(_knee_interval(at, knee, found, series) if sure else _UNKNOWN), knee >= limit),
+        Count(worth, *(_worth_interval(at, worth, found, series, efficiency) if sure else _UNKNOWN), worth >= limit),
         efficiency,
-        round(float(at[int(np.argmax(np.round(speed, 9)))])),
+        _highest(at, log_speed),
         limit,
     )
 
 
-def _knee(at: Array, speed: Array, found: Sequence[Candidate], series: Series, sure: bool) -> Count:
-    centre = float(at[int(np.argmax(2 * speed - np.log(at)))])
-    workers = max(1, round(centre))
-    if not sure:
-        return Count(workers, math.nan, math.nan, bool(centre >= at[-1]))
+def _highest(at: Array, height: Callable[[Array], Array]) -> int:
+    """The whole number of workers at which `height` is largest, the smallest of equal ones."""
+    whole = _whole_around(at, int(np.argmax(np.round(height(at), 9))))
+    return int(whole[np.argmax(np.round(height(whole), 9))])
+
+
+def _whole_around(at: Array, place: int) -> Array:
+    """The whole numbers around `at[place]`, to its neighbours and the next beyond them."""
+    low, high = at[max(place - 1, 0)], at[min(place + 1, len(at) - 1)]
+    return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
+
+
+def _knee_interval(at: Array, knee: int, found: Sequence[Candidate], series: Series) -> tuple[float, float]:
     inner = at[(at >= math.sqrt(2)) & (at <= at[-1] / math.sqrt(2))]
     points = np.concatenate([inner * math.sqrt(2), inner / math.sqrt(2)])
     slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(2)
     band = linear(found, series, points, slope)
-    elastic = Band(*(part + series.weak for part in (band.centre, band.low, band.high)))
-    low, high = _around(inner, elastic, 0.5, centre)
-    return Count(workers, min(low, workers), max(high, workers), bool(centre >= at[-1]))
+    return _around(inner, Band(*(part + series.weak for part in (band.centre, band.low, band.high))), 0.5, knee)
 
 
-def _worth(
-    at: Array,
-    speed: Array,
-    found: Sequence[Candidate],
-    series: Series,
-    limit: int,
-    sure: bool,
-    efficiency: float,
-) -> Count:
-    enough = speed - np.log(at) >= math.log(efficiency) - 1e-9
-    centre = float(at[np.flatnonzero(enough)[-1]])
-    workers = _largest_whole(at, speed - np.log(at), math.log(efficiency), limit)
-    if not sure:
-        return Count(workers, math.nan, math.nan, bool(centre >= at[-1]))
+def _worth_interval(
+    at: Array, worth: int, found: Sequence[Candidate], series: Series, efficiency: float
+) -> tuple[float, float]:
     points = np.concatenate([np.ones(1), at[1:]])
     against_one = np.hstack([np.ones((len(at) - 1, 1)), -np.eye(len(at) - 1)])
     band = linear(found, series, points, against_one)
     share = Band(*(part - (not series.weak) * np.log(at[1:]) for part in (band.centre, band.low, band.high)))
-    low, high = _around(at[1:], share, math.log(efficiency), centre)
-    return Count(workers, min(low, workers), max(high, workers), bool(centre >= at[-1]))
+    return _around(at[1:], share, math.log(efficiency), worth)
 
 
-def _largest_whole(at: Array, log_efficiency: Array, wanted: float, limit: int) -> int:
-    """The largest whole N whose efficiency, interpolated between the points, is enough."""
-    last = int(np.flatnonzero(log_efficiency >= wanted - 1e-9)[-1])
-    if last + 1 == len(at):
-        return limit
-    ends, heights = np.log(at[last : last + 2]), log_efficiency[last : last + 2]
-    crossing = math.exp(float(np.interp(-wanted, -heights, ends)))
-    return max(1, math.floor(crossing + 1e-6))
-
-
-def _around(at: Array, band: Band, level: float, centre: float) -> tuple[float, float]:
+def _around(at: Array, band: Band, level: float, centre: int) -> tuple[float, float]:
     """Where, on the way down and up from `centre`, the band leaves `level`: 1 or infinity where it does not."""
     surely_above = at[(band.low > level) & (at <= centre)]
     surely_below = at[(band.high < level) & (at >= centre)]

@@ -39,7 +39,7 @@ FEWEST_REPETITIONS = 3
 FEWEST_COUNTS = 5
 _TAIL = 0.025
 _BLOCKS_SEEN = 0.25
-_BISECTIONS = 32
+_BISECTIONS = 22  # a few millionths of the width
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def advice_lines(scaling: Scaling) -> list[str]:
     fastest = f"beyond {advice.limit:,}" if advice.fastest >= advice.limit else f"{advice.fastest:,}"
     return [
         f"T(N) = {best.law.formula}",
-        f"knee {_count(advice.knee)}, largest N at an efficiency of {100 * advice.efficiency:.0f} % or more "
-        f"{_count(advice.worth)}, fastest {fastest} (measured up to {best.counts[-1]:.0f})",
+        f"knee {count_text(advice.knee)}, largest N at an efficiency of {100 * advice.efficiency:.0f} % or more "
+        f"{count_text(advice.worth)}, fastest {fastest} (measured up to {best.counts[-1]:.0f})",
     ]
 
 
@@ -155,7 +155,8 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
     }
 
 
-def _count(count: Count) -> str:
+def count_text(count: Count) -> str:
+    """`28 [23, 36]`, `beyond 898` where the search ended there, `146 [79, ?]` where the interval has no end."""
     if count.reaches_end:
         return f"beyond {count.workers:,}"
     if math.isnan(count.low):

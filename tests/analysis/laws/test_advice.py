@@ -1,0 +1,81 @@
+"""Knee, largest N worth running and fastest N: at the places that formulas say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.analysis.laws.advice import advise
+from scalebench.analysis.laws.choosing import Candidate, candidates
+from scalebench.analysis.laws.fitting import fit
+from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
+from tests.law_factory import following
+
+
+def advice(law, coefficients, efficiency=0.5, **changes):
+    series = following(law, coefficients, **changes)
+    return advise([Candidate(fit(law, series), series, 0.0, 1.0)], series, efficiency)
+
+
+@settings(max_examples=40)
+@given(st.floats(0.005, 0.4), st.floats(0.2, 0.95))
+def test_amdahl(s, efficiency):
+    told = advice(amdahl(), (1 - s, s), efficiency, repetitions=1)
+    knee, worth = (1 - s) / s, 1 + (1 / efficiency - 1) / s  # E = 1 / (1 + s (N - 1))
+    n = np.arange(1, 1025)
+    height = n / (1 + s * (n - 1)) ** 2  # E S; its continuous maximum is at (1 - s) / s
+    assert height[told.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
+    assert abs(told.knee.workers - knee) <= 1
+    assert told.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
+    assert told.fastest == told.limit == 64 * 16  # it never gets slower
+    assert math.isnan(told.knee.low)  # one repetition has no interval
+
+
+@settings(max_examples=40)
+@given(st.floats(0, 0.2), st.floats(0.0005, 0.05))
+def test_usl_is_fastest_at_its_peak(sigma, kappa):
+    told = advice(universal(weak=False), (1.0, sigma, kappa), repetitions=1)
+    assert abs(told.fastest - math.sqrt((1 - sigma) / kappa)) <= 1  # Gunther 2007
+    n = np.arange(1, 1025)
+    speed = n / (1 + sigma * (n - 1) + kappa * n * (n - 1))
+    assert speed[told.fastest - 1] == pytest.approx(speed.max(), rel=1e-8)
+    assert (speed**2 / n)[told.knee.workers - 1] == pytest.approx((speed**2 / n).max(), rel=1e-8)
+    assert told.worth.workers == n[speed / n >= 0.5 - 1e-9][-1]
+
+
+def test_gustafson_without_losses_never_ends():
+    told = advice(gustafson(), (1.0, 0.0))
+    assert told.knee.reaches_end
+    assert told.worth.reaches_end
+    assert told.worth.workers == told.limit == 1024
+
+
+def test_gustafson_is_worth_running_for_ever_or_not_at_all():
+    assert advice(gustafson(), (0.7, 0.3), 0.69).worth.reaches_end  # efficiency goes to 0.7
+    assert advice(gustafson(), (0.4, 0.6), 0.5).worth.workers == 6  # E = 0.4 + 0.6 / N
+
+
+def test_nobody_is_advised_to_run_less_than_a_batch():
+    told = advice(amdahl(), (1.0, 0.0), most_workers=100.0)
+    assert (told.limit, told.worth.workers, told.worth.reaches_end) == (100, 100, True)
+
+
+def test_without_any_gain_one_worker_is_worth_running():
+    told = advice(amdahl(), (0.0, 1.0), 0.51)
+    assert (told.worth.workers, told.knee.workers, told.fastest) == (1, 1, 1)
+
+
+def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
+    widths = []
+    for noise in (0.05, 0.005):
+        random = np.random.default_rng(6)
+        series = following(amdahl(), (0.96, 0.04), repetitions=5, noise=noise, random=random)
+        told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
+        for count in (told.knee, told.worth):
+            assert count.low <= count.workers <= count.high
+        widths.append(math.log(told.worth.high / told.worth.low))
+    assert widths[1] < widths[0] / 3

@@ -1,0 +1,128 @@
+"""Intervals: against scipy's covariance, by simulated coverage, and what widens them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+from scipy.special import stdtrit
+
+from benchmarks.laws_coverage import coverage
+from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parameter_interval
+from scalebench.analysis.laws.choosing import Candidate, candidates
+from scalebench.analysis.laws.fitting import fit
+from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
+from tests.law_factory import COUNTS, TRUTHS, Noise, following, workload
+
+N = np.array(COUNTS, dtype=float)
+
+
+def test_one_law_without_drift_has_the_interval_of_nonlinear_least_squares():
+    # scipy: covariance of the fit to the means, scaled by their residuals, and the delta method for log T.
+    random = np.random.default_rng(2)
+    series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=random)
+    means = np.log(series.seconds).reshape(3, -1).mean(axis=0)
+    x, covariance = curve_fit(lambda n, a, b: np.log(a / n + b), N, means, p0=(0.9, 0.1))
+    own = fit(amdahl(), series)
+    np.testing.assert_allclose(own.coefficients, x, rtol=1e-5)
+    assert drift(series).variance == 0
+    band = linear([Candidate(own, series, 0.0, 1.0)], series, N, np.eye(7))
+    gradient = np.stack([1 / N, np.ones(7)], axis=1) / (x[0] / N + x[1])[:, None]
+    half = stdtrit(5, 0.975) * np.sqrt(np.einsum("ij,jk,ik->i", gradient, covariance, gradient))
+    np.testing.assert_allclose(band.high - band.centre, half, rtol=1e-4)
+    np.testing.assert_allclose(band.centre - band.low, half, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "drift", "outliers"])
+def test_nominal_95_percent_covers_93_to_97(kind: Noise):
+    # The fewest counts and repetitions that have a band, six true laws, 60 studies of each; the choice of the law is
+    # part of what is covered. Standard error 0.6 %; with 200 studies of each it is 97.1, 95.4 and 95.5 %.
+    found = [coverage(truth, 5, 3, kind, 60, advice=False) for truth in TRUTHS]
+    assert 0.93 <= np.mean([one.curve for one in found]) <= 0.975
+    assert 0.93 <= np.mean([one.beyond for one in found]) <= 0.985
+    assert min(one.curve for one in found) > 0.9
+
+
+def test_intervals_of_parameters_knee_and_worth_cover_too():
+    found = [coverage(truth, 7, 3, "lognormal", 30) for truth in TRUTHS]
+    assert np.mean([one.parameters for one in found]) > 0.93
+    assert np.mean([one.knee for one in found]) > 0.93
+    assert np.mean([one.worth for one in found]) > 0.93
+
+
+def test_repetitions_that_are_slow_as_a_whole_widen_the_band_but_not_the_shape():
+    random = np.random.default_rng(4)
+    steady = following(amdahl(), (0.9, 0.1), repetitions=5, noise=0.01, random=random)
+    slow = np.exp(0.3 * np.array([-1.0, 0.5, 1.0, -1.0, 0.5]))[steady.repetition]
+    drifting = following(amdahl(), (0.9, 0.1), repetitions=5, seconds=steady.seconds * slow)
+    # The mean square between blocks, by hand: the variance of the five shared shifts, over five.
+    expected = np.var(np.log(slow[::7]), ddof=1) / 5
+    assert drift(drifting).variance == pytest.approx(expected, rel=0.1)
+    one = [Candidate(fit(amdahl(), series), series, 0.0, 1.0) for series in (steady, drifting)]
+    narrow, wide = (curve([each], each.series, N) for each in one)
+    assert (np.log(wide.high / wide.low) > 5 * np.log(narrow.high / narrow.low)).all()
+    share = amdahl().parameters[1]
+    assert parameter_interval(one[1].fit, drifting, share) == pytest.approx(
+        parameter_interval(one[0].fit, steady, share), rel=1e-3
+    )
+
+
+def test_draws_of_one_calibration_do_not_make_it_surer():
+    slow = np.exp(0.3 * np.tile([-1.0, 0.0, 1.0], 8))
+    for execution, share in (("native", 1 / 24), ("virtual", 1 + 1 / 24)):
+        random = np.random.default_rng(4)
+        series = following(amdahl(), (0.9, 0.1), repetitions=24, noise=1e-3, random=random, execution=execution)
+        drifting = following(
+            amdahl(),
+            (0.9, 0.1),
+            repetitions=24,
+            seconds=series.seconds * slow[series.repetition],
+            execution=execution,
+        )
+        assert drift(drifting).variance == pytest.approx(np.var(np.log(slow), ddof=1) * share, rel=0.01)
+
+
+def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated():
+    bent = np.exp(0.1 * np.array([1, -1, 1, -1, 1, -1, 1]))
+    widths = []
+    for repetitions in (3, 30):
+        exact = following(amdahl(), (0.9, 0.1), repetitions=repetitions)
+        series = following(
+            amdahl(), (0.9, 0.1), repetitions=repetitions, seconds=exact.seconds * np.tile(bent, repetitions)
+        )
+        band = curve([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, N)
+        widths.append(np.log(band.high / band.low))
+    np.testing.assert_allclose(widths[0], widths[1], rtol=1e-6)
+    assert (widths[0] > 0.1).all()
+
+
+def test_laws_that_disagree_widen_the_band_where_they_do():
+    random = np.random.default_rng(0)
+    series = following(amdahl(), (0.95, 0.05), (1, 2, 4, 8, 16), repetitions=3, noise=0.03, random=random)
+    found, _ = candidates(laws_for(series)[0], series)
+    alone = [Candidate(found[0].fit, series, found[0].aicc, 1.0)]
+    at = np.array([4.0, 64.0])
+    averaged, single = curve(found, series, at), curve(alone, series, at)
+    assert (averaged.high - averaged.low)[1] > (single.high - single.low)[1]
+    assert ((averaged.low < averaged.centre) & (averaged.centre < averaged.high)).all()
+
+
+def test_intervals_of_parameters_stay_where_the_parameter_can_be():
+    random = np.random.default_rng(8)
+    load = workload()
+    series = following(amdahl(), (1.0, 1e-5), load=load, noise=0.1, random=random)
+    for law in (amdahl(), universal(weak=False), mechanistic(load, "mechanistic-log")):
+        own = fit(law, series)
+        for parameter in law.parameters:
+            low, high = parameter_interval(own, series, parameter)
+            assert parameter.least <= low <= parameter.of(own.coefficients) <= high <= parameter.most
+
+
+@pytest.mark.parametrize(
+    ("counts", "repetitions", "reason"),
+    [((1, 2, 4, 8), 3, "5 worker counts, there are 4"), (COUNTS, 2, "3 repetitions, there are 2"), (COUNTS, 3, "")],
+)
+def test_too_few_runs_have_no_interval(counts, repetitions, reason):
+    series = following(amdahl(), (0.9, 0.1), counts, repetitions=repetitions)
+    assert reason in no_band(series)
+    assert bool(no_band(series)) == bool(reason)

@@ -1,0 +1,219 @@
+"""The laws of a study's records: what is fitted, what is refused, what never touches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench.analysis.laws import scaling_laws, series_of, write_extrap
+from scalebench.errors import ResultsError, UsageError
+from tests.law_factory import BYTES
+from tests.records_factory import run_row
+
+COUNTS = (1, 2, 4, 8, 16)
+
+
+def rows(strategy="epoch_average", counts=COUNTS, s=0.05, repetitions=3, **columns):
+    """Runs that follow Amdahl's law with the serial share `s`, and count what they send."""
+    found = []
+    for repetition in range(repetitions):
+        for n in counts:
+            values = {
+                "strategy": strategy,
+                "workers": n,
+                "repetition": repetition,
+                "train_s": (1 + 0.01 * (repetition - 1)) * (s + (1 - s) / n),
+                "optimizer_steps": 800 // n,
+                "syncs": 6 if n > 1 else 0,
+                "bytes_sent_per_worker": 6 * BYTES if n > 1 else 0.0,
+                "execution": "native",
+                "engine": "mpi",
+            }
+            values |= columns
+            run_id = "-".join(str(values[name]) for name in ("execution", "engine", "strategy"))
+            found.append(run_row(**{"run_id": f"{run_id}-w{n}-r{repetition}", **values}))
+    return found
+
+
+def laws(results, **options):
+    return {
+        (one.series.execution, one.series.engine, one.series.label): one for one in scaling_laws(results, **options)
+    }
+
+
+def serial_share(scaling):
+    return next(one.value for one in scaling.parameters if one.parameter.name == "s")
+
+
+def test_executions_and_engines_are_fitted_apart(study):
+    parts = {("native", "mpi"): 0.05, ("native", "gloo"): 0.1, ("virtual", "virtual"): 0.2}
+    results = study(
+        rows=[row for (execution, engine), s in parts.items() for row in rows(s=s, execution=execution, engine=engine)]
+    )
+    found = laws(results)
+    assert list(found) == [
+        ("native", "gloo", "epoch_average"),
+        ("native", "mpi", "epoch_average"),
+        ("virtual", "virtual", "epoch_average"),
+    ]
+    for (execution, engine, _), scaling in found.items():
+        assert scaling.best.fit.law.name == "amdahl"
+        assert serial_share(scaling) == pytest.approx(parts[execution, engine], rel=1e-6)
+        assert len(scaling.series.at) == 15
+
+
+def test_oversubscribed_runs_change_nothing(study):
+    fair = rows()
+    crowded = rows(counts=(32, 64), oversubscribed=True, train_s=77.0)
+    slow_pace = rows(counts=(24,), execution="native", paced_overrun=0.5, train_s=99.0)
+    (alone,), (among,) = scaling_laws(study(rows=fair)), scaling_laws(study(rows=fair + crowded + slow_pace))
+    assert among.series.counts.tolist() == list(COUNTS)
+    np.testing.assert_array_equal(among.best.fit.coefficients, alone.best.fit.coefficients)
+    assert among.notes[0] == "oversubscribed runs left out, at 24, 32, 64 workers"
+    assert among.advice == alone.advice
+
+
+@pytest.mark.parametrize(
+    ("runs", "refusal"),
+    [
+        (rows(counts=(1, 2, 4)), "3 worker counts (1, 2, 4) that were not oversubscribed; a law wants 4"),
+        (rows(counts=(2,)), "1 worker count (2) that was not oversubscribed"),
+        (rows(oversubscribed=True), "0 worker counts that were not oversubscribed"),
+        (rows(counts=(1, 2, 4, 8), repetitions=1), "4 runs are too few to choose between laws"),
+    ],
+)
+def test_below_four_counts_there_is_no_law(study, runs, refusal):
+    (scaling,) = scaling_laws(study(rows=runs))
+    assert scaling.refusal.startswith(refusal)
+    assert scaling.candidates == ()
+    assert scaling.advice is None
+
+
+def test_four_counts_have_a_law_without_intervals(study):
+    (scaling,) = scaling_laws(study(rows=rows(counts=(1, 2, 4, 8))))
+    assert scaling.best.fit.law.name == "amdahl"
+    assert all(np.isnan([one.low, one.high]).all() for one in scaling.parameters)
+    assert "no intervals: they want 5 worker counts, there are 4" in scaling.notes
+
+
+def test_a_batch_cut_to_the_shard_is_another_computation(study):
+    small = rows(counts=(32,), batch_per_worker=4, train_s=9.0)
+    (scaling,) = scaling_laws(study(rows=rows() + small))
+    assert scaling.series.counts.tolist() == list(COUNTS)
+    assert "another batch than 8, and so left out: 32 workers" in scaling.notes
+
+
+def test_a_law_is_followed_as_long_as_a_worker_has_a_batch(study):
+    (scaling,) = scaling_laws(study(rows=rows(n_train=800)))
+    assert scaling.advice is not None
+    assert scaling.advice.limit == 100
+    (few,) = scaling_laws(study(rows=rows(n_train=100_000)))
+    assert few.advice is not None
+    assert few.advice.limit == 256  # 16 times the largest
+
+
+def test_weak_scaling_follows_gustafson(study):
+    runs = [
+        row.model_copy(
+            update={"scaling": "weak", "train_s": 1 / (0.7 + 0.3 / row.workers), "n_train": 80 * row.workers}
+        )
+        for row in rows()
+    ]
+    (scaling,) = scaling_laws(study(rows=runs))
+    assert scaling.best.fit.law.name == "gustafson"
+    assert serial_share(scaling) == pytest.approx(0.3)
+
+
+def test_times_that_no_law_follows_are_called_so(study):
+    wild = [row.model_copy(update={"train_s": 5.0 if row.workers == 4 else row.train_s}) for row in rows()]
+    (scaling,) = scaling_laws(study(rows=wild))
+    assert any(note.startswith("no law fits well") and "at 4 workers" in note for note in scaling.notes)
+
+
+def test_a_bad_forecast_is_called_so(study):
+    surprise = [row.model_copy(update={"train_s": 0.5 if row.workers == 16 else row.train_s}) for row in rows()]
+    (scaling,) = scaling_laws(study(rows=surprise))
+    assert any("not to be trusted beyond what was measured: fitted without 16" in note for note in scaling.notes)
+
+
+def test_serial_has_no_law(study):
+    results = study(rows=rows() + rows("serial", counts=(1,)))
+    assert [one.label for one in series_of(results)] == ["epoch_average"]
+    with pytest.raises(ResultsError, match="no completed run of a strategy but serial"):
+        scaling_laws(study(rows=rows("serial", counts=(1,))))
+
+
+def test_strategies_are_chosen_by_name_or_label(study):
+    results = study(
+        rows=rows()
+        + [
+            row.model_copy(update={"strategy_options": '{"every": 2}', "run_id": f"{row.run_id}-2"})
+            for row in rows(s=0.01)
+        ]
+        + rows("allreduce", s=0.3)
+    )
+    assert len(scaling_laws(results)) == 3
+    assert [one.series.label for one in scaling_laws(results, strategies=["epoch_average"])] == [
+        "epoch_average",
+        "epoch_average(every=2)",
+    ]
+    assert len(scaling_laws(results, strategies=["epoch_average(every=2)"])) == 1
+    with pytest.raises(UsageError, match=r"'allreduc'.*did you mean 'allreduce'"):
+        scaling_laws(results, strategies=["allreduc"])
+
+
+@pytest.mark.parametrize("efficiency", [0, -0.5, 1.01, float("nan")])
+def test_an_efficiency_is_a_share(study, efficiency):
+    with pytest.raises(UsageError, match="above 0 and is at most 1"):
+        scaling_laws(study(rows=rows()), efficiency=efficiency)
+
+
+def read_lines(file: Path):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_extrap_gets_every_repetition_once(study, tmp_path):
+    results = study(rows=rows() + rows("allreduce", s=0.3) + rows(counts=(32,), oversubscribed=True))
+    (file,) = write_extrap(series_of(results), tmp_path / "times.jsonl")
+    assert file == tmp_path / "times.jsonl"
+    lines = read_lines(file)
+    assert len(lines) == 10  # a line per strategy and worker count, as Extra-P's reader wants them
+    assert lines[0] == {
+        "params": {"workers": 1},
+        "callpath": "allreduce",
+        "metric": "train_s",
+        "value": pytest.approx([0.99, 1.0, 1.01]),
+    }
+    assert {line["params"]["workers"] for line in lines} == set(COUNTS)
+
+
+def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(study, tmp_path):
+    results = study(
+        rows=rows()
+        + rows("allreduce", counts=(1, 2, 4, 8))
+        + rows("ddp", engine="gloo")
+        + rows(execution="virtual", engine="virtual")
+        + rows("horovod", engine="horovod", counts=(1, 2))
+    )
+    files = write_extrap(series_of(results), tmp_path / "times.jsonl")
+    assert sorted(file.name for file in files) == [
+        "times-native-gloo.jsonl",
+        "times-native-mpi-at-1-2-4-8-16.jsonl",
+        "times-native-mpi-at-1-2-4-8.jsonl",
+        "times-virtual.jsonl",
+    ]
+    for file in files:
+        points = {}
+        for line in read_lines(file):
+            points.setdefault(line["callpath"], set()).add(line["params"]["workers"])
+        assert len(set(map(frozenset, points.values()))) == 1
+
+
+def test_extrap_says_what_hinders_it(study, tmp_path):
+    with pytest.raises(ResultsError, match="nothing to export to Extra-P: no strategy ran at 4 worker counts"):
+        write_extrap(series_of(study(rows=rows(counts=(1, 2)))), tmp_path / "times.jsonl")
+    with pytest.raises(ResultsError, match=r"cannot write .*--extrap"):
+        write_extrap(series_of(study(rows=rows())), tmp_path / "none" / "times.jsonl")

@@ -1,0 +1,102 @@
+"""`scalebench laws` as a person and as a program calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scalebench.cli.main import main
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with Store(tmp_path / "results" / "mine", fsync=False) as store:
+        for run, epochs in study_rows(strategies=("serial", "allreduce", "epoch_average"), noise=0.01):
+            store.append(run, epochs)
+
+    def call(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main(["laws", *map(str, words)], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out, err
+
+    return call
+
+
+def test_each_series_has_its_table_and_the_refused_a_line(scalebench):
+    out, _ = scalebench()
+    assert "allreduce, virtual: 7 worker counts (1-64), 21 runs" in out
+    assert "largest N at an efficiency of 50 % or more" in out
+    for word in ("amdahl", "usl", "weight", "ΔAICc", "leave-out", "calibration interval"):
+        assert word in out
+    refused = "allreduce, native mpi: no law: 2 worker counts (1, 2) that were not oversubscribed; a law wants 4"
+    assert refused in " ".join(out.split())
+    assert "mechanistic law not fitted: the rows have no syncs" in out
+
+
+def test_programs_get_the_same_as_json(scalebench):
+    out, _ = scalebench("results/mine", "--strategy", "epoch_average", "--efficiency", "0.8", "--json")
+    native, virtual = json.loads(out)["laws"]
+    assert (native["execution"], native["engine"], native["workers"]) == ("native", "mpi", [1, 2])
+    assert native["refusal"].startswith("2 worker counts")
+    assert "law" not in native
+    assert (virtual["execution"], virtual["refusal"], virtual["runs"]) == ("virtual", None, 21)
+    laws = virtual["laws"]
+    assert virtual["law"] == laws[0]["law"]
+    assert [law["aicc"] for law in laws] == sorted(law["aicc"] for law in laws)
+    assert sum(law["weight"] for law in laws) == pytest.approx(1)
+    assert virtual["worth"]["efficiency"] == 0.8
+    assert virtual["worth"]["low"] <= virtual["worth"]["workers"]
+    for parameter in virtual["parameters"]:
+        assert parameter["low"] <= parameter["value"] <= parameter["high"]
+    # More workers are worth running where less is asked of them.
+    less = json.loads(scalebench("--strategy", "epoch_average", "--efficiency", "0.3", "--json")[0])["laws"][1]
+    assert less["worth"]["workers"] > virtual["worth"]["workers"]
+
+
+def test_extra_p_gets_its_file(scalebench, tmp_path):
+    _, err = scalebench("--extrap", "times.jsonl")
+    assert "for Extra-P: times.jsonl" in err
+    lines = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert {line["callpath"] for line in lines} == {"allreduce", "epoch_average"}
+    assert all(len(line["value"]) == 3 and line["metric"] == "train_s" for line in lines)
+
+
+def test_where_no_law_can_be_fitted_the_exit_code_is_1(scalebench, tmp_path):
+    with Store(tmp_path / "results" / "few", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2, 4), native_workers=()):
+            store.append(run, epochs)
+    out, _ = scalebench("results/few", code=1)
+    assert "epoch_average, virtual: no law: 3 worker counts (1, 2, 4)" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["results/none"], "results/none holds no runs.csv"),
+        (["--strategy", "allredduce"], "did you mean 'allreduce'?"),
+        (["--efficiency", "2"], "an efficiency lies above 0 and is at most 1, got 2"),
+        (["--efficiency", "half"], "'half' is not a valid float"),
+        (["--extrap", "none/times.jsonl"], "cannot write none/times.jsonl"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(scalebench, words, message):
+    _, err = scalebench(*words, code=2)
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_the_help_imports_nothing_heavy():
+    program = (
+        "import sys, scalebench.cli.laws; "
+        "print([name for name in ('torch', 'pandas', 'numpy', 'scipy', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
