@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
@@ -103,8 +101,3 @@ def make_sound() -> Doctored:
         git_dirty=False,
     )
     return sound
-
-
-@pytest.fixture
-def sound() -> Doctored:
-    return make_sound()

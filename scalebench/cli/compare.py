@@ -38,7 +38,11 @@ def _share(context: click.Context, option: click.Parameter, value: str) -> float
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="[B]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--strategy", "strategies", multiple=True, metavar="NAME", help="With A alone: twice, the reference first."
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    help="Compare this one only; repeatable. With A alone, twice: the reference first.",
 )
 @click.option("--execution", type=click.Choice(["native", "paced", "virtual"]), help="Compare these runs only.")
 @click.option(

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.analysis.methodology import RULES, check
 from scalebench.records.progress import Planned
-from tests.analysis.methodology.conftest import Doctored, described
+from tests.doctored import Doctored, described
 
 # rule, severity, what is said of it, how the study is doctored
 CASES: list[tuple[str, str, str, Callable[[Doctored], Any]]] = []

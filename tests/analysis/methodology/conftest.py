@@ -1,0 +1,13 @@
+"""A sound study for every test of a rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.doctored import Doctored, make_sound
+
+
+@pytest.fixture
+def sound() -> Doctored:
+    """A study to which no rule objects."""
+    return make_sound()

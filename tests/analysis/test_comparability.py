@@ -1,0 +1,122 @@
+"""Which studies may be compared, and what is said of those that may not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.analysis.comparability import KEYS
+from scalebench.analysis.regression import compare_studies
+from scalebench.errors import ResultsError, UsageError
+from tests.doctored import Doctored, described, make_sound
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Compare the sound study with a doctored one."""
+
+    def make(
+        doctor: Callable[[Doctored], object] = lambda study: None,
+        before: Callable[[Doctored], object] = lambda study: None,
+        **options,
+    ):
+        folders = []
+        for name in ("a", "b"):
+            study = make_sound()
+            before(study)
+            if name == "b":
+                doctor(study)
+            folders.append(study.write(tmp_path / name))
+        return compare_studies(*map(load, folders), **options)
+
+    return make
+
+
+def rows(**changes):
+    return lambda study: study.change(**changes)
+
+
+def study_key(**changes):
+    return lambda study: study.study.update(changes)
+
+
+CASES = {
+    "lr": (rows(lr=0.5), "lr is 0.1 and 0.5"),
+    "model": (rows(model="cnn"), "model is mlp(hidden=[128]) and cnn"),
+    "dataset_sha256": (rows(dataset_sha256="f00d"), "dataset_sha256 is empty and f00d"),
+    "epochs": (rows(epochs=7), "epochs is 6 and 7"),
+    "target_metric": (rows(target_metric=0.95), "target_metric is 0.9 and 0.95"),
+    "batch_policy": (rows(batch_policy="global"), "batch_policy is per_worker and global"),
+    "batch_per_worker": (rows(batch_per_worker=4), "batch_per_worker is 8 and 4 ("),
+    "n_train": (rows(n_train=7), " and 7 ("),
+    "workers_per_node": (rows(workers_per_node=1), "workers_per_node is 2 and 1 ("),
+    "warmup_steps": (rows(warmup_steps=0), "warmup_steps is 10 and 0 ("),
+    "machine": (rows(host_hash="f00d"), "machine is cafe and f00d. Run both on one machine"),
+    "cluster": (rows(cluster="dgx-h100"), "cluster is this-machine and dgx-h100"),
+    "blocks": (study_key(blocks=3), "blocks is auto and 3"),
+    "virtual": (study_key(virtual={"ties": "rank"}), "virtual is {} and {'ties': 'rank'}"),
+}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_key_that_differs_is_named_and_can_be_overridden(compare, key):
+    doctor, said = CASES[key]
+    before = study_key(blocks="auto", virtual={})
+    with pytest.raises(ResultsError, match=re.escape(said)) as refused:
+        compare(doctor, before)
+    assert f"--ignore {key}" in str(refused.value)
+
+
+def test_what_is_overridden_is_remembered(compare):
+    found = compare(rows(lr=0.5, epochs=7), ignore=["lr", "epochs", "machine"])
+    assert [str(difference) for difference in found.overridden] == ["lr is 0.1 and 0.5", "epochs is 6 and 7"]
+
+
+def test_all_keys_that_differ_are_named_at_once(compare):
+    with pytest.raises(ResultsError, match=r"lr is 0\.1 and 0\.5; epochs is 6 and 7.*--ignore lr --ignore epochs"):
+        compare(rows(lr=0.5, epochs=7))
+
+
+def test_only_what_touches_the_compared_cells_counts(compare):
+    found = compare(rows(host_hash="f00d", warmup_steps=0), execution="virtual")
+    assert found.count("unchanged") == len(found.table)
+
+
+def test_a_key_that_only_one_version_knows_does_not_count(compare):
+    assert compare(study_key(blocks=3)).overridden == []
+
+
+def test_a_key_that_does_not_exist_cannot_be_overridden(compare):
+    with pytest.raises(UsageError, match="--ignore lrr: no such key; did you mean 'lr'"):
+        compare(ignore=["lrr"])
+    assert len(set(KEYS)) == len(KEYS)
+
+
+def test_code_and_packages_may_differ_and_are_said(compare):
+    def update(study):
+        study.change(git_commit="1" * 40, packages_hash="f00d")
+        study.provenance = [described(packages="f00d") | {"packages": {"torch": "2.14.0"}}]
+
+    assert compare(update).changed == ["commit 0000000000 → 1111111111", "torch 2.13.0 → 2.14.0"]
+    assert compare().changed == []
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_virtual_times_of_two_calibrations_are_refused_and_of_one_are_not(tmp_path, given):
+    """A study may be charged by the calibration that another one measured; the key of that file does not count."""
+    folders = [make_sound().write(tmp_path / name) for name in ("a", "b")]
+    for folder, numbers in zip(folders, (1, 2), strict=True):
+        (folder / "calibration.json").write_text(json.dumps({"key": folder.name, "tables": [numbers]}))
+    if given:
+        (folders[1] / "study.yaml").write_text(f"name: synthetic\ncalibration: {folders[0] / 'calibration.json'}\n")
+        assert compare_studies(*map(load, folders)).table["paired"].any()
+        return
+    with pytest.raises(
+        ResultsError, match=r"calibration is .* Run the second with --calibration FIRST/calibration\.json"
+    ):
+        compare_studies(*map(load, folders))
+    assert len(compare_studies(*map(load, folders), execution="native").table) == 7

@@ -1,0 +1,142 @@
+"""`scalebench compare` as a person, and as continuous integration, calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scalebench.cli.main import main
+from tests.doctored import make_sound
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """`before`, and in `after` real allreduce has become 30 % slower; `other` has another learning rate."""
+
+    def slow_down(study):
+        study.change(git_commit="1" * 40)
+        study.change(
+            lambda row: row.strategy == "allreduce" and row.execution == "native",
+            train_s=lambda row: 1.3 * row.train_s,
+        )
+
+    doctors = {
+        "before": lambda study: None,
+        "after": slow_down,
+        "other": lambda study: study.change(lr=0.5),
+    }
+    for name, doctor in doctors.items():
+        study = make_sound()
+        doctor(study)
+        study.write(tmp_path / "results" / name)
+    monkeypatch.chdir(tmp_path / "results")
+
+    def invoke(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main(["compare", *words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, out + err
+        return out, err
+
+    return invoke
+
+
+def test_the_table_says_what_became_slower(call):
+    out, err = call("before", "after")
+    (line,) = [line for line in out.splitlines() if "allreduce" in line and " 4 " in line and "native" in line]
+    assert "1.30 [1.2" in line
+    assert "native mpi" in line
+    assert "regression" in line
+    assert "what changed: commit 0000000000 → 1111111111" in out
+    assert "p: Wilcoxon rank-sum test, adjusted by Holm" in out
+    assert out.splitlines()[-1] == (
+        "time: 3 regressed, 11 unchanged (threshold 5 %); metric: 14 unchanged (margin 0.01)"
+    )
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["before", "after"], 0),
+        (["before", "after", "--fail-on", "regression"], 1),
+        (["after", "before", "--fail-on", "regression"], 0),
+        (["before", "after", "--fail-on", "regression", "--threshold", "50%"], 0),
+        (["before", "after", "--fail-on", "regression", "--strategy", "epoch_average"], 0),
+        (["before", "after", "--fail-on", "regression", "--execution", "virtual"], 0),
+        (["before", "after", "--fail-on", "missing", "--fail-on", "undecided"], 0),
+        (["before", "after", "--fail-on", "undecided", "--threshold", "30%"], 1),
+        (["before", "--strategy", "allreduce", "--strategy", "epoch_average", "--fail-on", "regression"], 0),
+        (["before", "--strategy", "epoch_average", "--strategy", "allreduce", "--fail-on", "regression"], 1),
+    ],
+)
+def test_the_exit_code_is_what_was_asked_for(call, words, code):
+    call(*words, code=code)
+
+
+def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
+    path = tmp_path / "results" / "after" / "runs.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "native-mpi-allreduce-w4" not in line))
+    out, _ = call("before", "after", "--fail-on", "missing", code=1)
+    assert "in A only: allreduce at 4 (native mpi)" in out
+
+
+def test_two_strategies_of_one_study(call):
+    out, _ = call("before", "--strategy", "allreduce", "--strategy", "epoch_average")
+    assert "A: allreduce   B: epoch_average" in out
+    assert "strategy" not in out
+    assert "improvement" in out
+
+
+def test_programs_read_the_cells(call):
+    facts = json.loads(call("before", "after", "--json")[0])
+    assert list(facts) == [
+        *("schema", "a", "b", "threshold", "metric_margin", "regressed", "time", "metric"),
+        *("failed", "missing", "changed", "overridden", "cells"),
+    ]
+    assert (facts["schema"], facts["threshold"], facts["regressed"]) == (1, 0.05, True)
+    assert facts["time"]["regression"] == 3
+    assert len(facts["cells"]) == 14
+    virtual = next(cell for cell in facts["cells"] if cell["execution"] == "virtual")
+    assert virtual["p"] is None
+    assert virtual["verdict"] == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["before", "other"], "before and other cannot be compared: lr is 0.1 and 0.5. Make them equal, or override"),
+        (["before"], "name a second folder, or two strategies of the first (--strategy NAME, twice)"),
+        (["before", "--strategy", "allreduce"], "name a second folder, or two strategies"),
+        (["before", "--strategy", "allreduce", "--strategy", "ddp"], "no completed run of strategy 'ddp'"),
+        (["before", "none"], "none holds no runs.csv"),
+        (["before", "after", "--ignore", "commit"], "--ignore commit: no such key"),
+        (["before", "after", "--threshold", "5"], "write 5% for per cent"),
+        (["before", "after", "--threshold", "-1%"], "--threshold"),
+        (["before", "after", "--threshold", "nan"], "--threshold"),
+        (
+            ["before", "--strategy", "serial", "--strategy", "allreduce", "--ignore", "lr"],
+            "strategies of one have none",
+        ),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(call, words, said):
+    _, err = call(*words, code=2)
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_difference_can_be_overridden_and_is_said(call):
+    out, _ = call("before", "other", "--ignore", "lr")
+    assert "differs and was ignored: lr is 0.1 and 0.5" in out
+
+
+def test_the_command_imports_nothing_heavy_before_it_is_called():
+    heavy = ("torch", "pandas", "numpy", "scipy", "matplotlib", "rich")
+    program = f"import sys, scalebench.cli.compare; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
