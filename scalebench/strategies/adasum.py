@@ -55,11 +55,8 @@ class Adasum(AdasumOptions):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
 
     def setup(self, worker: Worker) -> None:
-        at, worker.state.places = 0, []
-        for parameter in worker.model.parameters():
-            worker.state.places.append(slice(at, at + parameter.numel()))
-            at += parameter.numel()
         worker.state.before = worker.parameters.detach().clone()
+        worker.state.merge_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
 
     def step(self, worker: Worker, batch: Batch) -> None:
         before = worker.state.before
@@ -68,25 +65,24 @@ class Adasum(AdasumOptions):
         if worker.size > 1:
             worker.parameters.sub_(before)
             worker.comm.count(0)  # one synchronisation; its messages count their bytes
-            self._merge_(worker, worker.parameters)
+            self._merge_with_all_(worker, worker.parameters)
             worker.parameters.add_(before)
 
-    def _merge_(self, worker: Worker, vector: Tensor) -> None:
+    def _merge_with_all_(self, worker: Worker, vector: Tensor) -> None:
+        """Of two partners the higher rank merges and answers with the result, so that it is computed once."""
         import torch
 
-        other, stride = torch.empty_like(vector), 1
+        lower, stride = torch.empty_like(vector), 1
         while stride < worker.size:
             partner = worker.rank ^ stride
             if worker.rank < partner:
                 worker.comm.send(vector, partner)
-                worker.comm.recv_(other, partner)
-                adasum_(vector, other, worker.state.places)
+                worker.comm.recv_(vector, partner)
             else:
-                received, other = other, vector.clone()
-                worker.comm.recv_(received, partner)
-                worker.comm.send(other, partner)
-                vector.copy_(received)
-                adasum_(vector, other, worker.state.places)
+                worker.comm.recv_(lower, partner)
+                worker.state.merge_(lower, vector)
+                worker.comm.send(lower, partner)
+                vector.copy_(lower)
             stride *= 2
 
 
@@ -115,12 +111,26 @@ class HorovodAdasum(AdasumOptions):
         worker.update()
 
 
-def adasum_(a: Tensor, b: Tensor, places: list[slice]) -> None:
-    """a <- Adasum(a, b), each of `places` for itself; products in double precision."""
-    for place in places:
-        left, right = a[place], b[place]
-        wide_left, wide_right = left.double(), right.double()
-        product = float(wide_left @ wide_right)
-        lengths = float(wide_left @ wide_left), float(wide_right @ wide_right)
-        share, other = (1 - product / (2 * length) if length >= _TINY else 1.0 for length in lengths)
-        left.mul_(share).add_(right, alpha=other)
+class Merging:
+    """a <- Adasum(a, b), each of consecutive pieces of `sizes` for itself; products in double precision.
+
+    Pieces are widened into memory of their own, aligned alike, for a product's last bit depends on the alignment.
+    """
+
+    def __init__(self, sizes: list[int], like: Tensor) -> None:
+        import torch
+
+        self._sizes = sizes
+        self._wide = [[torch.empty(n, dtype=torch.float64, device=like.device) for n in sizes] for _ in "ab"]
+
+    def __call__(self, a: Tensor, b: Tensor) -> None:
+        import torch
+
+        pieces = torch.split(a, self._sizes), torch.split(b, self._sizes)
+        for wide, narrow in zip(self._wide, pieces, strict=True):
+            torch._foreach_copy_(wide, narrow)
+        for left, right, wide_left, wide_right in zip(*pieces, *self._wide, strict=True):
+            product = float(wide_left @ wide_right)
+            lengths = float(wide_left @ wide_left), float(wide_right @ wide_right)
+            share, other = (1 - product / (2 * length) if length >= _TINY else 1.0 for length in lengths)
+            left.mul_(share).add_(right, alpha=other)

@@ -109,16 +109,16 @@ class VirtualCommunicator:
         self.count(tensor.nbytes)
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
         meeting = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
-        return [each.clone() for each in meeting.in_order()]
+        return list(meeting.payloads)
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))
         meeting = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
         if meeting.end is not None and self.clock.running:
-            sizes = [[tensor.nbytes for tensor in row] for row in meeting.in_order()]
+            sizes = [[tensor.nbytes for tensor in row] for row in meeting.payloads]
             meeting.end += self.costs.alltoallv(sizes, self._group.ranks)
         self.await_end(meeting)
-        return [row[self.rank] for row in meeting.in_order()]
+        return [row[self.rank] for row in meeting.payloads]
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         """The mean of `tensor` (the gradients), charged as if reduced bucket by bucket behind the last backward pass.
@@ -139,7 +139,7 @@ class VirtualCommunicator:
         payload = (tensor, start, self.clock.backward_s)
         meeting = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
         if meeting.end is not None and self.clock.running:
-            passes = [(start, seconds) for _, start, seconds in meeting.in_order()]
+            passes = [(start, seconds) for _, start, seconds in meeting.payloads]
             meeting.end = max(meeting.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
         self.await_end(meeting)
 
@@ -179,10 +179,8 @@ class VirtualCommunicator:
         groups: dict[int, Group] = {}
         with self.clock.paused():
             meeting = self._meet("split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0)
-        members = sorted(
-            (entry[1], rank, entry[2]) for rank, entry in enumerate(meeting.in_order()) if entry[0] == color
-        )
-        shared: dict[int, Group] = meeting.in_order()[0][3]
+        members = sorted((entry[1], rank, entry[2]) for rank, entry in enumerate(meeting.payloads) if entry[0] == color)
+        shared: dict[int, Group] = meeting.payloads[0][3]
         group = shared.setdefault(color, Group(tuple(world for _, _, world in members)))
         place = group.ranks.index(self.world_rank)
         return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
@@ -211,15 +209,16 @@ class VirtualCommunicator:
         self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
     ) -> Meeting:
         call, self._calls = self._calls, self._calls + 1
-        meeting = self._group.meetings.setdefault(call, Meeting(what))
+        meeting = self._group.meetings.get(call)
+        if meeting is None:
+            meeting = self._group.meetings[call] = Meeting(what, self.size)
         if meeting.what != what:
             raise RunError(f"worker {self.rank} calls {what} while others call {meeting.what}")
-        meeting.arrivals[self.rank] = self.clock.now
-        meeting.payloads[self.rank] = payload
-        if len(meeting.arrivals) == self.size:
+        meeting.join(self.rank, self.clock.now, payload)
+        if not meeting.missing:
             del self._group.meetings[call]
             if self._arithmetic:
-                effect(meeting.in_order())
+                effect(meeting.payloads)
             meeting.end = meeting.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
         return meeting
 

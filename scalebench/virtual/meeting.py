@@ -10,22 +10,24 @@ from torch import Tensor
 from scalebench.virtual.overlap import Stream
 
 
-@dataclass
 class Meeting:
-    """One collective operation: who has come, with what, and when it is over."""
+    """One collective operation of `size` workers: what they brought, by rank in the group, and when it is over."""
 
-    what: str
-    arrivals: dict[int, float] = field(default_factory=dict)  # by rank in the group
-    payloads: dict[int, Any] = field(default_factory=dict)
-    sleepers: list[tuple[int, float]] = field(default_factory=list)  # (world rank, its time)
-    end: float | None = None
+    __slots__ = ("end", "latest", "missing", "payloads", "sleepers", "what")
 
-    @property
-    def latest(self) -> float:
-        return max(self.arrivals.values())
+    def __init__(self, what: str, size: int) -> None:
+        self.what = what
+        self.payloads: list[Any] = [None] * size
+        self.missing = size  # workers that have not come yet
+        self.latest = 0.0  # when the last one came
+        self.sleepers: list[tuple[int, float]] = []  # (world rank, its time)
+        self.end: float | None = None
 
-    def in_order(self) -> list[Any]:
-        return [self.payloads[rank] for rank in sorted(self.payloads)]
+    def join(self, rank: int, now: float, payload: Any) -> None:
+        """`rank` comes at `now`."""
+        self.payloads[rank] = payload
+        self.missing -= 1
+        self.latest = max(self.latest, now)
 
 
 @dataclass

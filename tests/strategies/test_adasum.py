@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalebench.data.plan import Plan
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.adasum import adasum_
+from scalebench.strategies.adasum import Merging
 
 
 def combined(a, b):
@@ -35,7 +35,7 @@ def test_two_vectors_by_the_formula_each_part_for_itself(n, seed, zero):
     if zero:
         b[:2] = 0
     merged = torch.tensor(a)
-    adasum_(merged, torch.tensor(b), [slice(0, 2), slice(2, n + 2)])
+    Merging([2, n], merged)(merged, torch.tensor(b))
     np.testing.assert_allclose(merged[:2].numpy(), combined(a[:2], b[:2]), atol=1e-13)
     np.testing.assert_allclose(merged[2:].numpy(), combined(a[2:], b[2:]), atol=1e-13)
 
@@ -43,7 +43,7 @@ def test_two_vectors_by_the_formula_each_part_for_itself(n, seed, zero):
 def test_equal_steps_are_averaged_and_orthogonal_ones_added():
     for a, b, expected in (([3.0, 4.0], [3.0, 4.0], [3.0, 4.0]), ([2.0, 0.0], [0.0, 5.0], [2.0, 5.0])):
         merged = torch.tensor(a)
-        adasum_(merged, torch.tensor(b), [slice(0, 2)])
+        Merging([2], merged)(merged, torch.tensor(b))
         assert merged.tolist() == pytest.approx(expected)
 
 
