@@ -44,5 +44,8 @@ def default_figures() -> list[str]:
 
 
 def describe_figures() -> list[tuple[str, str]]:
-    """(name, one-line summary) of every figure."""
-    return FIGURES.describe()
+    """(name, one-line summary) of every figure, and whether it is drawn only when it is named."""
+    named = set(figure_names()) - set(default_figures())
+    return [
+        (name, f"{summary} (drawn when named)" if name in named else summary) for name, summary in FIGURES.describe()
+    ]

@@ -27,7 +27,7 @@ _PER_OCTAVE = 12
 @FIGURES.add
 class ScalingLaws(Figure):
     name = "scaling-laws"
-    summary = "the scaling law of each strategy: fit, band, extrapolation and knee (drawn when named)"
+    summary = "the scaling law of each strategy: fit, band, extrapolation and knee"
     by_default = False  # takes as long as two others
 
     def absent(self, results: Results) -> str:

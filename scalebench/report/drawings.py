@@ -22,7 +22,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.report.alternative import describe
 from scalebench.report.svg import StyleSheet, inline, write
 
-ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "breakdown", "agreement")
+ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "scaling-laws", "breakdown", "agreement")
 _WIDEST_IN = 4.0  # of a panel: twice as wide on a phone, and its letters would be too small there
 _KEY_IN = (0.36, 0.15)
 
@@ -34,6 +34,14 @@ class Picture:
     title: str
     words: str
     svg: Markup
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels side by side where the page has room for `columns`, of which the last may be empty."""
+
+    columns: int
+    pictures: tuple[Picture, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Drawing:
 
     name: str
     summary: str
-    rows: tuple[tuple[Picture, ...], ...] = ()
+    rows: tuple[Row, ...] = ()
     keys: tuple[tuple[Key, ...], ...] = ()
     caption: str = ""
     absent: str = ""
@@ -95,7 +103,8 @@ class LooseCanvas(Canvas):
         rows, start = [], 0
         for count, _ in self._grid:
             band = self.panels[start : start + count]
-            rows.append(tuple(self._picture(panel, band[0], sheet) for panel in band if _shows_something(panel)))
+            pictures = tuple(self._picture(panel, band[0], sheet) for panel in band if _shows_something(panel))
+            rows.append(Row(count, pictures))
             start += count
         keys = [
             tuple(
@@ -105,7 +114,7 @@ class LooseCanvas(Canvas):
             for row, entries in enumerate(self._legend)
         ]
         caption = " ".join(sentence for sentence in self._caption if sentence != known)
-        return Drawing(self.name, summary, tuple(filter(None, rows)), tuple(keys), caption)
+        return Drawing(self.name, summary, tuple(row for row in rows if row.pictures), tuple(keys), caption)
 
     def _picture(self, panel: Panel, first: Panel, sheet: StyleSheet) -> Picture:
         ax = panel.ax

@@ -1,11 +1,10 @@
-"""The tables of the report: text for readers, and for each cell the number that it is sorted by."""
+"""The tables of the report, each from one function of the analysis."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -13,43 +12,30 @@ from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.comparing import SPLIT_BASELINES
 from scalebench.analysis.formatting import EMPTY, digits, percent, seconds, seconds_with_interval
 from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
+from scalebench.analysis.laws import EFFICIENCY, scaling_laws
+from scalebench.analysis.laws.telling import LAWS, count_text, law_rows, title
 from scalebench.report.comparison import Comparison
+from scalebench.report.table import (
+    EXECUTION,
+    STRATEGY,
+    WORKERS,
+    Column,
+    Entry,
+    Table,
+    count_entry,
+    execution_entry,
+    number_entry,
+    text_entry,
+)
 from scalebench.report.wording import metric_with_interval, metric_word, percent_with_interval, share
 
-OVERSUBSCRIBED = "×"
 _MOST_REASONS = 5
 _MOST_FAILED = 200  # a page is no log
 
 
-class Column(NamedTuple):
-    """A head, what it means, and whether numbers stand under it."""
-
-    name: str
-    meaning: str = ""
-    numeric: bool = True
-
-
-class Entry(NamedTuple):
-    """What is read, and what is sorted by (empty: always last)."""
-
-    text: str
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under columns; `note` is what has to be known to read them."""
-
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Entry, ...], ...]
-    note: str = ""
-
-
 def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     """All that have a row."""
-    made = [_cost(compared), _cells(results), _split(results), _agreement(results), _failed(results)]
+    made = [_cost(compared), _cells(results), _laws(results), _split(results), _agreement(results), _failed(results)]
     return [table for table in made if table.rows]
 
 
@@ -59,7 +45,7 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     tested = any(one.test for one in own)
     metric = _metric_head({one.metric_name for one in own if one.metric_name})
     columns = (
-        *(Column("strategy", numeric=False), _EXECUTION, Column("workers")),
+        *(STRATEGY, EXECUTION, WORKERS),
         Column("time", "geometric mean of the runs that strategy and baseline share"),
         Column("baseline", "the same of the baseline"),
         Column("time saved", "1 - T(strategy) / T(baseline), with its interval"),
@@ -70,19 +56,19 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     )
     rows = [
         (
-            _text(one.label),
-            _execution(one.execution, one.engine, one.oversubscribed),
-            _number(str(one.workers), one.workers),
-            _number(seconds(one.strategy_s), one.strategy_s),
-            _number(seconds(one.baseline_s), one.baseline_s),
-            _number(percent_with_interval(one.saved, one.saved_low, one.saved_high), one.saved),
-            _number(metric_with_interval(one.metric, math.nan, math.nan), one.metric),
-            _number(
+            text_entry(one.label),
+            execution_entry(one.execution, one.engine, one.oversubscribed),
+            number_entry(str(one.workers), one.workers),
+            number_entry(seconds(one.strategy_s), one.strategy_s),
+            number_entry(seconds(one.baseline_s), one.baseline_s),
+            number_entry(percent_with_interval(one.saved, one.saved_low, one.saved_high), one.saved),
+            number_entry(metric_with_interval(one.metric, math.nan, math.nan), one.metric),
+            number_entry(
                 metric_with_interval(one.difference, one.difference_low, one.difference_high, signed=True),
                 one.difference,
             ),
-            _number(str(one.n), one.n),
-            *([_number(digits(one.p_adjusted, 2), one.p_adjusted)] if tested else []),
+            number_entry(str(one.n), one.n),
+            *([number_entry(digits(one.p_adjusted, 2), one.p_adjusted)] if tested else []),
         )
         for one in own
     ]
@@ -90,7 +76,13 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
     more = [f"{len(reasons) - _MOST_REASONS} more of this kind"] if len(reasons) > _MOST_REASONS else []
     note = f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS] + more)}." if reasons else ""
-    return Table("saved", f"Time saved against per-batch {name}, and what it costs", columns, tuple(rows), note)
+    return Table(
+        "saved",
+        f"Time saved against per-batch {name}, and what it costs",
+        columns,
+        tuple(rows),
+        (note,) if note else (),
+    )
 
 
 def _place(one: Comparison) -> tuple[object, ...]:
@@ -110,7 +102,7 @@ def _cells(results: Results) -> Table:
     target = bool(table["time_to_target_s"].notna().any())
     metric = _metric_head(set(table["metric_name"].dropna()))
     columns = (
-        *(Column("strategy", numeric=False), _EXECUTION, Column("workers")),
+        *(STRATEGY, EXECUTION, WORKERS),
         *(Column("batch", "samples in one worker's batch"), Column("steps", "optimizer steps per epoch")),
         Column("time", "geometric mean, with its interval"),
         *(Column("median", "of the repetitions"), Column("spread", "coefficient of variation")),
@@ -123,31 +115,70 @@ def _cells(results: Results) -> Table:
     rows = [_cell(row, target) for row in table.to_dict("records")]
     named = "; ".join(sorted(f"{kind}: {name}" for kind, name in _intervals(table)))
     note = f"Intervals of times, {named}." if named else "One run each: no intervals."
-    return Table("cells", "Every point of the study", columns, tuple(rows), note)
+    return Table("cells", "Every point of the study", columns, tuple(rows), (note,) if note else ())
 
 
 def _cell(row: dict[Hashable, Any], target: bool) -> tuple[Entry, ...]:
     efficiency = metric_with_interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
     return (
-        _text(row["label"]),
-        _execution(row["execution"], row["engine"], row["oversubscribed"]),
-        *(_count(row[name]) for name in ("workers", "batch_per_worker", "steps_per_epoch")),
-        _number(seconds_with_interval(row["train_s"], row["low_s"], row["high_s"]), row["train_s"]),
-        _number(seconds(row["median_s"]), row["median_s"]),
-        _number(share(row["spread"]), row["spread"]),
-        *([_number(seconds(row["time_to_target_s"]), row["time_to_target_s"])] if target else []),
-        _number(f"{digits(row['speedup'])}×" if math.isfinite(row["speedup"]) else EMPTY, row["speedup"]),
-        _number(efficiency, row["efficiency"]),
-        _number(metric_with_interval(row["metric"], row["metric_low"], row["metric_high"]), row["metric"]),
-        _count(row["n"]),
+        text_entry(row["label"]),
+        execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
+        *(count_entry(row[name]) for name in ("workers", "batch_per_worker", "steps_per_epoch")),
+        number_entry(seconds_with_interval(row["train_s"], row["low_s"], row["high_s"]), row["train_s"]),
+        number_entry(seconds(row["median_s"]), row["median_s"]),
+        number_entry(share(row["spread"]), row["spread"]),
+        *([number_entry(seconds(row["time_to_target_s"]), row["time_to_target_s"])] if target else []),
+        number_entry(f"{digits(row['speedup'])}×" if math.isfinite(row["speedup"]) else EMPTY, row["speedup"]),
+        number_entry(efficiency, row["efficiency"]),
+        number_entry(metric_with_interval(row["metric"], row["metric_low"], row["metric_high"]), row["metric"]),
+        count_entry(row["n"]),
     )
+
+
+def _laws(results: Results) -> Table:
+    """The law of each series, and how many workers it makes worth running."""
+    columns = (
+        *(STRATEGY, EXECUTION, Column("law", "the one of the lowest AICc", numeric=False)),
+        Column("weight", "Akaike weight among the laws that were tried"),
+        Column("misfit", "typical distance of the means from the law"),
+        Column("leave-out", "error at the largest worker count when it is left out of the fit"),
+        Column("knee", "the most speed for the workers spent, with its interval"),
+        Column(f"worth {100 * EFFICIENCY:.0f} %", f"most workers with an efficiency of {EFFICIENCY} or more"),
+        Column("parameters", "with their intervals, as if the law held", numeric=False),
+    )
+    some = bool((results.completed["strategy"] != "serial").any())
+    found = scaling_laws(results) if some else []
+    rows = []
+    for one in found:
+        if one.advice is None:
+            continue
+        told = dict(zip(LAWS, law_rows(one)[0], strict=True))
+        rows.append(
+            (
+                text_entry(one.series.label),
+                execution_entry(one.series.execution, one.series.engine),
+                Entry(f"{told['law']}: {one.best.fit.law.formula}", told["law"]),
+                number_entry(told["weight"], one.best.weight),
+                number_entry(told["misfit"], one.best.fit.misfit),
+                number_entry(told["leave-out"], one.best.leave_out_error),
+                number_entry(count_text(one.advice.knee), one.advice.knee.workers),
+                number_entry(count_text(one.advice.worth), one.advice.worth.workers),
+                text_entry(told["parameters"]),
+            )
+        )
+    remarks = [f"{one.series.label}, {one.series.execution}: {note}" for one in found for note in one.notes]
+    refused = [f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal]
+    remarks += refused[:_MOST_REASONS]
+    if len(refused) > _MOST_REASONS:
+        remarks.append(f"and {len(refused) - _MOST_REASONS} more series without a law")
+    return Table("laws", "Scaling laws", columns, tuple(rows), tuple(remarks))
 
 
 def _split(results: Results) -> Table:
     """Reductions against real engines in their two parts."""
     compared = ratios(results)
     columns = (
-        *(Column("strategy", numeric=False), Column("baseline", numeric=False), _EXECUTION, Column("workers")),
+        *(STRATEGY, Column("baseline", numeric=False), EXECUTION, WORKERS),
         Column("time", "geometric mean of the runs that strategy and baseline share"),
         Column("baseline's time"),
         Column("time saved", "1 - T(strategy) / T(baseline), with its interval"),
@@ -161,22 +192,24 @@ def _split(results: Results) -> Table:
     ]
     rows = [
         (
-            _text(row["label"]),
-            _text(row["baseline"]),
-            _execution(row["execution"], row["engine"], row["oversubscribed"]),
-            _count(row["workers"]),
-            _number(seconds(row["train_s"]), row["train_s"]),
-            _number(seconds(row["baseline_s"]), row["baseline_s"]),
-            _number(
+            text_entry(row["label"]),
+            text_entry(row["baseline"]),
+            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
+            count_entry(row["workers"]),
+            number_entry(seconds(row["train_s"]), row["train_s"]),
+            number_entry(seconds(row["baseline_s"]), row["baseline_s"]),
+            number_entry(
                 percent_with_interval(row["reduction"], row["reduction_low"], row["reduction_high"]), row["reduction"]
             ),
-            _number(percent(row["engine_part"]), row["engine_part"]),
-            _number(percent(row["frequency_part"]), row["frequency_part"]),
+            number_entry(percent(row["engine_part"]), row["engine_part"]),
+            number_entry(percent(row["frequency_part"]), row["frequency_part"]),
         )
         for row in sorted(own.to_dict("records"), key=_row_place)
     ]
     note = "The two parts add up to what is saved over the runs that all three share."
-    return Table("split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), note)
+    return Table(
+        "split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,) if note else ()
+    )
 
 
 def _row_place(row: dict[Hashable, Any]) -> tuple[object, ...]:
@@ -188,20 +221,20 @@ def _row_place(row: dict[Hashable, Any]) -> tuple[object, ...]:
 def _agreement(results: Results) -> Table:
     """Virtual beside native."""
     columns = (
-        *(Column("strategy", numeric=False), Column("engine", numeric=False), Column("workers")),
+        *(STRATEGY, Column("engine", numeric=False), WORKERS),
         *(Column("native"), Column("virtual")),
         Column("virtual / native", "ratio of two independent samples, with Welch's 95 % interval"),
         Column("runs", "native, virtual"),
     )
     rows = [
         (
-            _text(row["label"]),
-            _execution("native", row["engine"], row["oversubscribed"]),
-            _count(row["workers"]),
-            _number(seconds(row["native_s"]), row["native_s"]),
-            _number(seconds(row["virtual_s"]), row["virtual_s"]),
-            _number(_ratio(row["ratio"], row["ratio_low"], row["ratio_high"]), row["ratio"]),
-            _number(f"{row['n_native']}, {row['n_virtual']}", row["n_native"]),
+            text_entry(row["label"]),
+            execution_entry("native", row["engine"], row["oversubscribed"]),
+            count_entry(row["workers"]),
+            number_entry(seconds(row["native_s"]), row["native_s"]),
+            number_entry(seconds(row["virtual_s"]), row["virtual_s"]),
+            number_entry(_ratio(row["ratio"], row["ratio_low"], row["ratio_high"]), row["ratio"]),
+            number_entry(f"{row['n_native']}, {row['n_virtual']}", row["n_native"]),
         )
         for row in agreement(results).to_dict("records")
     ]
@@ -216,38 +249,18 @@ def _failed(results: Results) -> Table:
     )
     rows = [
         (
-            _text(row["run_id"]),
-            _text(row["label"]),
-            _execution(row["execution"], row["engine"], row["oversubscribed"]),
-            _count(row["workers"]),
-            _text(row["status"]),
-            _text("" if pd.isna(row["error"]) else row["error"]),
+            text_entry(row["run_id"]),
+            text_entry(row["label"]),
+            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
+            count_entry(row["workers"]),
+            text_entry(row["status"]),
+            text_entry("" if pd.isna(row["error"]) else row["error"]),
         )
         for row in results.failed.head(_MOST_FAILED).to_dict("records")
     ]
     more = len(results.failed) - len(rows)
     note = f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"
-    return Table("failed", "Runs that were not completed", columns, tuple(rows), note)
-
-
-_EXECUTION = Column("execution", f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed", numeric=False)
-
-
-def _text(value: object) -> Entry:
-    return Entry(str(value), str(value))
-
-
-def _number(text: str, key: float) -> Entry:
-    return Entry(text, "" if math.isnan(key) else repr(float(key)))
-
-
-def _count(value: Any) -> Entry:
-    return Entry(EMPTY) if pd.isna(value) else _number(f"{int(value):,}", int(value))
-
-
-def _execution(execution: str, engine: str, oversubscribed: bool) -> Entry:
-    where = execution if execution == engine else f"{execution} {engine}"
-    return _text(f"{where} {OVERSUBSCRIBED}" if oversubscribed else where)
+    return Table("failed", "Runs that were not completed", columns, tuple(rows), (note,) if note else ())
 
 
 def _ratio(value: float, low: float, high: float) -> str:

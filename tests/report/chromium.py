@@ -96,9 +96,11 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def screenshot(self, *, whole: bool = True) -> bytes:
-        """The page as PNG."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, fromSurface=True)
+    def screenshot(self, top: int = 0) -> bytes:
+        """One screenful, from `top` down, as PNG."""
+        width, height = self.evaluate("[window.innerWidth, window.innerHeight]")
+        clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(answer["data"])
 
     def pdf(self) -> bytes:

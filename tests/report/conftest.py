@@ -56,11 +56,18 @@ def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(results.folder, tmp_path_factory.mktemp("report") / "report.html")
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterable[Browser]:
-    """A browser with a profile of its own; where SCALEBENCH_TEST_BROWSER=required there has to be one."""
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Browser]:
+    """The browser; where SCALEBENCH_TEST_BROWSER=required there has to be one."""
     if chromium() is None:
         assert os.environ.get("SCALEBENCH_TEST_BROWSER") != "required", "Chromium is missing: apt-get install chromium"
         pytest.skip("no Chromium here: apt-get install chromium")
-    with Browser(tmp_path / "profile") as opened:
-        yield opened
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(opened: Browser) -> Browser:
+    """The browser with a screen of a common size, in light colours."""
+    opened.look(1280, 900)
+    return opened

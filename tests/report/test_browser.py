@@ -121,7 +121,7 @@ def test_light_and_dark_are_what_they_say(browser, page):
     for dark in (False, True):
         browser.look(1280, 900, dark=dark)
         browser.open(page)
-        (shades[dark],) = ImageStat.Stat(Image.open(io.BytesIO(browser.screenshot(whole=False))).convert("L")).mean
+        (shades[dark],) = ImageStat.Stat(Image.open(io.BytesIO(browser.screenshot())).convert("L")).mean
     assert shades[False] > 200
     assert shades[True] < 60
 

@@ -134,7 +134,7 @@ def test_every_figure_says_in_words_and_numbers_what_it_shows(read):
 
 def test_tables_have_heads_names_and_keys_that_are_numbers(read):
     tables = read.named("table")
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert all(table["aria-labelledby"] for table in tables)
     assert all(head["scope"] == "col" for head in read.named("th"))
     numbers = [cell["data-key"] for cell in read.named("td") if cell.get("class") == "number"]

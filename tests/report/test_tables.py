@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.analysis import agreement, cells, ratios
 from scalebench.analysis.formatting import seconds_with_interval
+from scalebench.analysis.laws import scaling_laws
 from scalebench.report.comparison import comparisons
 from scalebench.report.tables import tables
 from tests.records_factory import run_row, study_rows
@@ -72,11 +73,18 @@ def test_failed_runs_are_shown_with_their_reason(made, results):
     table = made["failed"]
     assert len(table.rows) == len(results.failed) == 1
     assert column(table, "why")[0].text == "rank 3 died: SIGKILL"
-    assert "in no other number" in table.note
+    assert "in no other number" in table.notes[0]
 
 
 def test_agreement_has_every_cell_that_ran_both_ways(made, results):
     assert keys(made["agreement"], "virtual / native") == list(agreement(results)["ratio"])
+
+
+def test_laws_are_those_of_the_analysis_and_refusals_are_said(made, results):
+    found = [one for one in scaling_laws(results) if not one.refusal]
+    assert [entry.key for entry in column(made["laws"], "law")] == [one.best.fit.law.name for one in found]
+    assert keys(made["laws"], "knee") == [one.advice.knee.workers for one in found]
+    assert any("no law: 2 worker counts" in note for note in made["laws"].notes)
 
 
 def test_no_column_stands_where_nothing_can(keep):
@@ -84,7 +92,7 @@ def test_no_column_stands_where_nothing_can(keep):
     by_name = {table.name: table for table in some}
     assert "p" not in {head.name for head in by_name["saved"].columns}
     assert "to target" not in {head.name for head in by_name["cells"].columns}
-    assert by_name["cells"].note == "One run each: no intervals."
+    assert by_name["cells"].notes == ("One run each: no intervals.",)
     assert "failed" not in by_name
 
 
@@ -111,4 +119,4 @@ def test_an_endless_list_of_failures_is_cut_and_says_so(keep):
     rows = [(run_row(run_id=f"r{n}", status="failed", train_s=None, error="x"), []) for n in range(230)]
     (table,) = tables(keep([*rows, (run_row(), [])]), [])[1:]
     assert len(table.rows) == 200
-    assert "30 more are in runs.csv" in table.note
+    assert "30 more are in runs.csv" in table.notes[0]
