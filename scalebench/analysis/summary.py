@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.claims import findings as doubts
 from scalebench.analysis.comparing import ratios
-from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds_with_interval
+from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import agreement, median_error
@@ -21,8 +21,17 @@ HEADER = ("strategy", "workers", "time [interval]", "spread", "speedup", "vs all
 _KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
+def summary_header(results: Results) -> tuple[str, ...]:
+    """What the columns of `summary_rows` are; `to target` if the study states one."""
+    return (*HEADER[:3], "to target", *HEADER[3:]) if _aims(results) else HEADER
+
+
+def _aims(results: Results) -> bool:
+    return bool(results.completed["target_metric"].notna().any())
+
+
 def summary_rows(results: Results) -> list[tuple[str, ...]]:
-    """One row of text per cell, under `HEADER`."""
+    """One row of text per cell, under `summary_header`."""
     table, compared = cells(results), ratios(results)
     if table.empty:
         return []
@@ -33,10 +42,11 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
         against = compared[compared["baseline"] == baseline]
         table = table.merge(against[[*_KEY, *columns]], on=_KEY, how="left")
     several = table["metric_name"].nunique() > 1
-    return [_texts(cell, several) for cell in table.to_dict("records")]
+    aims = _aims(results)
+    return [_texts(cell, several, aims) for cell in table.to_dict("records")]
 
 
-def _texts(cell: dict[Hashable, Any], several_metrics: bool) -> tuple[str, ...]:
+def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool) -> tuple[str, ...]:
     metric = f"{cell['metric']:.3f}" if math.isfinite(cell["metric"]) else EMPTY
     oversubscribed = f" {OVERSUBSCRIBED}" if cell["oversubscribed"] else ""
     where = cell["execution"] if cell["execution"] == cell["engine"] else f"{cell['execution']} {cell['engine']}"
@@ -44,6 +54,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool) -> tuple[str, ...]:
         cell["label"],
         str(cell["workers"]),
         seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
+        *([seconds(cell["time_to_target_s"])] if aims else []),
         percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
         percent_with_interval(cell["reduction"], cell["reduction_low"], cell["reduction_high"]),
@@ -81,7 +92,7 @@ def summary_table(results: Results) -> Table:
     title = Text(f"{results.runs['study'].iloc[-1]}: {repetitions} repetition{'s' if repetitions > 1 else ''}")
     notes = Text("\n".join(summary_notes(results)))
     table = Table(title=title, caption=notes, caption_justify="left", title_justify="left")
-    for name in HEADER:
+    for name in summary_header(results):
         right = name not in ("strategy", "execution")
         table.add_column(
             Text(metrics if name == "metric" else name), justify="right" if right else "left", no_wrap=True

@@ -47,6 +47,17 @@ def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
     assert any("vary by more than 10 %" in note and "epoch_average at 2 (mpi)" in note for note in notes)
 
 
+def test_the_time_to_a_stated_target_stands_beside_the_time(study):
+    aim = {"target_metric": 0.9}
+    rows = [run("serial", 1, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, 2.0, None))]
+    rows += [run("allreduce", 2, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, None))]
+    page = text(study(rows=rows))
+    assert "to target" in page
+    assert "2.00 s │" in next(line for line in page.splitlines() if "serial" in line)
+    assert "never │" in next(line for line in page.splitlines() if "allreduce" in line and "virtual" in line)
+    assert "to target" not in text(study(rows=[run("serial", 1, 4.0)]))
+
+
 def test_notes_tell_of_failures_agreement_and_oversubscription(study):
     rows = [
         run("serial", 1, 10.0, "native"),
