@@ -15,7 +15,7 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import launch, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.study.spec import Component, Run
 
@@ -262,3 +262,33 @@ def test_engines_share_a_launch_in_the_order_of_their_runs(tmp_path):
     losses = {name: recorder.outcomes[name].workers[0].epochs[-1].train_loss for name in ("first", "second", "third")}
     assert losses["second"] == pytest.approx(losses["first"], rel=1e-4)  # float32, sums in another order
     assert losses["third"] == pytest.approx(losses["first"], rel=1e-4)
+
+
+def test_a_launch_stays_open_for_what_follows_and_begins_with_runs_that_do_not_count(tmp_path):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    blocks = [[make_run("second", strategy="epoch_average"), make_run("too large", workers=3)], [make_run("third")], []]
+    found = Recorder([make_run("first")], tmp_path, more=lambda: blocks.pop(0), warmup_runs=2)
+    assert found.started == ["warmup0-first", "warmup1-first", "first", "second", "third"]
+    assert {outcome.status for outcome in found.outcomes.values()} == {"completed"}
+    assert blocks == []
+    assert len(list((tmp_path / "work").iterdir())) == 1, "one launch"
+
+
+def test_a_warm_up_that_fails_is_not_tried_again_and_the_runs_are_made(tmp_path):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    found = Recorder([faulty("broken", "kill"), make_run("sound", workers=1)], tmp_path, warmup_runs=1)
+    assert {run_id: outcome.status for run_id, outcome in found.outcomes.items()} == {
+        "warmup0-broken": "failed",
+        "broken": "failed",
+        "sound": "completed",
+    } | {"warmup0-sound": "completed"}
+
+
+def test_each_engine_is_warmed_up_at_its_largest_worker_count():
+    runs = [make_run("a", 1), make_run("b", 4), make_run("c", 4), make_run("d", 2, engine="gloo", save_weights=True)]
+    made = warm_ups(runs, 2)
+    assert [run.run_id for run in made] == ["warmup0-b", "warmup1-b", "warmup0-d", "warmup1-d"]
+    assert all(run.warmup and not run.save_weights for run in made)
+    assert warm_ups(runs, 0) == []
