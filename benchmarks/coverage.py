@@ -3,7 +3,7 @@
     python benchmarks/coverage.py [--studies 20000]
 
 Prints the tables of docs/statistics.md. An entry is a simulation of so many studies, with a fixed seed, through the
-functions that results go through; 20,000 of them leave a standard error of 0.15 percentage points. Takes two minutes.
+functions that results go through; 20,000 of them leave a standard error of 0.15 percentage points. Takes ten minutes.
 """
 
 from __future__ import annotations

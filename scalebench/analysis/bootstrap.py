@@ -3,7 +3,7 @@
 The percentile bootstrap (Efron, Annals of Statistics 7, 1979) of the 20 % trimmed mean of logs, the combination that
 Wilcox recommends (Introduction to Robust Estimation and Hypothesis Testing, 2017, section 4.4): at 20 values it covers
 93 to 96 % of the time, with odd runs as without. The usual choice, that of the mean, covers 75 to 87 % where one run in
-ten is slow, and at 3 to 5 values 81 to 87 % even of lognormal ones. So it is this one, and from 20 values on.
+ten is slow, and at 3 to 5 values 75 to 83 % even of lognormal ones. So it is this one, and from 20 values on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bootstrap_interval(
     if len(seconds) < BOOTSTRAP_FROM:
         raise UsageError(
             f"no bootstrap of {len(seconds)} repetitions: it is offered from {BOOTSTRAP_FROM}, as with fewer its "
-            "interval is too narrow (3 to 5 cover 81 to 87 % instead of 95); use the t interval, or "
+            "interval is too narrow (3 to 5 cover 75 to 83 % instead of 95); use the t interval, or "
             f"--repetitions {BOOTSTRAP_FROM}"
         )
     random = np.random.default_rng([seed, len(seconds)])

@@ -108,8 +108,9 @@ _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "n
 class Until(BaseModel):
     """Repeat each point until its training time is known well enough.
 
-    Known well enough: the 95 % t interval of the logs of its times, low to high, is at most `ci_width` of the geometric
-    mean wide, (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %.
+    Known well enough: the 95 % interval of its times, low to high, is at most `ci_width` of their geometric mean wide,
+    (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %. The interval is the t interval of
+    logs at a nominal 97 %, which covers 95 % although it stops the study where it happens to be narrow.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -35,7 +35,7 @@ def test_it_is_the_same_every_time_and_another_with_another_seed():
 
 
 def test_below_twenty_repetitions_it_is_refused_with_the_reason(study):
-    with pytest.raises(UsageError, match=r"no bootstrap of 19 repetitions: it is offered from 20.*81 to 87 %"):
+    with pytest.raises(UsageError, match=r"no bootstrap of 19 repetitions: it is offered from 20.*75 to 83 %"):
         bootstrap_interval(SECONDS[:19])
     rows = [run("allreduce", 2, t, "native", repetition=r) for r, t in enumerate(SECONDS[:5])]
     with pytest.raises(UsageError, match=r"the most repetitions of a native or paced time are 5"):
