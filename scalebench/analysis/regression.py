@@ -28,6 +28,7 @@ from scalebench.analysis.intervals import (
     unpaired_ratio,
     welch_bounds,
 )
+from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.surroundings import calibration_of
 from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
@@ -35,6 +36,7 @@ from scalebench.analysis.verdicts import (
     COLUMNS,
     METRIC_MARGIN,
     THRESHOLD,
+    CellName,
     Comparison,
     Verdict,
     verdict_of_metric,
@@ -42,7 +44,6 @@ from scalebench.analysis.verdicts import (
 )
 from scalebench.errors import UsageError, nearest
 
-CellName = tuple[str, str, str, int]  # its values of MATCH
 _TAKEN_OVER = ("paired", "interval", "test", "p", "p_adjusted", "repetitions_needed", "note")  # from `differences`
 
 
@@ -68,10 +69,11 @@ def compare_studies(
     common = [cell for cell in first if cell in second]
     if not common:
         raise UsageError(
-            f"{a.folder} and {b.folder} have no cell in common: {_reach(first)} against {_reach(second)}; "
+            f"{a.folder} and {b.folder} have no cell in common: {place(_frame(first)) or 'none'} against "
+            f"{place(_frame(second)) or 'none'}; "
             "run the same strategies at the same worker counts, with the same execution"
         )
-    overridden = refuse_unless_equal(a, b, pd.DataFrame(common, columns=MATCH), ignore)
+    overridden = refuse_unless_equal(a, b, _frame(common), ignore)
     same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
     level = max(level_of(a.study), level_of(b.study))
     rows = [_row(first[cell], second[cell], same_draws, level, threshold, metric_margin) for cell in common]
@@ -84,8 +86,8 @@ def compare_studies(
         threshold,
         metric_margin,
         _ordered(rows),
-        missing=[_name(cell) for cell in absent if cell not in tried],
-        failed=[_name(cell) for cell in absent if cell in tried],
+        missing=[cell for cell in absent if cell not in tried],
+        failed=[cell for cell in absent if cell in tried],
         changed=changed(a, b),
         overridden=overridden,
     )
@@ -139,6 +141,10 @@ def _chosen(results: Results, strategies: Collection[str], execution: str | None
         if (not strategies or cell.label in strategies or cell.strategy in strategies)
         and execution in (None, cell.execution)
     }
+
+
+def _frame(cells: Collection[CellName]) -> pd.DataFrame:
+    return pd.DataFrame(list(cells), columns=MATCH)
 
 
 def _label(results: Results, name: str) -> str:
@@ -243,14 +249,3 @@ def _test(rows: list[dict[str, Any]], pairs: list[tuple[Cell, Cell]]) -> None:
 def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
     rank = [(EXECUTIONS.index(r["execution"]), strategy_rank(r["label_a"]), r["engine_a"], r["workers"]) for r in rows]
     return pd.DataFrame([rows[n] for n in sorted(range(len(rows)), key=rank.__getitem__)], columns=COLUMNS)
-
-
-def _name(cell: CellName) -> str:
-    execution, engine, label, workers = cell
-    kind = execution if execution == engine else f"{execution} {engine}"
-    return f"{label} at {workers} ({kind})"
-
-
-def _reach(cells: Collection[CellName]) -> str:
-    names = [_name(cell) for cell in cells]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"

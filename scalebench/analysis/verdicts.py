@@ -21,6 +21,7 @@ import pandas as pd
 from scalebench.analysis.comparability import Difference
 from scalebench.analysis.intervals import Estimate
 
+CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of comparability.MATCH
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
 Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
 VERDICTS: tuple[Verdict, ...] = ("regression", "improvement", "unchanged", "undecided", "not compared")
@@ -46,8 +47,8 @@ class Comparison:
     threshold: float
     metric_margin: float
     table: pd.DataFrame
-    missing: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    missing: list[CellName] = field(default_factory=list)
+    failed: list[CellName] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from scalebench.analysis.verdicts import Comparison
+    from scalebench.analysis.verdicts import CellName, Comparison
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
@@ -199,9 +199,9 @@ def _notes(found: Comparison) -> list[str]:
         needed = int(found.table["repetitions_needed"].max())
         notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
     if found.failed:
-        notes.append(f"completed in A, failed in B: {', '.join(found.failed)}")
+        notes.append(f"completed in A, failed in B: {_cells(found.failed)}")
     if found.missing:
-        notes.append(f"in A only: {', '.join(found.missing)}")
+        notes.append(f"in A only: {_cells(found.missing)}")
     counts = [f"{found.count(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.count(verdict)]
     metrics = [f"{found.metrics(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
     notes.append(
@@ -211,7 +211,17 @@ def _notes(found: Comparison) -> list[str]:
     return notes
 
 
+def _cells(names: list[CellName]) -> str:
+    import pandas as pd
+
+    from scalebench.analysis.comparability import MATCH
+    from scalebench.analysis.places import place
+
+    return place(pd.DataFrame(names, columns=MATCH))
+
+
 def _facts(found: Comparison) -> dict[str, Any]:
+    from scalebench.analysis.comparability import MATCH
     from scalebench.analysis.verdicts import VERDICTS
 
     return {
@@ -223,8 +233,8 @@ def _facts(found: Comparison) -> dict[str, Any]:
         "regressed": found.regressed,
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
         "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
-        "failed": found.failed,
-        "missing": found.missing,
+        "failed": [dict(zip(MATCH, cell, strict=True)) for cell in found.failed],
+        "missing": [dict(zip(MATCH, cell, strict=True)) for cell in found.missing],
         "changed": found.changed,
         "overridden": [asdict(difference) for difference in found.overridden],
         "cells": [{key: _plain(value) for key, value in row.items()} for row in found.table.to_dict("records")],

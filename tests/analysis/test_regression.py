@@ -157,8 +157,8 @@ def test_what_b_lacks_is_told_from_what_failed_there(studies):
         study.change(lambda row: row.workers == 2 and row.strategy == "allreduce" and native(row), status="failed")
 
     found = compare_studies(*studies(doctor), execution="native")
-    assert found.missing == ["allreduce at 4 (native mpi)"]
-    assert found.failed == ["allreduce at 2 (native mpi)"]
+    assert found.missing == [("native", "mpi", "allreduce", 4)]
+    assert found.failed == [("native", "mpi", "allreduce", 2)]
     assert found.regressed
 
 
@@ -181,7 +181,7 @@ def test_strategies_and_executions_can_be_chosen(studies):
 
 def test_studies_without_a_common_cell_are_refused(studies):
     a, b = studies(lambda study: study.drop(native), both=lambda study: None)
-    with pytest.raises(UsageError, match=r"no cell in common: serial at 1 \(native mpi\).* against none"):
+    with pytest.raises(UsageError, match=r"no cell in common: serial at 1 worker \(native mpi\).* against none"):
         compare_studies(a, b, execution="native")
 
 

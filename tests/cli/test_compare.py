@@ -82,7 +82,7 @@ def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "native-mpi-allreduce-w4" not in line))
     out, _ = call("before", "after", "--fail-on", "missing", code=1)
-    assert "in A only: allreduce at 4 (native mpi)" in out
+    assert "in A only: allreduce at 4 workers (native mpi)" in out
 
 
 def test_two_strategies_of_one_study(call):

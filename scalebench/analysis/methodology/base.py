@@ -1,8 +1,8 @@
-"""What a rule of method is, what it looks at, and how it names the place of what it found."""
+"""What a rule of method is, and what it looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +18,13 @@ from scalebench.analysis.reading import Results, load, read_runs
 from scalebench.analysis.surroundings import provenance_in
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
-from scalebench.records.progress import Progress, group_of, progress_of
+from scalebench.records.progress import Progress, progress_of
 from scalebench.registry import Choice, Registry
 
 _RATIOS = [
     *("execution", "engine", "label", "strategy", "workers", "oversubscribed", "baseline", "note"),
     *("ratio", "ratio_high", "efficiency", "efficiency_low"),
 ]
-_SHOWN = 4  # groups of cells in one place
 
 
 @dataclass(frozen=True)
@@ -91,34 +90,3 @@ class Rule(Choice):
 
 
 RULES: Registry[Rule] = Registry("rule", UsageError, "scalebench.analysis.methodology", "scalebench.rules")
-
-
-def place(runs: pd.DataFrame) -> str:
-    """The cells of `runs` in few words: `ddp, horovod at 2, 4 workers (virtual); ddp at 2 workers (native gloo)`."""
-    at: dict[tuple[str, str], list[int]] = {}
-    cells = runs[["execution", "engine", "label", "workers"]].drop_duplicates()
-    for execution, engine, label, workers in cells.itertuples(index=False):
-        at.setdefault((group_of(execution, engine), label), []).append(int(workers))
-    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (kind, label), counts in at.items():
-        together.setdefault((kind, tuple(sorted(counts))), []).append(label)
-    places = [f"{listed(sorted(labels))} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
-    more = [f"and {len(places) - _SHOWN} more"] if len(places) > _SHOWN + 1 else []
-    return "; ".join(places[: _SHOWN if more else None] + more)
-
-
-def listed(items: Iterable[object], most: int = 8) -> str:
-    """`a, b, c`; of a long list the first and how many more."""
-    texts = [str(item) for item in items]
-    if len(texts) <= most:
-        return ", ".join(texts)
-    return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _workers(counts: tuple[int, ...]) -> str:
-    return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"

@@ -9,7 +9,8 @@ import pandas as pd
 from scalebench.analysis.findings import Finding, Severity
 from scalebench.analysis.formatting import percent, seconds_with_interval
 from scalebench.analysis.grouping import PER_BATCH
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule, listed, place
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.places import listed, place
 from scalebench.records.progress import group_of
 
 

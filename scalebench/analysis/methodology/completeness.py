@@ -8,7 +8,8 @@ import pandas as pd
 
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.places import counted, listed, place
 
 
 @RULES.add

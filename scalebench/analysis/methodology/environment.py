@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalebench.analysis.findings import Finding
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, listed, place
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.places import counted, listed, place
 from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware
 
 

@@ -10,7 +10,8 @@ import pandas as pd
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.formatting import percent, seconds
 from scalebench.analysis.grouping import CELL
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule, counted, place
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.places import counted, place
 
 _TICKS = (
     1.0,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from scalebench.analysis.claims import __file__ as claims_file
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.methodology import RULES, Rule, check, evidence_in
-from scalebench.analysis.methodology.base import place
 from scalebench.analysis.methodology.twelve import TWELVE
 from scalebench.errors import ResultsError, UsageError
 
@@ -83,19 +81,3 @@ def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():
         "unequal-steps",
         "small-test-set",
     }
-
-
-def test_cells_are_named_in_few_words():
-    cells = [
-        *(("virtual", "virtual", label, workers) for label in ("ddp", "horovod") for workers in (4, 2)),
-        ("native", "gloo", "ddp", 1),
-        ("native", "gloo", "ddp", 1),
-    ]
-    table = pd.DataFrame(cells, columns=["execution", "engine", "label", "workers"])
-    assert place(table) == "ddp, horovod at 2, 4 workers (virtual); ddp at 1 worker (native gloo)"
-
-
-def test_many_places_are_counted_not_listed():
-    cells = [("native", "mpi", f"local_sgd(every={n})", n) for n in range(1, 40)]
-    table = pd.DataFrame(cells, columns=["execution", "engine", "label", "workers"])
-    assert place(table).endswith("; and 35 more")
