@@ -1,0 +1,75 @@
+"""`scalebench artifact [RESULTS]`: a study as a reviewer gets it; `--verify` is the reviewer's side of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import rich_click as click
+
+_MOST_JOBS = 4
+
+
+@click.command()
+@click.argument("results", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--paper",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="YAML with title, authors, license, doi, contributions, and where in the paper the figures stand.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("artifacts"),
+    show_default=True,
+    help="Folder that gets STUDY-artifact/ and STUDY-artifact.zip.",
+)
+@click.option(
+    "--verify",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Check an unpacked artifact instead: checksums, and its figures drawn again.",
+)
+def artifact(results: Path | None, paper: Path | None, output: Path, verify: Path | None) -> int:
+    """Pack the study in RESULTS (default: the newest in results/) for a reviewer.
+
+    The zip holds the records, the figures, the artifact description (LaTeX and Markdown), RO-Crate metadata, checksums,
+    scalebench itself, and reproduce.sh, which checks it all. The same records give the same zip.
+    """
+    jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+    if verify is not None:
+        if results is not None or paper is not None:
+            raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")
+        return _verify(verify, jobs)
+    from scalebench.records.newest import newest_study
+    from scalebench.report.artifact import load_paper, write_artifact
+
+    said = load_paper(paper)
+    made = write_artifact(results if results is not None else newest_study(Path("results")), output, said, jobs=jobs)
+    for remark in made.remarks:
+        click.echo(f"note: {remark}", err=True)
+    minutes = made.description.minutes
+    click.echo(f"{made.folder}/")
+    click.echo(made.archive)
+    click.echo(
+        f"a reviewer needs about {minutes.setup} min to set up and {minutes.analysis} min to check the figures, and "
+        f"{minutes.setup_rerun} + {minutes.execution} min to run the study again"
+    )
+    return 0
+
+
+def _verify(folder: Path, jobs: int) -> int:
+    from scalebench.report.artifact import verify_artifact
+
+    verdicts = verify_artifact(folder, jobs=jobs)
+    for verdict in verdicts:
+        what = verdict.fault and f"DIFFERS: {verdict.fault}"
+        click.echo(f"{verdict.figure}: {what or f'the same {verdict.cells:,} cells'}")
+    failed = sum(bool(verdict.fault) for verdict in verdicts)
+    click.echo(
+        f"{failed} of {len(verdicts)} figures differ from those in the artifact"
+        if failed
+        else f"all {len(verdicts)} figures show the numbers of the artifact"
+    )
+    return 1 if failed else 0

@@ -1,0 +1,136 @@
+"""Copies a study's records so that they hold for others: no homes, no secrets, and no path of this machine.
+
+Files that the study names (a cluster, weights, a model of one's own, a calibration) go to `inputs/` and the study names
+them there; data files stay where they are, and the study expects them in `inputs/data`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebench.errors import ResultsError
+from scalebench.models.own import is_own
+from scalebench.records.provenance import redact
+from scalebench.study.load import dump_study, load_study
+from scalebench.study.spec import Study, slug
+
+CALIBRATION = "calibration.json"
+DATA = "inputs/data"
+_TEXTS = ("error", "launcher", "binding", "device", "energy_source")  # columns in which a name may stand
+
+
+@dataclass
+class Shipment:
+    """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing."""
+
+    study: Study | None = None
+    needs_data: bool = False
+    has_calibration: bool = False
+    missing: list[str] = field(default_factory=list)
+
+
+def ship_records(folder: Path, target: Path, name: str) -> Shipment:
+    """Copy the records in `folder` to `target`/results/`name` and their inputs to `target`/inputs.
+
+    Raises:
+        ResultsError: a file cannot be read.
+        StudyError: study.yaml is not one of this version.
+    """
+    shipment, moved = Shipment(), dict[str, str]()
+    records = target / "results" / name
+    records.mkdir(parents=True)
+    calibration = folder / CALIBRATION
+    if (folder / "study.yaml").is_file():
+        study = load_study(folder / "study.yaml", {}, [])
+        if study.calibration is not None:
+            calibration = study.calibration.expanduser()
+        shipment.study = _ship_inputs(study, target, moved, shipment)
+        (records / "study.yaml").write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
+    for table in ("runs.csv", "epochs.csv", "planned.json"):
+        if (folder / table).is_file():
+            text = _moved(redact(_read(folder / table), names=False), moved)
+            (records / table).write_text(_without_names(text) if table == "runs.csv" else text, encoding="utf-8")
+    for file in sorted((folder / "provenance").glob("*.json")):
+        (records / "provenance").mkdir(exist_ok=True)
+        (records / "provenance" / file.name).write_text(redact(_read(file), names=False), encoding="utf-8")
+    shipment.has_calibration = calibration.is_file()
+    if shipment.has_calibration:
+        (records / CALIBRATION).write_text(redact(_read(calibration), names=False), encoding="utf-8")
+    return shipment
+
+
+def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Shipment) -> Study:
+    changes: dict[str, object] = {"calibration": None}
+    path, _, factory = study.model.name.rpartition(":")
+    if is_own(study.model.name):
+        name = f"{_ship(Path(path), target, shipment)}:{factory}"
+        moved[study.model.name] = name
+        changes["model"] = study.model.model_copy(update={"name": name})
+    if Path(study.cluster).suffix in (".yaml", ".yml"):
+        moved[study.cluster] = _ship(Path(study.cluster), target, shipment)
+        changes["cluster"] = moved[study.cluster]
+    if study.init_weights is not None:
+        changes["init_weights"] = Path(_ship(study.init_weights, target, shipment))
+    if study.data_dir is not None:
+        shipment.needs_data = True
+        changes["data_dir"] = Path(DATA)
+    return study.model_copy(update=changes)
+
+
+def _ship(file: Path, target: Path, shipment: Shipment) -> str:
+    """Copy an input; return its place in the artifact, the same whether or not it is still there to be copied."""
+    place = f"inputs/{slug(file.name)}"
+    source = file.expanduser()
+    if not source.is_file():
+        shipment.missing.append(place)
+        return place
+    (target / "inputs").mkdir(exist_ok=True)
+    if source.suffix in (".yaml", ".yml", ".py"):
+        (target / place).write_text(redact(_read(source)), encoding="utf-8")
+    else:
+        shutil.copyfile(source, target / place)
+    return place
+
+
+def _moved(text: str, moved: dict[str, str]) -> str:
+    """Cells that name an input by its old place name it by the new one."""
+    for old, new in moved.items():
+        whole = rf"(?<![^,\"'\n]){re.escape(redact(old, names=False))}(?=[,\"'(\n])"
+        text = re.sub(whole, new, text)  # a slug, without backslashes
+    return text
+
+
+def _without_names(text: str) -> str:
+    """runs.csv with users and hosts masked where a free text may hold them; other rows keep their bytes."""
+    lines = text.splitlines(keepends=True)
+    if not lines:
+        return text
+    header = next(csv.reader([lines[0]]))
+    places = [header.index(name) for name in _TEXTS if name in header]
+    return "".join([lines[0], *(_row_without_names(line, places) for line in lines[1:])])
+
+
+def _row_without_names(line: str, places: Iterable[int]) -> str:
+    cells = next(csv.reader([line]), [])
+    hidden = list(cells)
+    for place in places:
+        if place < len(hidden) and hidden[place]:
+            hidden[place] = redact(hidden[place])
+    if hidden == cells:
+        return line
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(hidden)
+    return buffer.getvalue()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
