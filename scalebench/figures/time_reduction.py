@@ -69,7 +69,7 @@ class TimeReduction(Figure):
             describe_study(results),
             describe_executions(results),
             "Reduction = 1 - T(strategy, N) / T(baseline, N), signed, within one execution, as geometric means of "
-            "ratios paired by repetition. (a) Baseline: per-batch allreduce on the same engine; (b) the same times in "
+            "ratios paired by block. (a) Baseline: per-batch allreduce on the same engine; (b) the same times in "
             "seconds; (c) baseline: serial on one worker.",
             "Below, baselines horovod and ddp in two parts: engine (T_base - T_allreduce) / T_base and frequency "
             "(T_allreduce - T_strategy) / T_base."
