@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,8 @@ def test_virtual_times_of_two_calibrations_are_refused_and_of_one_are_not(tmp_pa
     ):
         compare_studies(*map(load, folders))
     assert len(compare_studies(*map(load, folders), execution="native").table) == 7
+
+
+def test_the_page_names_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text(encoding="utf-8")
+    assert [key for key in KEYS if f"`{key}`" not in page] == []

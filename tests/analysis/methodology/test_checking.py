@@ -81,3 +81,19 @@ def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():
         "unequal-steps",
         "small-test-set",
     }
+
+
+def test_the_page_explains_every_rule():
+    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
+    assert [name for name in RULES.names() if f"`{name}`" not in page] == []
+
+
+def test_the_rule_that_the_page_shows_works(sound, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    RULES.names()
+    monkeypatch.setattr(RULES, "_classes", dict(RULES._classes))
+    exec(block, {})
+    sound.change(started_utc=lambda row: f"2026-11-{22 + row.repetition}T08:57:31.557+00:00")
+    found = [finding.what for finding in check(sound.write(tmp_path)).findings if finding.rule == "quiet-nights"]
+    assert found == ["7 runs on a Sunday"]
