@@ -82,7 +82,7 @@ class RankServer:
 
 
 class ServerLoop:
-    """What each of the `servers` runs: `serve` returns when every worker has closed.
+    """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released.
     """

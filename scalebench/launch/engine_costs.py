@@ -34,7 +34,8 @@ def measure_engine_costs(
 
     Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. What was measured
     while other programs kept the machine busy is not kept there, and a `note` says so. Entries named mpi-onesided
-    (lock, fetch, store, unlock), mpi-broadcast and mpi-reduce come with mpi.
+    (lock, fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (what the server does for them),
+    mpi-broadcast and mpi-reduce come with mpi.
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.

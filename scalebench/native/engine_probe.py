@@ -21,6 +21,7 @@ from mpi4py import MPI
 from scalebench.clock import WallClock
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
 from scalebench.flat import flatten
 from scalebench.native.connection import connected
@@ -36,6 +37,13 @@ _FAST_CYCLE_MS = "0.01"  # Horovod's loop then waits for nobody: what is left is
 
 Step = Callable[[], None]
 Typical = Callable[[list[float]], float]
+
+
+class Echo:
+    """A server's rule that only answers, with as much as was sent."""
+
+    def __call__(self, worker: int, payload: torch.Tensor, now: float) -> list[tuple[int, torch.Tensor]]:
+        return [(worker, payload.clone())]
 
 
 class Probe:
@@ -56,6 +64,7 @@ class Probe:
             self._entry("mpi-broadcast", self._curve(comm.broadcast_, _COARSE_GRID, fmean)),
             self._entry("mpi-reduce", self._curve(comm.reduce_, _COARSE_GRID, fmean)),
             self._entry("mpi-onesided", [self._one_sided(comm, nbytes) for nbytes in _COARSE_GRID]),
+            *self._server(),
         ]
 
     def _one_sided(self, comm: MpiCommunicator, nbytes: int) -> tuple[int, float]:
@@ -69,6 +78,36 @@ class Probe:
         seconds = self._time_alone(access)
         state.close()
         return nbytes, seconds
+
+    def _server(self) -> list[EngineCost]:
+        """A request of n bytes and its reply, of one worker to the last rank, and what of that the server is busy."""
+        serves = self.mpi.rank == self.mpi.size - 1
+        group = self.mpi.Split(int(serves))
+        whole, busy = [], []
+        for nbytes in _COARSE_GRID:
+            if serves:
+                loop = ServerLoop(self.mpi, torch.float32)
+                handled = loop.serve()
+                busy.append((nbytes, loop.busy_s / handled))
+            else:
+                whole.append((nbytes, self._asked(MpiCommunicator(group, self.clock), nbytes)))
+            _sleep_until_all_are_here(self.mpi)  # one server after the other
+        group.Free()
+        busy = self.mpi.bcast(busy, self.mpi.size - 1)
+        return [self._entry("mpi-server", whole or busy), self._entry("mpi-server-busy", busy)]
+
+    def _asked(self, workers: MpiCommunicator, nbytes: int) -> float:
+        """Worker 0's mean; the others sleep meanwhile."""
+        server, payload = RankServer(workers, self.mpi, Echo()), torch.zeros(nbytes // 4)
+        laps: list[float] = []
+        deadline = time.perf_counter() + _SECONDS_PER_POINT
+        while workers.rank == 0 and len(laps) < _MOST and (len(laps) < _LEAST or time.perf_counter() < deadline):
+            began = time.perf_counter()
+            server.request(payload)
+            laps.append(time.perf_counter() - began)
+        _sleep_until_all_are_here(workers.mpi)
+        server.close()
+        return fmean(laps) if laps else 0.0
 
     def _horovod(self) -> list[EngineCost]:
         period = median(self._period() for _ in range(3))
@@ -171,15 +210,20 @@ class Probe:
                 began = time.perf_counter()
                 operation()
                 laps.append(time.perf_counter() - began)
-        done = self.mpi.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-3)
+        _sleep_until_all_are_here(self.mpi)
         return float(self.mpi.bcast(median(laps[3:]) if laps else None, self.mpi.size - 1))
 
     def _entry(self, name: str, points: list[tuple[int, float]], **others: float) -> EngineCost:
         return EngineCost(
             engine=name, ranks=self.mpi.size, alpha_s=points[0][1], points=points, source=self.source, **others
         )
+
+
+def _sleep_until_all_are_here(group: MPI.Comm) -> None:
+    """A barrier that leaves the core to those who still measure."""
+    done = group.Ibarrier()
+    while not done.Test():
+        time.sleep(1e-3)
 
 
 def _network() -> torch.nn.Module:
@@ -250,9 +294,7 @@ def main(path: Path) -> None:
             probe = Probe(group, spec["source"])
             for engine in spec["engines"]:
                 entries += probe.measure(engine)
-        done = world.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-3)
+        _sleep_until_all_are_here(world)
     if world.rank == 0:
         EngineCosts(entries=entries).save(Path(spec["result"]))
 

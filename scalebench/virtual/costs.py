@@ -17,6 +17,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 
 ONE_SIDED = "mpi-onesided"
+SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # a request and its reply; what the server has to do for them
 _MESSAGES_KEPT = 1 << 14
 Ranks = tuple[int, ...]
 Model = Callable[[int, Sequence[int]], float]
@@ -70,9 +71,23 @@ class Costs:
         """How long a worker adds `nbytes` to what it has: n gamma."""
         return nbytes * self.network.cluster.reduction.seconds_per_byte
 
-    def occupancy(self, nbytes: int, worker: int, host: int) -> float:
-        """How long `nbytes` keep a server's link busy."""
-        return self.message(nbytes, worker, host) - self.message(0, worker, host)
+    def occupancy(self, nbytes: float, worker: int, host: int) -> float:
+        """How long a server at `host` is at a request, or a reply, of `nbytes`: its link, and its software."""
+        busy = self.cost_of(SERVER_BUSY)
+        if busy is not None and self.network.same_node(worker, host):
+            return busy.seconds(nbytes) / 2
+        link = self.message(int(nbytes), worker, host) - self.message(0, worker, host)
+        return link + (busy.alpha_s / 2 if busy else 0.0)
+
+    def under_way(self, nbytes: float, worker: int, host: int) -> float:
+        """How long such a request or reply is under way beside that, while the server may serve others."""
+        whole, busy = self.cost_of(SERVER), self.cost_of(SERVER_BUSY)
+        link = self.message(0, worker, host)
+        if whole is None or busy is None:
+            return link
+        if self.network.same_node(worker, host):
+            return max(0.0, whole.seconds(nbytes) - busy.seconds(nbytes)) / 2
+        return link + max(0.0, whole.alpha_s - busy.alpha_s) / 2
 
     def exclusive(self, nbytes: int, worker: int, host: int) -> float:
         """Lock, fetch, store and unlock a shared vector of `nbytes` that lies at `host`."""

@@ -60,8 +60,8 @@ class VirtualServer:
             return desk.answer_now(comm, payload)
         asked = clock.now
         comm.count(nbytes)
-        comm.scheduler.turn(comm.world_rank, asked + comm.costs.message(nbytes, comm.world_rank, desk.host))
-        arrival = asked + comm.costs.message(nbytes, comm.world_rank, desk.host)
+        arrival = asked + comm.costs.under_way(nbytes / desk.shards, comm.world_rank, desk.host)
+        comm.scheduler.turn(comm.world_rank, arrival)
         desk.handle(comm, payload, arrival)
         if comm.world_rank not in desk.replies:
             comm.scheduler.block(comm.world_rank, "the server's reply")
@@ -71,10 +71,11 @@ class VirtualServer:
 
 
 class ServerDesk:
-    """The server itself: `rule` decides, `free_at` is when its link has carried what came before.
+    """The server itself: `rule` decides, `free_at` is when it has done what came before.
 
-    A rule may say over how many `shards` (servers that work side by side) it is spread, and count its `updates`:
-    optimizer steps, each charged as a worker's.
+    A request is under way, waits for its turn, occupies the server, and so does each reply. A rule may say over how
+    many `shards` (servers that work side by side) it is spread, and count its `updates`: optimizer steps, each charged
+    as a worker's.
     """
 
     def __init__(self, rule: ServerRule, host: int = 0) -> None:
@@ -83,7 +84,7 @@ class ServerDesk:
         self.free_at = 0.0
         self.replies: dict[int, tuple[float, Tensor]] = {}
         self.released: dict[int, float] = {}
-        self._shards = getattr(rule, "shards", 1)
+        self.shards = getattr(rule, "shards", 1)
 
     def answer_now(self, comm: VirtualCommunicator, payload: Any) -> Tensor:
         """The reply to a request outside the training time; the rule must not defer it."""
@@ -98,11 +99,12 @@ class ServerDesk:
         updates = getattr(self.rule, "updates", 0)
         replies = self.rule(comm.world_rank, payload, begin)
         steps = getattr(self.rule, "updates", 0) - updates
-        self.free_at = begin + comm.costs.occupancy(nbytes, comm.world_rank, self.host) / self._shards
-        self.free_at += steps * comm.clock.seconds_of(Task.UPDATE) / self._shards
+        self.free_at = begin + comm.costs.occupancy(nbytes / self.shards, comm.world_rank, self.host)
+        self.free_at += steps * comm.clock.seconds_of(Task.UPDATE) / self.shards
         for worker, tensor in replies:
-            self.free_at += comm.costs.occupancy(tensor.nbytes, worker, self.host) / self._shards
-            self.replies[worker] = (self.free_at + comm.costs.message(0, self.host, worker), tensor)
+            part = tensor.nbytes / self.shards
+            self.free_at += comm.costs.occupancy(part, worker, self.host)
+            self.replies[worker] = (self.free_at + comm.costs.under_way(part, worker, self.host), tensor)
             self.released[worker] = begin
             if worker != comm.world_rank:
                 comm.scheduler.wake(worker, self.replies[worker][0])

@@ -218,3 +218,29 @@ def test_a_server_answers_when_its_rule_releases():
     assert answers == {0: 1.0, 1: 1.0, 2: 1.0}
     assert held == [0, 1, 2]
     assert all(clock.now > 2.0 for clock in world.clocks)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_round_at_a_server_is_what_the_cost_model_says(shards):
+    """K workers push and pull n bytes at once, S servers side by side: 2a + 2 K n / (S B); all but one queue."""
+    world = World(3)  # worker 0 is where the server is
+    nbytes = 800_000
+
+    class Rule:
+        def __init__(self):
+            self.shards, self.held = shards, []
+
+        def __call__(self, worker, payload, now):
+            self.held.append((worker, payload))
+            return self.held if len(self.held) == 2 else []
+
+    desk = ServerDesk(Rule(), host=0)
+
+    def program(comm):
+        return None if comm.rank == 0 else VirtualServer(desk, comm).request(torch.ones(nbytes // 4))
+
+    world.run(program)
+    latency = world.costs.message(0, 1, 0)
+    transfer = (world.costs.message(nbytes, 1, 0) - latency) / shards
+    ends = sorted(clock.now for clock in world.clocks)[1:]
+    assert ends == pytest.approx([2 * latency + 3 * transfer, 2 * latency + 4 * transfer])

@@ -66,3 +66,21 @@ def test_a_shared_state_far_away_costs_two_crossings():
     prices = costs(entry("mpi-onesided", 1e-3), per_node=2)
     assert prices.exclusive(MIB, 1, 0) == pytest.approx(1e-3)
     assert prices.exclusive(MIB, 2, 0) > 2 * prices.message(MIB, 2, 0)
+
+
+def test_an_idle_server_in_the_node_takes_what_a_request_was_measured_to_take():
+    """Half of it there, half back; its busy part is what K requests at once queue for."""
+    prices = costs(entry("mpi-server", 3e-3), entry("mpi-server-busy", 2e-3))
+    assert prices.occupancy(MIB, 1, 0) == pytest.approx(1e-3)
+    assert prices.under_way(MIB, 1, 0) == pytest.approx(0.5e-3)
+    one_way = prices.occupancy(MIB, 1, 0) + prices.under_way(MIB, 1, 0)
+    assert 2 * one_way == pytest.approx(3e-3)
+
+
+def test_a_server_far_away_adds_its_software_to_the_network():
+    """2a + 2n/B of the cost model for one worker, and the measured seconds of a few bytes."""
+    far = costs(entry("mpi-server", 3e-3), entry("mpi-server-busy", 2e-3), per_node=1)
+    bare = costs(per_node=1)
+    network = 2 * (bare.occupancy(MIB, 1, 0) + bare.under_way(MIB, 1, 0))
+    assert network == pytest.approx(2 * bare.message(MIB, 1, 0))
+    assert 2 * (far.occupancy(MIB, 1, 0) + far.under_way(MIB, 1, 0)) == pytest.approx(network + 1e-5)
