@@ -6,10 +6,12 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 
 _IMPORTED_ONCE = ["scalebench.virtual.engine", "scalebench.virtual.calibration", "torch._dynamo"]  # by any optimizer
 _PR_SET_PDEATHSIG = 1
@@ -42,12 +44,19 @@ def open_nursery() -> None:
 def follow() -> None:
     """In a process that multiprocessing started: die when its parent does, now if it is dead already.
 
-    A process of the nursery is killed with the nursery, which ends when nobody can ask for children any more.
+    The kernel tells only of the nursery's death, and that lives as long as a child could ask it for children: a thread
+    waits, idle, for the end of the process that asked for this one.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

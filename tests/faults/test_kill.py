@@ -50,3 +50,18 @@ def test_a_kill_takes_the_worker_processes_with_it(place):
     command.send(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
     place.until(lambda: not any(process.is_running() for process in family), "the end of the worker processes", 15)
+
+
+def test_a_study_that_repeats_until_times_are_known_goes_on_to_the_same_blocks(place):
+    until = ("--set", "until.ci_width=4%", "--set", "until.at_most=5", "--set", "virtual.jitter=normal")
+    assert place.run("undisturbed", *until) == 0
+    wanted = place.tables("undisturbed")
+    certain = 3 * (1 + 5 * 3)
+    assert certain < len(wanted[0]) < certain // 3 * 5, "some points are repeated, and not all"
+    for rows in (certain - 2, certain + 3, len(wanted[0]) - 2):
+        command = place.start("run", "study.yaml", "--output", "disturbed", "--jobs", "1", *until)
+        place.until(lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows, "a row")
+        command.send(signal.SIGKILL)
+        assert command.wait() in (0, -signal.SIGKILL)
+    assert place.run("disturbed", *until) == 0
+    assert place.tables("disturbed") == wanted
