@@ -140,9 +140,10 @@ class Replica:
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def gradient(self, batch: Batch, weight: float = 1.0) -> None:
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         samples = batch.x.shape[0]
-        self.gradients.zero_()
+        if not add:
+            self.gradients.zero_()
         loss = self._loss(self.forward(batch.x), batch.y)
         self.clock.did(Task.FORWARD, samples)
         _backward(loss, _scalar(weight, self.dtype, self.device))

@@ -30,6 +30,50 @@ class PerBatch(Strategy):
         return True
 
 
+class Accumulating(PerBatch):
+    """One step, and one exchange, for the gradients of `accumulate` = a batches of each worker.
+
+    w <- w - eta * sum n_i g_i / sum n_i over a batches; the last step of an epoch may have fewer. Batches are weighted
+    by the samples that all workers have in them, so that one larger batch would give the same step.
+    """
+
+    accumulate: int = Field(1, ge=1, description="batches per optimizer step and synchronisation")
+
+    @property
+    def sync_every(self) -> int:
+        return self.accumulate
+
+    @property
+    def updates(self) -> str:
+        """Optimizer steps of an epoch: a formula of traffic.py."""
+        return "S" if self.accumulate == 1 else "ceil(S / accumulate)"
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        if self.accumulate == 1:
+            super().train_epoch(worker, epoch)
+            return
+        last, first, total = worker.steps_in(epoch) - 1, 0.0, 0.0
+        for batch in worker.batches(epoch):
+            samples, place = len(batch.x) * worker.size / batch.weight, batch.step % self.accumulate
+            first, total = (samples, samples) if place == 0 else (first, total + samples)
+            ends = place == self.accumulate - 1 or batch.step == last
+            self.gather(worker, batch, batch.weight * samples / first, add=place > 0, ends=ends)
+            if ends:
+                self.exchange(worker, first / total)
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        self.gather(worker, batch, batch.weight, add=False, ends=True)
+        self.exchange(worker)
+
+    def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
+        """One batch's gradient, the first of a step or added to it; `ends`: an exchange follows."""
+        worker.gradient(batch, weight, add=add)
+
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
+        """Average what was gathered, times `scale`, and step."""
+        raise NotImplementedError
+
+
 def uncompressed(updates: str) -> str:
     """A formula: how many of an epoch's `updates` lie before PowerSGD's `start`."""
     return f"min({updates}, max(0, start - e * {updates}))"
@@ -41,12 +85,11 @@ def mean_of_gradients(workers: int) -> str:
 
 
 @register()
-class Allreduce(PerBatch):
+class Allreduce(Accumulating):
     """w <- w - eta * sum_i n_i g_i / sum_i n_i after each batch, over one flat buffer.
 
-    n_i is the number of samples in worker i's batch; with equal batches it is the plain mean of the gradients.
-    `accumulate` = a: the sums run over a batches of each worker, one step for all of them; the last step of an epoch
-    may have fewer. What travels: compression.py. How: trees.py.
+    n_i is the number of samples in worker i's batch; with equal batches it is the plain mean of the gradients. What
+    travels: compression.py. How: trees.py.
     """
 
     compression: Literal["none", "fp16", "bf16", "topk", "powersgd"] = Field(
@@ -58,7 +101,6 @@ class Allreduce(PerBatch):
     collective: Literal["auto", "tree", "hierarchical"] = Field(
         "auto", description="the engine's own allreduce, a binomial tree (Besch and Pohl), or node by node"
     )
-    accumulate: int = Field(1, ge=1, description="batches per optimizer step and synchronisation")
 
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "gradients averaged after every batch in one fused collective"
@@ -72,10 +114,6 @@ class Allreduce(PerBatch):
         return collective
 
     @property
-    def sync_every(self) -> int:
-        return self.accumulate
-
-    @property
     def needs(self) -> frozenset[Capability]:
         extra = {"tree": {Capability.POINT_TO_POINT}, "hierarchical": {Capability.SPLIT}}
         return self.requires | extra.get(self.collective, set())
@@ -87,8 +125,6 @@ class Allreduce(PerBatch):
 
     def setup(self, worker: Worker) -> None:
         worker.state.reducer = self._reducer(worker)
-        if self.accumulate > 1:
-            worker.state.sum, worker.state.samples = worker.gradients.new_zeros(worker.gradients.numel()), 0.0
 
     def _reducer(self, worker: Worker) -> Reducer:
         if worker.size == 1:
@@ -103,32 +139,9 @@ class Allreduce(PerBatch):
             return PowerSgd(worker, self.rank, self.start)
         return Plain(worker, WIRES.get(self.compression))
 
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = worker.steps_in(epoch) - 1
-        for batch in worker.batches(epoch):
-            if self.accumulate == 1:
-                self.step(worker, batch)
-                continue
-            self._gather(worker, batch)
-            if (batch.step + 1) % self.accumulate == 0 or batch.step == last:
-                self._step_on_sum(worker)
-
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.gradient(batch, batch.weight)
-        worker.state.reducer.mean_(worker.gradients)
-        worker.update()
-
-    def _gather(self, worker: Worker, batch: Batch) -> None:
-        """Add this batch's gradient, in proportion to the samples that all workers have in this step."""
-        worker.gradient(batch, batch.weight)
-        samples = len(batch.x) * worker.size / batch.weight
-        worker.state.sum.add_(worker.gradients, alpha=samples)
-        worker.state.samples += samples
-
-    def _step_on_sum(self, worker: Worker) -> None:
-        worker.gradients.copy_(worker.state.sum).div_(worker.state.samples)
-        worker.state.sum.zero_()
-        worker.state.samples = 0.0
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
+        if scale != 1.0:
+            worker.gradients.mul_(scale)
         worker.state.reducer.mean_(worker.gradients)
         worker.update()
 
@@ -141,26 +154,22 @@ class Allreduce(PerBatch):
         return mean_of_gradients(workers) if plain else None
 
     @property
-    def _updates(self) -> str:
-        return "S" if self.accumulate == 1 else "ceil(S / accumulate)"
-
-    @property
     def syncs_formula(self) -> str:
         """Of worker 0; `hierarchical`: where there are several nodes of several workers."""
         if self.compression == "powersgd":
-            return f"2 * {self._updates} - {uncompressed(self._updates)}"
-        return f"3 * {self._updates}" if self.collective == "hierarchical" else self._updates
+            return f"2 * {self.updates} - {uncompressed(self.updates)}"
+        return f"3 * {self.updates}" if self.collective == "hierarchical" else self.updates
 
     @property
     def bytes_formula(self) -> str:
         """`hierarchical`: of full nodes."""
         if self.compression == "powersgd":
-            first = uncompressed(self._updates)
-            return f"n * {first} + f(rank) * ({self._updates} - {first})"
+            first = uncompressed(self.updates)
+            return f"n * {first} + f(rank) * ({self.updates} - {first})"
         if self.compression == "topk":
             return "ceil(keep * P) * (4 + n / P) * syncs"
         if self.compression != "none":
             return "2 * P * syncs"
         if self.collective == "hierarchical":
-            return f"n * ((G > 1) * (1 + 1 / G) + (K > G) / G) * {self._updates}"
+            return f"n * ((G > 1) * (1 + 1 / G) + (K > G) / G) * {self.updates}"
         return "2 * (K - 1) / K * n * syncs" if self.collective == "tree" else "n * syncs"

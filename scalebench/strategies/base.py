@@ -72,8 +72,8 @@ class Worker(Protocol):
         A block of m samples gives c = ceil(m / b) batches of floor(m / c). Workers may then differ in steps.
         """
 
-    def gradient(self, batch: Batch, weight: float = 1.0) -> None:
-        """Forward and backward: `gradients` <- gradient of weight * mean loss over the batch."""
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        """Forward and backward: `gradients` <- (`add`: +=) gradient of weight * mean loss over the batch."""
 
     @property
     def learning_rate(self) -> float:

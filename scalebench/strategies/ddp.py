@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import PerBatch, mean_of_gradients, uncompressed
+from scalebench.strategies.allreduce import Accumulating, mean_of_gradients, uncompressed
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.compression import WIRES, PowerSgd, powersgd_elements
 from scalebench.strategies.registry import register
@@ -15,11 +16,12 @@ from scalebench.strategies.registry import register
 _MIB = 1 << 20
 
 
-class DdpOptions(PerBatch):
+class DdpOptions(Accumulating):
     """Gradients are averaged in buckets, in backward order, as soon as each bucket is complete.
 
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
-    is by torch's own hooks; a virtual run has PowerSGD's two collectives after the backward pass, in one bucket.
+    is by torch's own hooks, `accumulate` by its no_sync; a virtual run has PowerSGD's two collectives after the
+    backward pass, in one bucket.
     """
 
     bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; the first holds 1 MiB")
@@ -35,8 +37,13 @@ class DdpOptions(PerBatch):
     @property
     def bytes_formula(self) -> str:
         if self.compression == "powersgd":
-            return f"n * {uncompressed('S')} + f(rank) * (S - {uncompressed('S')})"
-        return "n * S" if self.compression == "none" else "2 * P * S"
+            first = uncompressed(self.updates)
+            return f"n * {first} + f(rank) * ({self.updates} - {first})"
+        return f"n * {self.updates}" if self.compression == "none" else f"2 * P * {self.updates}"
+
+    @property
+    def syncs_formula(self) -> str:
+        return self.updates
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         self.step(worker, batch)
@@ -60,12 +67,13 @@ class VirtualDdp(DdpOptions):
         if hasattr(worker.state, "factors"):
             worker.state.factors.forget()
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.gradient(batch, batch.weight)
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors.mean_(worker.gradients)
         else:
             worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+        if scale != 1.0:
+            worker.gradients.mul_(scale)
         worker.update()
 
     @property
@@ -74,11 +82,13 @@ class VirtualDdp(DdpOptions):
         return Overlap("gloo", cap, min(cap, _MIB), wire=WIRES.get(self.compression))
 
     def arithmetic(self, workers: int) -> str | None:
-        return mean_of_gradients(workers) if self.compression == "none" or workers == 1 else None
+        plain = self.accumulate == 1 and (self.compression == "none" or workers == 1)
+        return mean_of_gradients(workers) if plain else None
 
     @property
     def syncs_formula(self) -> str:
-        return f"2 * S - {uncompressed('S')}" if self.compression == "powersgd" else "S"
+        powersgd = self.compression == "powersgd"
+        return f"2 * {self.updates} - {uncompressed(self.updates)}" if powersgd else self.updates
 
 
 @register()
@@ -125,9 +135,16 @@ class Ddp(DdpOptions):
             for memory in (factors.error_dict, factors.p_memory_dict, factors.q_memory_dict):
                 memory.clear()
 
-    def step(self, worker: Worker, batch: Batch) -> None:
+    def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
+        """Gradients are exchanged within the last of the backward passes."""
+        alone: Any = nullcontext() if ends else worker.forward.no_sync()  # type: ignore[attr-defined]
+        with alone:
+            worker.gradient(batch, weight, add=add)
+
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         state = worker.state
-        worker.gradient(batch, batch.weight)
+        if scale != 1.0:
+            worker.gradients.mul_(scale)
         if worker.size > 1:
             compressed = self.compression == "powersgd" and state.steps >= self.start
             worker.comm.count(state.factors_sent if compressed else state.sent)

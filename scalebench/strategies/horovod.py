@@ -8,17 +8,18 @@ from pydantic import Field
 
 from scalebench.clock import Task
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import PerBatch, mean_of_gradients
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.allreduce import Accumulating, mean_of_gradients
+from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 
 _MIB = 1 << 20
 
 
-class HorovodOptions(PerBatch):
+class HorovodOptions(Accumulating):
     """Gradients are averaged tensor by tensor behind the backward pass, fused per cycle.
 
-    Sergeev and Del Balso, 2018, arXiv 1802.05799. Defaults are those of Horovod 0.28.1.
+    Sergeev and Del Balso, 2018, arXiv 1802.05799. Defaults are those of Horovod 0.28.1; `accumulate` is its
+    backward_passes_per_step.
     """
 
     fusion_threshold_mib: float = Field(128.0, ge=0, description="tensors ready together are fused up to this size")
@@ -31,6 +32,10 @@ class HorovodOptions(PerBatch):
     engines: ClassVar[tuple[str, ...]] = ("horovod",)
 
     @property
+    def syncs_formula(self) -> str:
+        return self.updates
+
+    @property
     def bytes_formula(self) -> str:
         return "2 * P * syncs" if self.compression == "fp16" else "n * syncs"
 
@@ -41,13 +46,14 @@ class VirtualHorovod(HorovodOptions):
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.gradient(batch, batch.weight)
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+        if scale != 1.0:
+            worker.gradients.mul_(scale)
         worker.update()
 
     def arithmetic(self, workers: int) -> str | None:
-        return mean_of_gradients(workers) if self.compression == "none" else None
+        return mean_of_gradients(workers) if self.compression == "none" and self.accumulate == 1 else None
 
     @property
     def overlap(self) -> Overlap:
@@ -69,14 +75,17 @@ class Horovod(HorovodOptions):
 
         def wrap(optimizer: Any) -> Any:
             named = [(name, p) for name, p in worker.model.named_parameters() if p.requires_grad]
-            return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+            return hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, compression=compression, backward_passes_per_step=self.accumulate
+            )
 
         worker.use_optimizer(wrap)
 
-    def step(self, worker: Worker, batch: Batch) -> None:
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         optimizer: Any = worker.optimizer
-        worker.gradient(batch, batch.weight)
-        optimizer.synchronize()
+        optimizer.synchronize()  # where an epoch ends early, it sends what was not sent
+        if scale != 1.0:
+            worker.gradients.mul_(scale)
         worker.clock.did(Task.COMM)
         if worker.size > 1:
             worker.comm.count(worker.gradients.numel() * 2 if self.compression == "fp16" else worker.gradients.nbytes)

@@ -2,8 +2,8 @@
 
 Torch rebinds every parameter to a fresh buffer at each average: the flat buffer takes them back once an epoch. It
 averages parameters only, counts from its first step, and leaves the last, partial interval alone: the mean that ends
-the training is ours. torchft's LocalSGD and DiLoCo are left out: both take a Manager, which joins a running lighthouse
-server before the first step.
+the training is ours. torchft's LocalSGD and DiLoCo are left out: both take a Manager, which asks a lighthouse server
+for a quorum before each average (docs/strategies/torch_local_sgd.md says what was seen).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Shadow:
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         raise NotImplementedError("a shadow walks through the plan's own batches")
 
-    def gradient(self, batch: Batch, weight: float = 1.0) -> None:
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         self.clock.did(Task.FORWARD, len(batch.x))
         self.clock.did(Task.BACKWARD, len(batch.x))
 

@@ -220,12 +220,13 @@ def test_hierarchical_on_one_node_is_warned_about():
 # --- accumulation ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "horovod", "ddp"])
 @pytest.mark.parametrize("workers", [1, 3, 5])
-def test_accumulated_batches_are_one_large_batch(play, workers):
+def test_accumulated_batches_are_one_large_batch(play, workers, strategy):
     """Shards of 5 workers are uneven (19 and 20 samples): the sums are weighted by samples, so it is still exact."""
     options = {"epochs": 3, "shuffle": "none", "optimizer": {"sgd": {"momentum": 0.9}}}
     _, large = play("allreduce", workers, batch_per_worker=96, **options)
-    _, small = play({"allreduce": {"accumulate": 100}}, workers, batch_per_worker=4, **options)
+    _, small = play({strategy: {"accumulate": 100}}, workers, batch_per_worker=4, **options)
     torch.testing.assert_close(small["final"], large["final"], atol=1e-12, rtol=0)
 
 

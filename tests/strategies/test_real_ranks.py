@@ -42,6 +42,8 @@ CASES = {
         ("adasum", {}, 2, EXACT),
         ("ddp", {"compression": "powersgd", "rank": 2}, 2, EXACT),
         ("ddp", {"compression": "powersgd", "rank": 2}, 4, EXACT),
+        ("ddp", {"accumulate": 3}, 2, EXACT),
+        ("ddp", {"accumulate": 2, "compression": "powersgd", "rank": 2}, 2, EXACT),
         ("ddp", {"compression": "fp16"}, 2, 1e-3),  # torch divides before it sums, we after: half a bit of float16
         ("ddp", {"compression": "bf16"}, 2, 1e-2),
     ],
@@ -50,6 +52,8 @@ CASES = {
         ("adasum", {}, 4, EXACT),
         ("allreduce", {"compression": "topk", "keep": 0.2}, 2, EXACT),
         ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
+        ("horovod", {"accumulate": 3}, 2, EXACT),
+        ("horovod", {"accumulate": 2}, 4, EXACT),
     ],
 }
 LOOSE = [("asp", {"staleness_lr": True}), ("asp", {"shards": 2}), ("elastic_bsp", {"shards": 2}),
