@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
@@ -55,7 +55,7 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     batch = "per worker" if last["batch_policy"] == "per_worker" else "global"
     sizes = sorted({int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()}, reverse=True)
     facts = {
-        "strategies": ", ".join(dict.fromkeys(runs["label"])),
+        "strategies": ", ".join(sorted(set(runs["label"]), key=strategy_rank)),
         "workers": ", ".join(map(str, counts)),
         "scaling": "strong: samples per epoch fixed"
         if last["scaling"] == "strong"

@@ -164,7 +164,7 @@ def nasty(tmp_path_factory) -> Path:
         store.append(run_row(run_id="base", **same))
         for number, text in enumerate(NASTY):
             options = {"strategy": text, "strategy_options": {text: text}}
-            store.append(run_row(run_id=f"{text}{number}", **same, **options))
+            store.append(run_row(run_id=f"run-{number}", **same, **options))
         store.append(run_row(run_id="f", status="failed", error=" ".join(NASTY), train_s=None, **same))
         store.keep_study({"name": NASTY[0], "description": " ".join(NASTY)})
         store.keep_provenance({text: {text: [text]} for text in NASTY} | {"packages": {NASTY[0]: NASTY[1]}})
