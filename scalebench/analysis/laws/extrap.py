@@ -3,7 +3,8 @@
 Extra-P (A. Calotoiu et al., SC 2013, doi:10.1145/2503210.2503277) reads one JSON object per line: `params`, the
 parameters of the measurement; `callpath`, what was measured; `metric`; and `value`, the repetitions. It refuses a file
 in which a callpath lacks a point that another one has, so series with other worker counts get a file of their own. It
-models from five points on, and takes a file of one line for another format: what no law is fitted to is left out.
+models from five points on, and takes a file of one line for another format: what no law is fitted to is left out. Its
+models grow unless told otherwise, so beside the time there are the worker-seconds N T, which do not fall.
 """
 
 from __future__ import annotations
@@ -48,18 +49,17 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
 
 
 def _lines(members: Sequence[Series]) -> list[str]:
-    lines = []
-    for series in members:
-        for count in series.counts:
-            lines.append(
-                json.dumps(
-                    {
-                        "params": {"workers": int(count)},
-                        "callpath": series.label.replace("->", "-"),  # which Extra-P takes for a call
-                        "metric": "train_s",
-                        "value": series.seconds[series.at == count].tolist(),
-                    }
-                )
-                + "\n"
-            )
-    return lines
+    return [
+        json.dumps(
+            {
+                "params": {"workers": int(count)},
+                "callpath": series.label.replace("->", "-"),  # which Extra-P takes for a call
+                "metric": metric,
+                "value": (factor * series.seconds[series.at == count]).tolist(),
+            }
+        )
+        + "\n"
+        for series in members
+        for count in series.counts
+        for metric, factor in (("train_s", 1.0), ("worker_s", count))
+    ]

@@ -180,7 +180,7 @@ def test_extrap_gets_every_repetition_once(study, tmp_path):
     (file,) = write_extrap(series_of(results), tmp_path / "times.jsonl")
     assert file == tmp_path / "times.jsonl"
     lines = read_lines(file)
-    assert len(lines) == 10  # a line per strategy and worker count, as Extra-P's reader wants them
+    assert len(lines) == 20  # two metrics of each strategy and worker count, as Extra-P's reader wants them
     assert lines[0] == {
         "params": {"workers": 1},
         "callpath": "allreduce",
@@ -188,6 +188,11 @@ def test_extrap_gets_every_repetition_once(study, tmp_path):
         "value": pytest.approx([0.99, 1.0, 1.01]),
     }
     assert {line["params"]["workers"] for line in lines} == set(COUNTS)
+    times = [line for line in lines if line["metric"] == "train_s"]
+    costs = [line for line in lines if line["metric"] == "worker_s"]
+    for time, cost in zip(times, costs, strict=True):
+        assert (cost["callpath"], cost["params"]) == (time["callpath"], time["params"])
+        assert cost["value"] == pytest.approx([time["params"]["workers"] * value for value in time["value"]])
 
 
 def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(study, tmp_path):
