@@ -5,6 +5,7 @@ from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import cells
+from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.reading import Results, load
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.testing import against, differences
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "median_error",
     "ratios",
+    "scaling_laws",
     "summary_notes",
     "summary_rows",
     "summary_table",
