@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from scalebench.clock import Task
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
+from scalebench.data.catalog import prepare
+from scalebench.launch.engines import available
+from scalebench.launch.mpirun import launch
+from scalebench.launch.planning import plan_study
+from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
 from scalebench.pacing import PacedClock, StepTime, slowness_of
+from scalebench.study.load import load_study
 from scalebench.study.spec import Study, VirtualOptions
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
@@ -51,7 +60,7 @@ def test_slow_cards_slow_what_crosses_them():
     cluster = load_cluster("ethernet-10g")
     node = cluster.node.model_copy(update={"workers_per_node": 2})
     even = cluster.model_copy(update={"node": node})
-    uneven = even.model_copy(update={"links": cluster.links.model_copy(update={"slow": {1: 4.0}})})
+    uneven = even.model_copy(update={"links": cluster.links.model_copy(update={"slow": {"1": 4.0}})})
     plain, slow = Network(even), Network(uneven)
     n = 10_000_000
     latency = cluster.links.inter.latency_s
@@ -96,3 +105,76 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
     assert run.virtual.jitter == "measured"
     (native,) = expand(study.model_copy(update={"execution": "native"}), load_cluster("this-machine")).runs
     assert native.virtual == VirtualOptions()
+
+
+def test_a_slow_way_between_two_nodes_slows_what_takes_it():
+    cluster = load_cluster("ethernet-10g").with_slow_links({"0-2": 8.0})
+    slow, plain = Network(cluster), Network(load_cluster("ethernet-10g"))
+    n, latency = 10_000_000, cluster.links.inter.latency_s
+    assert slow.message(n, 0, 2) - latency == pytest.approx(8 * (plain.message(n, 0, 2) - latency))
+    assert slow.message(n, 2, 0) == slow.message(n, 0, 2)
+    assert slow.message(n, 1, 2) == plain.message(n, 1, 2)
+    assert slow.allreduce(n, (0, 1)) == plain.allreduce(n, (0, 1))
+    assert slow.allreduce(n, (0, 1, 2)) > 4 * plain.allreduce(n, (0, 1, 2))
+
+
+@pytest.mark.parametrize("links", [{"a": 2}, {"1-1": 2}, {"1-2-3": 2}, {-1: 2}, {"3": 0.5}])
+def test_a_link_that_is_none_is_refused(links):
+    with pytest.raises(ValidationError, match=r"expected a node, such as 3, or two of them|greater than or equal to 1"):
+        VirtualOptions(slow_links=links)
+
+
+def test_flags_slow_links_of_a_study(play, scenery):
+    study = load_study(None, {}, ["virtual.slow_links={1: 4, 2-0: 8}"])
+    assert study.virtual.slow_links == {"1": 4.0, "0-2": 8.0}
+    quiet = {"jitter": "none", "ties": "rank"}
+    fast, _ = play("allreduce", 4, virtual=quiet)  # two nodes of two
+    slow, _ = play("allreduce", 4, virtual={**quiet, "slow_links": {1: 1000.0}})
+    assert slow.workers[0].comm_s > fast.workers[0].comm_s
+    assert slow.workers[0].compute_s == fast.workers[0].compute_s
+
+
+def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
+    file = tmp_path / "uneven.yaml"
+    preset = (Path(__file__).parents[1] / "scalebench/cluster/presets/ethernet-10g.yaml").read_text()
+    file.write_text(f"{preset}\nuneven: {{slowdown: {{1: 2.0}}, jitter: lognormal, jitter_sigma: 0.2, slow_windows: "
+                    "[{rank: 0, until_s: 2, factor: 3}]}\n")  # fmt: skip
+    values = {"workers": "2", "execution": "virtual", "strategies": ["epoch_average"], "cluster": str(file)}
+    (run, *_) = plan_study(Study.model_validate(values)).sweep.runs
+    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({1: 2.0}, "lognormal", 0.2)
+    assert run.virtual.slowness(0)(1.0) == 3.0
+    said = {**values, "virtual": {"slowdown": {}, "jitter": "none"}}
+    (run, *_) = plan_study(Study.model_validate(said)).sweep.runs
+    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)
+
+
+def test_a_real_paced_run_records_its_straggler(tmp_path):
+    """Worker 1 computes twice as long as the stated step: sums of padded laps, which load can only lengthen."""
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    study = Study(
+        strategies=["allreduce", "epoch_async"], workers=[2], engine="mpi", execution="paced", device_step_time=0.02,
+        repetitions=1, epochs=1, dataset="wine", batch_per_worker=8, virtual={"slowdown": {1: 2.0}},
+    )  # fmt: skip
+    runs = expand(study, load_cluster("this-machine")).runs
+    outcomes = {}
+    launch(
+        runs, {2: prepare(study, 2)}, ranks=2, work_dir=tmp_path, on_start=lambda run: None,
+        on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: (run, outcome)}), log=lambda message: None,
+    )  # fmt: skip
+    rows = {}
+    for name, (run, outcome) in outcomes.items():
+        assert outcome.status == "completed", outcome.error
+        steps = outcome.facts["steps_per_epoch"]
+        fast, slow = (worker.compute_s for worker in outcome.workers)
+        assert fast >= 0.02 * steps * 0.999
+        assert slow >= 0.04 * steps * 0.999
+        told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+        rows[name] = rows_of(run, outcome, **told)[0]
+        assert rows[name].straggler_factor == pytest.approx(slow / ((fast + slow) / 2))
+        assert rows[name].paced_overrun is not None
+    assert rows["allreduce"].straggler_factor > 1
+    waited = [worker.wait_s for worker in outcomes["allreduce"][1].workers]
+    assert waited[0] > waited[1]  # the fast one waits in every step
+    assert rows["allreduce"].wait_s > 0
+    assert sum(json.loads(rows["epoch_async"].staleness_histogram).values()) == 2

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from scalebench.errors import ClusterError
-from scalebench.study.spec import Name, Training
+from scalebench.study.spec import Name, SlowLinks, Training, Unevenness
 
 _Source = Field(
     min_length=3, description="where the numbers of this block come from; `assumed` with a range if nowhere"
@@ -44,12 +44,17 @@ class Links(_Block):
 
     intra: Link
     inter: Link
-    slow: dict[int, PositiveFloat] = Field({}, description="node: how many times slower its cards are; 2 halves them")
+    slow: SlowLinks = Field(
+        {}, description="node, or node-node: how many times slower its cards, or the way between them, are; 2 halves"
+    )
 
     def bandwidth_between(self, nodes: Iterable[int]) -> float:
-        """Bytes/s of the slowest card among `nodes`: what waits for all goes at its pace."""
-        slowest = max((self.slow.get(node, 1.0) for node in nodes), default=1.0)
-        return self.inter.bandwidth_bytes_per_s / slowest
+        """Bytes/s of the slowest card of, and the slowest way between, `nodes`: what waits for all goes at its pace."""
+        if not self.slow:
+            return self.inter.bandwidth_bytes_per_s
+        here = {str(node) for node in nodes}
+        factors = (factor for ends, factor in self.slow.items() if here.issuperset(ends.split("-")))
+        return self.inter.bandwidth_bytes_per_s / max(factors, default=1.0)
 
 
 class Reduction(_Block):
@@ -89,6 +94,12 @@ class Cluster(_Block):
         "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
     )
     step_times: list[StepTime] = []
+    uneven: Unevenness = Field(Unevenness(), description="slow workers, windows, jitter: where a study says nothing")
+
+    def with_slow_links(self, slow: SlowLinks) -> Cluster:
+        """The same cluster with these links (also) slow."""
+        links = self.links.model_copy(update={"slow": {**self.links.slow, **slow}})
+        return self.model_copy(update={"links": links}) if slow else self
 
     def nodes_for(self, workers: int) -> int:
         """How many nodes `workers` fill.

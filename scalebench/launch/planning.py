@@ -33,8 +33,9 @@ def plan_study(study: Study) -> Plan:
         UsageError: whatever cannot be; one line.
     """
     cluster = load_cluster(study.cluster)
-    sweep = expand(study, cluster)
-    return Plan(study, cluster, sweep, prepare_study(study, sweep.runs))
+    there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
+    sweep = expand(there, cluster)
+    return Plan(study, cluster, sweep, prepare_study(there, sweep.runs))
 
 
 def is_oversubscribed(run: Run) -> bool:

@@ -80,17 +80,29 @@ class SlowWindow(BaseModel):
         return self
 
 
-class VirtualOptions(BaseModel):
-    """How virtual runs are timed; `slowdown` and `slow_windows` hold for paced runs too."""
+def _link_name(key: Any) -> str:
+    """`3`: the cards of node 3; `0-2`: the way between nodes 0 and 2, whichever is said first."""
+    ends = str(key).split("-")
+    if len(ends) > 2 or not all(end.isdecimal() for end in ends) or len(set(ends)) < len(ends):
+        raise ValueError(f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}")
+    return "-".join(sorted(ends, key=int))
+
+
+SlowLinks = dict[Annotated[str, BeforeValidator(_link_name)], Annotated[float, Field(ge=1)]]
+
+
+class Unevenness(BaseModel):
+    """How workers and links differ; a study says it of its runs, a cluster file of the cluster."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
-    ties: Literal["seeded", "rank"] = "seeded"
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
     jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
     slowdown: dict[int, PositiveFloat] = Field(default_factory=dict, description="compute factor per worker rank")
     slow_windows: list[SlowWindow] = Field([], description="compute factors of workers for a while")
+    slow_links: SlowLinks = Field(
+        {}, description="node, or node-node: how many times slower its cards, or the way between them, are"
+    )
 
     def slowness(self, rank: int) -> Callable[[float], float] | None:
         """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
@@ -100,6 +112,18 @@ class VirtualOptions(BaseModel):
             return math.prod(window.factor for window in windows if window.from_s <= now < window.until_s)
 
         return factor if windows else None
+
+
+class VirtualOptions(Unevenness):
+    """How virtual runs are timed; `slowdown` and `slow_windows` hold for paced runs too."""
+
+    collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
+    ties: Literal["seeded", "rank"] = "seeded"
+
+    def over(self, cluster: Unevenness) -> VirtualOptions:
+        """These options, and of the `cluster` what they leave unsaid."""
+        said = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
+        return self.model_copy(update=said)
 
 
 _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}

@@ -215,7 +215,7 @@ class _Stage:
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
 
     def _price_list(self) -> Costs:
-        cluster = self.scenery.cluster
+        cluster = self.scenery.cluster.with_slow_links(self.run.virtual.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
         return Costs(network, self.scenery.engines, self.strategy.engines[0])
 
