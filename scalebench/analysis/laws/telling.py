@@ -69,8 +69,8 @@ def parameter(estimate: Estimated) -> str:
     elif kind.unit == "B/s" and estimate.value < math.inf:
         factor, unit = next(
             (1 / size, f" {name}")
-            for size, name in ((1e9, "GB/s"), (1e6, "MB/s"), (0, "B/s"))
-            if estimate.value >= size
+            for size, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s"))
+            if estimate.value >= size or size == 1
         )
     elif kind.unit == "B/s":
         low = f", above {digits(estimate.low / 1e6)} MB/s" if math.isfinite(estimate.low) else ""
