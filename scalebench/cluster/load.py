@@ -22,6 +22,11 @@ def cluster_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def preset(name: str) -> Path:
+    """The file of the shipped cluster `name`."""
+    return Path(str(resources.files("scalebench.cluster") / "presets" / f"{name}.yaml"))
+
+
 def describe_clusters() -> list[tuple[str, str]]:
     """(name, one-line summary) of each shipped cluster."""
     return [(name, load_cluster(name).description) for name in cluster_names()]
@@ -37,7 +42,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     """
     text = str(name_or_path)
     if text in cluster_names():
-        path = Path(str(resources.files("scalebench.cluster") / "presets" / f"{text}.yaml"))
+        path = preset(text)
     else:
         path = Path(name_or_path)
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():

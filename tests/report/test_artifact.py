@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import plot_folder
 from scalebench.launch.scenery import Calibration
@@ -30,7 +31,7 @@ from tests.records_factory import study_rows
 
 PLANTED = "hf_s3cr3t-0123456789"
 PROVENANCE = {
-    "cpu": {"model": "a CPU", "usable_cores": 2},
+    "cpu": {"model": "a CPU", "usable_cores": 97},
     "memory_mib": 2048,
     "python": "3.11.7",
     "packages": {"numpy": "2.4.6", "torch": "2.13.0+cpu", "scalebench": "0.1.0", "horovod": "0.28.1"},
@@ -181,6 +182,14 @@ def test_what_a_study_names_comes_along_under_names_that_hold_elsewhere(study, t
     script = (root / "reproduce.sh").read_text()
     assert '--calibration "results/$study/calibration.json"' in script
     assert "put the files of the data set into inputs/data first" in script
+
+
+def test_virtual_runs_are_repeated_on_the_machine_of_the_records_not_the_reviewers(study, tmp_path):
+    root = write_artifact(study({"cluster": "this-machine"}), tmp_path / "out", Paper()).folder
+    assert "options+=(--cluster inputs/this-machine.yaml)" in (root / "reproduce.sh").read_text()
+    node = load_cluster(root / "inputs" / "this-machine.yaml").node
+    assert (node.cores, node.workers_per_node, node.memory_gib) == (97, 97, 2.0)
+    assert load_cluster(root / "inputs" / "this-machine.yaml").compute == "this-machine"
 
 
 def test_versions_are_pinned_as_they_were(study, tmp_path):

@@ -6,12 +6,10 @@ the artifact its relation to the contributions, expected results and reproductio
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,7 +24,7 @@ from scalebench.figures.plotting import Drawn
 from scalebench.report.answer import answer, as_text
 from scalebench.report.artifact.minutes import Minutes, expected_minutes
 from scalebench.report.artifact.paper import Contribution, Paper
-from scalebench.report.artifact.shipping import Shipment
+from scalebench.report.artifact.shipping import Shipment, recorded_machines
 from scalebench.report.artifact.wheel import requirements
 from scalebench.report.comparison import comparisons
 from scalebench.study.spec import slug
@@ -105,7 +103,7 @@ def describe(results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: S
     figures = sorted((figure for figure in drawn if figure.files), key=lambda one: order.get(one.name, len(order)))
     claims = paper.contributions or _contributions(results, [figure.name for figure in figures])
     numbered = tuple((f"C{number}", claim) for number, claim in enumerate(claims, start=1))
-    provenance = _provenance(results.folder)
+    provenance = recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
     last = runs.iloc[-1]
@@ -192,12 +190,6 @@ def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         if key not in largest or int(row[1]) >= int(largest[key][1]):
             largest[key] = row
     return list(largest.values())
-
-
-def _provenance(folder: Path) -> list[dict[str, Any]]:
-    """The launch environments, the one of the most recent file name last."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "provenance").glob("*.json"))]
-    return [facts for facts in found if isinstance(facts, dict)]
 
 
 def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:

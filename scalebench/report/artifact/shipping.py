@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from scalebench.cluster.load import preset
 from scalebench.errors import ResultsError
 from scalebench.models.own import is_own
 from scalebench.records.provenance import redact
@@ -22,14 +25,19 @@ from scalebench.study.spec import Study, slug
 
 CALIBRATION = "calibration.json"
 DATA = "inputs/data"
+_HERE = "this-machine"
 _TEXTS = ("error", "launcher", "binding", "device", "energy_source")  # columns in which a name may stand
 
 
 @dataclass
 class Shipment:
-    """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing."""
+    """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing.
+
+    `cluster` is the file that stands for the machine of the records, where virtual runs were made on this machine.
+    """
 
     study: Study | None = None
+    cluster: str = ""
     needs_data: bool = False
     has_calibration: bool = False
     missing: list[str] = field(default_factory=list)
@@ -51,6 +59,9 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         if study.calibration is not None:
             calibration = study.calibration.expanduser()
         shipment.study = _ship_inputs(study, target, moved, shipment)
+        if study.cluster == _HERE:
+            shipment.cluster = _ship(preset(_HERE), target, shipment)
+        _settle_machine(target / "inputs", recorded_machines(folder))
         (records / "study.yaml").write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
     for table in ("runs.csv", "epochs.csv", "planned.json"):
         if (folder / table).is_file():
@@ -63,6 +74,37 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     if shipment.has_calibration:
         (records / CALIBRATION).write_text(redact(_read(calibration), names=False), encoding="utf-8")
     return shipment
+
+
+def recorded_machines(folder: Path) -> list[dict[str, Any]]:
+    """What provenance/ tells of the launch environments, that of the last run last."""
+    facts = [_facts(file) for file in sorted((folder / "provenance").glob("*.json"))]
+    keys = ("packages_hash", "git_commit", "host_hash")
+    rows = list(csv.DictReader(_read(folder / "runs.csv").splitlines()))
+    last = {key: rows[-1].get(key) if rows else None for key in keys}
+    return sorted(facts, key=lambda found: sum((found.get(key) or "") == last[key] for key in keys))
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(_read(file))
+    except ValueError as error:
+        raise ResultsError(f"{file}: not JSON ({error}); repair or remove it") from None
+    return facts if isinstance(facts, dict) else {}
+
+
+def _settle_machine(inputs: Path, machines: list[dict[str, Any]]) -> None:
+    """Clusters that read their size from the machine they are loaded on get that of the records' machine."""
+    cpu = machines[-1].get("cpu") if machines else None
+    if not isinstance(cpu, dict) or not cpu.get("usable_cores"):
+        return
+    memory = round(machines[-1].get("memory_mib", 0) / 1024, 1)
+    sizes = {"cores": cpu["usable_cores"], "workers_per_node": cpu["usable_cores"], "memory_gib": memory}
+    for file in [*inputs.glob("*.yaml"), *inputs.glob("*.yml")]:
+        text = file.read_text(encoding="utf-8")
+        for key, size in sizes.items():
+            text = re.sub(rf"\b({key}: *){_HERE}\b", rf"\g<1>{size}", text)
+        file.write_text(text, encoding="utf-8")
 
 
 def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Shipment) -> Study:
