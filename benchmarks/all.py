@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ratios import Finding, markdown, show
 
-BENCHMARKS = ("command_line", "native_step", "averaging_bandwidth", "virtual_overhead", "jobs", "default_study")
+BENCHMARKS = ("command_line", "native_step", "averaging_bandwidth", "virtual_overhead", "jobs", "records", "default_study")
 
 
 def main() -> None:
