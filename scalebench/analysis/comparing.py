@@ -53,7 +53,9 @@ def ratios(results: Results) -> pd.DataFrame:
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    return pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
+    found = pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
+    # As in `cells`, also where no batch is known: the two are joined by these.
+    return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64")) if len(found) else found
 
 
 def _compare(index: Index, cell: Cell, compared: Ratios) -> list[dict[str, object]]:

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from scalebench.analysis import cells, ratios
+from scalebench.analysis import cells, ratios, summary_rows
+from scalebench.analysis.grouping import CELL
 from tests.records_factory import run_row
 
 
@@ -48,6 +49,14 @@ def test_speedup_efficiency_and_reductions_have_their_known_values(study):
     assert (serial.baseline_s, serial.train_s, serial.saved_s) == pytest.approx((16, 4, 12))
     headline = only(table, label="epoch_average", baseline="allreduce")
     assert (headline.reduction, headline.saved_s, headline.note) == pytest.approx((0.5, 4.0, ""))
+
+
+@pytest.mark.parametrize("unknown", ["batch_global", "batch_per_worker"])
+def test_cells_and_ratios_are_joined_where_a_batch_is_not_known(study, unknown):
+    results = study(rows=[row.model_copy(update={unknown: None}) for row in STUDY])
+    joined = cells(results).merge(ratios(results), on=CELL)
+    assert len(joined) == len(ratios(results))
+    assert summary_rows(results)
 
 
 def test_a_reduction_against_an_engine_is_split_and_signed(study):
