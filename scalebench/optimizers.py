@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -38,7 +40,26 @@ class AdamOptions(_Options):
     eps: float = Field(1e-8, gt=0)
 
 
-_OPTIONS: dict[str, type[_Options]] = {"sgd": SgdOptions, "adam": AdamOptions, "adamw": AdamOptions}
+class LarsOptions(_Options):
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    trust_coefficient: float = Field(0.001, gt=0)
+
+
+class LambOptions(_Options):
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-6, gt=0)
+
+
+_OPTIONS: dict[str, type[_Options]] = {
+    "sgd": SgdOptions,
+    "adam": AdamOptions,
+    "adamw": AdamOptions,
+    "lars": LarsOptions,
+    "lamb": LambOptions,
+}
+BY_LAYER = ("lars", "lamb")  # scale each layer's step by that layer's norms: one flat vector will not do
 
 
 def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
@@ -50,7 +71,15 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     options = check_optimizer(component).model_dump()
     if component.name == "sgd":
         return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
-    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    if "beta1" in options:
+        options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    if component.name in BY_LAYER:
+        import pytorch_optimizer
+
+        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), which the paper's rule does not.
+        kept = pytorch_optimizer.LARS if component.name == "lars" else partial(pytorch_optimizer.Lamb, adam_debias=True)
+        made: Optimizer = kept(parameters, lr=lr, **options, foreach=False)
+        return made
     kind = torch.optim.Adam if component.name == "adam" else torch.optim.AdamW
     return kind(parameters, lr=lr, **options, foreach=False if flat else None)
 
@@ -59,10 +88,14 @@ def check_optimizer(component: Component) -> BaseModel:
     """The options of the optimizer `component`.
 
     Raises:
-        StudyError: unknown optimizer or option, with the nearest name, or a value out of its range.
+        StudyError: unknown optimizer or option, with the nearest name, or a value out of its range; or the package
+            that brings it is not here.
     """
     if component.name not in _OPTIONS:
         raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
+    if component.name in BY_LAYER and find_spec("pytorch_optimizer") is None:
+        add = 'pip install "scalebench[optimizers]"'
+        raise StudyError(f"optimizer {component.name} needs pytorch_optimizer; add it with: {add}")
     options = _OPTIONS[component.name]
     try:
         return options(**component.options)

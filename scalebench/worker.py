@@ -21,7 +21,7 @@ from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
 from scalebench.flat import flatten, views
 from scalebench.models.registry import build_model, loss_for
-from scalebench.optimizers import build_optimizer, learning_rate
+from scalebench.optimizers import BY_LAYER, build_optimizer, learning_rate
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run
@@ -80,7 +80,9 @@ class Replica:
         self._loss = loss_for(dataset.task)
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
-        self.optimizer = build_optimizer(run.optimizer, [self._flat_parameter], run.lr, flat=True)
+        by_layer = run.optimizer.name in BY_LAYER
+        stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
+        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)

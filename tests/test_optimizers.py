@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from scalebench.errors import StudyError
-from scalebench.optimizers import check_optimizer, learning_rate
+from scalebench.optimizers import build_optimizer, check_optimizer, learning_rate
+from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
 
 
@@ -73,3 +76,68 @@ def test_optimizer_steps_are_those_that_a_worker_took(play):
 def test_what_no_optimizer_takes_is_refused(component, message):
     with pytest.raises(StudyError, match=message):
         check_optimizer(component)
+
+
+LAYERS = [np.array([[0.6, -0.8], [0.3, 0.1]]), np.array([0.5, -0.2])]
+SLOPES = [np.array([[0.2, 0.1], [-0.4, 0.3]]), np.array([-0.3, 0.7])]
+
+
+def stepped(name, options, steps=3):
+    """The layers after some steps with constant gradients."""
+    pytest.importorskip("pytorch_optimizer")
+    layers = [torch.nn.Parameter(torch.tensor(layer)) for layer in LAYERS]
+    optimizer = build_optimizer(Component(name=name, options=options), layers, 0.1)
+    for _ in range(steps):
+        for layer, slope in zip(layers, SLOPES, strict=True):
+            layer.grad = torch.tensor(slope)
+        optimizer.step()
+    return [layer.detach().numpy() for layer in layers]
+
+
+def test_lars_is_its_formula_layer_by_layer():
+    """You et al., 2017, arXiv 1708.03888: v <- m v + c |w| / (|g| + d |w|) (g + d w); w <- w - lr v. Biases: plain."""
+    decay, trust, momentum = 0.01, 0.02, 0.9
+    found = stepped("lars", {"weight_decay": decay, "trust_coefficient": trust, "momentum": momentum})
+    for layer, slope, result in zip(LAYERS, SLOPES, found, strict=True):
+        w, v = layer.copy(), np.zeros_like(layer)
+        for _ in range(3):
+            g = slope.copy()
+            if w.ndim > 1:
+                norm = np.linalg.norm(w)
+                g = trust * norm / (np.linalg.norm(g) + decay * norm) * (g + decay * w)
+            v = momentum * v + g
+            w = w - 0.1 * v
+        np.testing.assert_allclose(result, w, atol=1e-12)
+
+
+def test_lamb_is_its_formula_layer_by_layer():
+    """You et al., ICLR 2020, arXiv 1904.00962, plain moments: r = m / (sqrt(v) + eps); w <- w - lr |w| / |r| r."""
+    found = stepped("lamb", {"beta1": 0.8, "beta2": 0.9, "eps": 1e-6})
+    for layer, slope, result in zip(LAYERS, SLOPES, found, strict=True):
+        w, m, v = layer.copy(), np.zeros_like(layer), np.zeros_like(layer)
+        for _ in range(3):
+            m, v = 0.8 * m + 0.2 * slope, 0.9 * v + 0.1 * slope**2
+            r = m / (np.sqrt(v) + 1e-6)
+            w = w - 0.1 * np.linalg.norm(w) / (np.linalg.norm(r) + 1e-6) * r
+        np.testing.assert_allclose(result, w, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_replicas_step_layer_by_layer_too(name, play):
+    """A global batch of all samples: the mean of two workers' gradients is serial's, and so is each layer's step."""
+    pytest.importorskip("pytorch_optimizer")
+    options = {"optimizer": name, "lr": 0.05, "batch_global": 96, "shuffle": "none"}
+    _, one = play("serial", 1, **options)
+    _, two = play("allreduce", 2, **options)
+    torch.testing.assert_close(two["final"], one["final"], atol=1e-12, rtol=0)
+    assert (one["final"] - one["initial"]).abs().max() > 1e-5
+    play({"local_sgd": {"steps": 2, "optimizer_state": "average"}}, 2, **options)
+
+
+def test_what_scales_by_layer_is_refused_where_it_cannot(monkeypatch):
+    pytest.importorskip("pytorch_optimizer")
+    with pytest.raises(StudyError, match=r"strategy asp: optimizer lars .*use sgd, adam or adamw"):
+        registry.create("asp", {}).check_training(Training(optimizer="lars"))
+    monkeypatch.setattr("scalebench.optimizers.find_spec", lambda name: None)
+    with pytest.raises(StudyError, match=r'optimizer lamb needs .*pip install "scalebench\[optimizers\]"'):
+        check_optimizer(Component(name="lamb"))

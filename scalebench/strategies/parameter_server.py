@@ -11,17 +11,21 @@ learning rate; the literature's asynchronous SGD is often `scale: sum`, K times 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
+from scalebench.optimizers import BY_LAYER
 from scalebench.strategies import server_rules
 from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, request
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Training
 
 
 class ParameterServerStrategy(Strategy):
@@ -51,6 +55,13 @@ class ParameterServerStrategy(Strategy):
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that says who waits, for `workers` that push `total` times each."""
         raise NotImplementedError
+
+    def check_training(self, training: Training) -> None:
+        if training.optimizer.name in BY_LAYER:
+            raise StudyError(
+                f"strategy {self.name}: optimizer {training.optimizer.name} scales each layer's step by its norms, and "
+                "the server knows one vector; use sgd, adam or adamw"
+            )
 
     def setup(self, worker: Worker) -> None:
         state, ends = worker.state, [0]

@@ -70,9 +70,11 @@ def optimizer_tensors(worker: Worker) -> list[Tensor]:
 
 
 def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
+    """Moments and the step counter; the norms that LAMB keeps for its users are no state."""
     import torch
 
-    return [value for value in remembered.values() if isinstance(value, torch.Tensor)]
+    kept = ((name, value) for name, value in remembered.items() if isinstance(value, torch.Tensor))
+    return [value for name, value in kept if value.dim() > 0 or name == "step"]
 
 
 def _begin(optimizer: Optimizer) -> None:
