@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
@@ -36,7 +37,16 @@ class Evidence:
 
     results: Results
     table: pd.DataFrame  # of cells
-    runs: list[Cell]
+    compared: pd.DataFrame  # with baselines
+
+    @classmethod
+    def of(cls, results: Results) -> Evidence:
+        return cls(results, cells(results), ratios(results))
+
+    @cached_property
+    def runs(self) -> list[Cell]:
+        """Every cell's times one by one."""
+        return by_block(self.results)
 
     def measured(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """The repeated cells of each execution that measures times."""
@@ -51,7 +61,11 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 
 def findings(results: Results) -> list[Finding]:
     """Every reason to doubt what the completed runs seem to say, the gravest first."""
-    evidence = Evidence(results, cells(results), by_block(results))
+    return doubts(Evidence.of(results))
+
+
+def doubts(evidence: Evidence) -> list[Finding]:
+    """The same, where the tables are there already."""
     found = [finding for rule in RULES for finding in rule(evidence)] if len(evidence.table) else []
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -174,7 +188,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
 
 def unsettled_signs(evidence: Evidence) -> Iterator[Finding]:
     """Headline reductions, against allreduce on the same engine, whose interval holds zero."""
-    table = ratios(evidence.results)
+    table = evidence.compared
     headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
     open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
     for execution in dict.fromkeys(open_["execution"]):

@@ -6,14 +6,13 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.claims import findings as doubts
-from scalebench.analysis.comparing import ratios
+from scalebench.analysis.claims import Evidence, doubts
 from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
-from scalebench.analysis.grouping import cells
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import agreement, median_error
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
 OVERSUBSCRIBED = "×"
@@ -32,7 +31,11 @@ def _aims(results: Results) -> bool:
 
 def summary_rows(results: Results) -> list[tuple[str, ...]]:
     """One row of text per cell, under `summary_header`."""
-    table, compared = cells(results), ratios(results)
+    return _rows(Evidence.of(results))
+
+
+def _rows(evidence: Evidence) -> list[tuple[str, ...]]:
+    table, compared = evidence.table, evidence.compared
     if table.empty:
         return []
     for baseline, columns in (
@@ -42,7 +45,7 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
         against = compared[compared["baseline"] == baseline]
         table = table.merge(against[[*_KEY, *columns]], on=_KEY, how="left")
     several = table["metric_name"].nunique() > 1
-    aims = _aims(results)
+    aims = _aims(evidence.results)
     return [_texts(cell, several, aims) for cell in table.to_dict("records")]
 
 
@@ -65,13 +68,16 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool) -> tupl
 
 def summary_notes(results: Results) -> list[str]:
     """What the table does not show: how far virtual and native agree, what is in doubt, failed or missing."""
-    runs = results.completed
-    notes = []
-    if runs["oversubscribed"].any():
+    return _notes(Evidence.of(results))
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    results, notes = evidence.results, []
+    if results.completed["oversubscribed"].any():
         notes.append(f"{OVERSUBSCRIBED} more workers than the machine can feed: shown, never a baseline")
     notes += _agreement_note(results)
-    notes += [f"{finding.what} ({finding.where})" for finding in doubts(results) if finding.severity != "note"]
-    notes += _missing_baselines(results)
+    notes += [f"{finding.what} ({finding.where})" for finding in doubts(evidence) if finding.severity != "note"]
+    notes += _missing_baselines(evidence.compared)
     notes += results.notes
     failed = results.failed
     if len(failed):
@@ -87,10 +93,11 @@ def summary_table(results: Results) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    evidence = Evidence.of(results)
     metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
     repetitions = int(results.runs["repetition"].nunique())
     title = Text(f"{results.runs['study'].iloc[-1]}: {repetitions} repetition{'s' if repetitions > 1 else ''}")
-    notes = Text("\n".join(summary_notes(results)))
+    notes = Text("\n".join(_notes(evidence)))
     table = Table(title=title, caption=notes, caption_justify="left", title_justify="left")
     for name in summary_header(results):
         right = name not in ("strategy", "execution")
@@ -98,7 +105,7 @@ def summary_table(results: Results) -> Table:
             Text(metrics if name == "metric" else name), justify="right" if right else "left", no_wrap=True
         )
     previous = None
-    for row in summary_rows(results):
+    for row in _rows(evidence):
         block = (row[0], row[-1].split()[0])
         if previous is not None and block != previous:
             table.add_section()
@@ -120,9 +127,8 @@ def _agreement_note(results: Results) -> list[str]:
     ]
 
 
-def _missing_baselines(results: Results) -> list[str]:
+def _missing_baselines(compared: pd.DataFrame) -> list[str]:
     """The reasons why headline numbers are empty, each once."""
-    compared = ratios(results)
     if compared.empty:
         return []
     headline = compared[compared["baseline"].isin(("serial", "allreduce"))]
