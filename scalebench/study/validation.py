@@ -62,9 +62,12 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     An unknown key is named before a missing one: the two are often the same slip.
     """
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    loc = [part for part in first["loc"] if not _is_branch(part)]
+    *inner, last = first["loc"] or ("",)
+    unknown_key = first["type"] == "extra_forbidden"
+    loc = [part for part in inner if not _is_branch(part)]
+    loc += [last] if last and (unknown_key or not _is_branch(last)) else []
     path = ".".join(str(part) for part in loc)
-    if first["type"] == "extra_forbidden":
+    if unknown_key:
         return f"{where}: unknown key {path!r}; {nearest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
     if first["type"] == "missing":
         return f"{where}: key {path!r} is missing"

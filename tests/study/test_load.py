@@ -72,6 +72,8 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("epoch: 3", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("str: 3", "unknown key 'str'; did you mean 'cluster'"),
+        ("virtual: {int: 3}", "unknown key 'virtual.int'"),
         ("virtual: {tie: rank}", "unknown key 'virtual.tie'; did you mean 'ties'?"),
         ("epochs: three", "key 'epochs': input should be a valid integer"),
         ("epochs: 0", "key 'epochs': input should be greater than 0, got 0"),
@@ -100,7 +102,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         (b"\x00\x01binary", "not YAML"),
         ("a: " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
-    ids=range(28),
+    ids=range(30),
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, content)
