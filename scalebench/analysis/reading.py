@@ -114,7 +114,9 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return runs, notes
 
 
-def _label(strategy: str, options: str) -> str:
+def _label(strategy: str, options: object) -> str:
+    if not isinstance(options, str):  # an empty cell, as others than scalebench may write it
+        return strategy
     try:
         chosen = json.loads(options)
     except ValueError:
@@ -138,7 +140,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     try:
         try:
             table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
             text = _parse(data, dict.fromkeys(header, _TEXT))
             raise _damaged(path, text, kind_of) or ResultsError(f"{path}: {error}") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
@@ -155,6 +157,7 @@ def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
     missing = {name: ["", "nan"] if dtype == "float64" else [""] for name, dtype in dtypes.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header's
+        warnings.simplefilter("error", RuntimeWarning)  # a number too large for a whole one
         return pd.read_csv(
             io.BytesIO(data),
             dtype=dtypes,

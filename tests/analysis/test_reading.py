@@ -37,6 +37,21 @@ def test_the_latest_attempt_counts(study):
     assert results.failed["run_id"].tolist() == ["other"]
 
 
+def test_a_run_that_warms_up_enters_no_statistic(study):
+    rows = [run_row(train_s=2.0), run_row(run_id="warmup0-a", warmup=True, train_s=9.0)]
+    results = study(rows=rows)
+    assert results.completed["train_s"].tolist() == [2.0]
+    assert results.failed.empty
+    assert len(results.runs) == 2
+
+
+def test_an_empty_cell_of_options_is_none(study):
+    results = study(rows=[run_row()])
+    path = results.folder / "runs.csv"
+    path.write_text(path.read_text().replace(",{},", ",,"))
+    assert load(results.folder).runs["label"].tolist() == ["allreduce"]
+
+
 def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path):
     with Store(tmp_path) as store:
         store.append(run_row(attempt=1, status="timeout"), [epoch_row(attempt=1, test_metric=0.1)])
