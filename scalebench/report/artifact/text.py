@@ -44,6 +44,7 @@ _TEX = {
 }
 _LIGATURES = re.compile(r"([-,'])(?=\1)")  # two hyphens are a dash, two apostrophes a closing quote
 _SAFE_LINK = re.compile(r"https?://[A-Za-z0-9./_~:-]+")
+_NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"  # the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
 
 
@@ -127,7 +128,7 @@ def _letter(character: str) -> str:
     if character.isspace():
         return " "
     code = ord(character)
-    if 0x20 <= code < 0x7F or (0xC0 <= code <= 0x17F and character.isalpha() and character not in "ĦħĸĿŀŁłŉŦŧſÐðÞþ"):
+    if 0x20 <= code < 0x7F or (0xC0 <= code <= 0x17F and character.isalpha() and character not in _NOT_IN_T1):
         return character
     if unicodedata.category(character)[0] == "C":
         return "" if code < 0x20 or 0x7F <= code < 0xA0 else f"U+{code:04X}"

@@ -1,0 +1,183 @@
+"""Names stay text: in LaTeX, in Markdown and in the script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis import load
+from scalebench.figures.plotting import Drawn
+from scalebench.records.store import Store
+from scalebench.report.artifact.contents import Description, describe
+from scalebench.report.artifact.minutes import BUILD_HOROVOD_S, INSTALL_ALL_S, expected_minutes
+from scalebench.report.artifact.paper import Paper
+from scalebench.report.artifact.shipping import Shipment
+from scalebench.report.artifact.text import escape_latex, escape_markdown, latex, latex_link, markdown, script
+from tests.records_factory import run_row, study_rows
+
+NASTY = r"50 % & more_of #1 {~^\} $x$ <b>|</b> `ls` \input{/etc/passwd} %%% --- '' ,, é ł 日本 🎉" + "\x00\x1b\u202e\n"
+# What may stand in the text that LaTeX reads: itself, or one of these commands.
+COMMAND = re.compile(
+    r"\\(?:text(?:backslash|asciicircum|asciitilde|less|greater|bar|quotedbl|asciigrave)|pounds|S|dots)\{\}"
+    r"|\\ensuremath\{\\(?:mu|times|pm)\}|\\textsuperscript\{2\}|\\[{}$&#%_]|\{\}"
+)
+
+
+@given(st.text())
+def test_latex_reads_no_command_that_we_did_not_write(text):
+    rest = COMMAND.sub("", escape_latex(text))
+    assert not set(rest) & set('\\{}$&#%_^~<>|"\n\x00'), rest
+    assert all(0x20 <= ord(character) < 0x7F or 0xC0 <= ord(character) <= 0x17F for character in rest)
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters="-,'")))
+def test_what_latex_sets_is_what_was_written(text):
+    """Escaping is undone by reading each command as the character it sets."""
+    sets = {
+        "\\textbackslash{}": "\\",
+        "\\textasciicircum{}": "^",
+        "\\textasciitilde{}": "~",
+        "\\textless{}": "<",
+        "\\textgreater{}": ">",
+        "\\textbar{}": "|",
+        "\\textquotedbl{}": '"',
+        "\\textasciigrave{}": "`",
+    } | {f"\\{character}": character for character in "{}$&#%_"}
+    longest_first = sorted(sets, key=len, reverse=True)
+    whole = re.compile("|".join(map(re.escape, longest_first)))
+    assert whole.sub(lambda found: sets[found[0]], escape_latex(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--rerun", "-{}-rerun"),
+        ("a---b", "a-{}-{}-b"),
+        ("2–3", "2--3"),
+        ("x''", "x'{}'"),
+        ("Lovelacé Wałęsa Đà", "Lovelacé Wałęsa Đà"),
+        ("ħĦ", "U+0127U+0126"),
+        ("日本", "U+65E5U+672C"),
+        ("ﬁne", "fine"),
+        ("1.5 µs ×", r"1.5 \ensuremath{\mu}s \ensuremath{\times}"),
+        ("a\x00b\tc", "ab c"),
+    ],
+)
+def test_letters_and_ligatures(text, expected):
+    assert escape_latex(text) == expected
+
+
+def test_only_a_plain_address_becomes_a_link():
+    assert latex_link("https://example.org/a_b~c") == r"\url{https://example.org/a_b~c}"
+    assert escape_latex(latex_link("https://x.org/}\\input{y}")).count("\\input") == 0
+
+
+@given(st.text())
+def test_markdown_is_one_line_without_markup(text):
+    escaped = escape_markdown(text)
+    assert len(escaped.splitlines()) <= 1
+    assert not re.search(r"(?<!\\)(?:\\\\)*[<>`*_|\[\]]", escaped)
+
+
+@pytest.fixture
+def description(tmp_path) -> Description:
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 4), native_workers=(1, 2), repetitions=2):
+            store.append(
+                run.model_copy(update={"dataset": NASTY, "model": NASTY, "git_commit": "0123abcd" * 5}), epochs
+            )
+        store.keep_provenance(
+            {"cpu": {"model": NASTY, "usable_cores": 2}, "packages": {"numpy": "2.4.6"}, "gpus": [NASTY]}
+        )
+    paper = Paper.model_validate(
+        {
+            "title": NASTY,
+            "authors": [{"name": NASTY, "affiliation": NASTY}],
+            "contributions": [{"text": NASTY, "figures": ["strong-scaling"]}],
+            "elements": {"strong-scaling": NASTY},
+        }
+    )
+    drawn = [Drawn("strong-scaling", [Path("x.csv")]), Drawn("agreement", [], NASTY)]
+    return describe(load(tmp_path / "mine"), drawn, paper, Shipment(missing=["inputs/x"]))
+
+
+def test_a_latex_document_is_balanced_whatever_the_names(description):
+    text = latex(description)
+    assert text.isascii() or not re.search(r"[^\x00-\x7fÀ-ſ]", text)
+    assert "\\input" not in text
+    lines = [re.sub(r"(?<!\\)%.*", "", line) for line in text.splitlines()]
+    body = re.sub(r"\\[\\{}]", "", "\n".join(lines))
+    assert body.count("{") == body.count("}")
+    opened = re.findall(r"\\(begin|end)\{(\w+\*?)\}", body)
+    stack: list[str] = []
+    for kind, name in opened:
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert not stack
+    table = body[body.index(r"\caption{Expected") :]
+    rows = [line for line in table[: table.index(r"\end{table*}")].splitlines() if line.count("&")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(description.header) - 1}
+
+
+def test_the_description_has_the_parts_that_sc_asks_for(description):
+    text = latex(description)
+    parts = [
+        "Overview of Contributions and Artifacts",
+        "Paper's Main Contributions",
+        "Computational Artifacts",
+        "Artifact Identification",
+        "Relation To Contributions",
+        "Expected Results",
+        "Expected Reproduction Time (in Minutes)",
+        "Artifact Setup (incl. Inputs)",
+        "Hardware",
+        "Software",
+        "Datasets / Inputs",
+        "Installation and Deployment",
+        "Artifact Execution",
+        "Artifact Analysis (incl. Outputs)",
+    ]
+    heads = re.findall(r"\\(?:sub)*(?:section|paragraph)\*?\{(.+)\}", text)
+    assert [head for head in heads if head in parts] == parts
+
+
+def test_markdown_shows_every_expected_result_as_a_row(description):
+    text = markdown(description)
+    assert "<b>" not in text
+    assert description.expected
+    for row in description.expected:
+        assert any(line.startswith(f"| {escape_markdown(row[0])} | {row[1]} |") for line in text.splitlines())
+
+
+def test_expected_results_are_those_at_the_largest_count_that_was_fed(description):
+    counts = {(row[0], row[-1]): int(row[1]) for row in description.expected}
+    assert counts["allreduce", "virtual"] == 4
+    assert counts["allreduce", "native mpi"] == 2
+
+
+def test_the_script_is_bash_whatever_the_study(description, tmp_path):
+    (tmp_path / "reproduce.sh").write_text(script(description), encoding="utf-8")
+    subprocess.run(["bash", "-n", tmp_path / "reproduce.sh"], check=True)
+    done = subprocess.run(["bash", tmp_path / "reproduce.sh", "--what"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "usage: ./reproduce.sh" in done.stderr) == (2, True)
+
+
+def test_minutes_follow_the_pace_of_the_runs(tmp_path):
+    """Ten virtual runs that began a minute apart take ten minutes; one native run of 90 s takes two."""
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for number in range(10):
+            began = f"2026-11-21T08:{number:02d}:00.000+00:00"
+            store.append(run_row(run_id=f"v{number}", repetition=number, started_utc=began))
+        native = {"execution": "native", "engine": "horovod", "strategy": "horovod", "train_s": 89.0, "eval_s": 1.0}
+        store.append(run_row(run_id="n", started_utc="2026-11-21T09:00:00.000+00:00", **native))
+    minutes = expected_minutes(load(tmp_path / "mine"), figures=6)
+    assert (minutes.virtual, minutes.native, minutes.execution) == (10, 2, 12)
+    assert minutes.setup_rerun == (INSTALL_ALL_S + BUILD_HOROVOD_S) / 60
+    assert minutes.analysis == 1
