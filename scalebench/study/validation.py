@@ -62,10 +62,9 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     An unknown key is named before a missing one: the two are often the same slip.
     """
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    *inner, last = first["loc"] or ("",)
-    unknown_key = first["type"] == "extra_forbidden"
-    loc = [part for part in inner if not _is_branch(part)]
-    loc += [last] if last and (unknown_key or not _is_branch(last)) else []
+    unknown_key = first["type"] == "extra_forbidden"  # then the last part is that key, whatever it is called
+    named = len(first["loc"]) - unknown_key
+    loc = [part for place, part in enumerate(first["loc"]) if place >= named or not _is_branch(part)]
     path = ".".join(str(part) for part in loc)
     if unknown_key:
         return f"{where}: unknown key {path!r}; {nearest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
