@@ -13,7 +13,16 @@ from pathlib import Path
 
 from ratios import Finding, markdown, show
 
-BENCHMARKS = ("command_line", "native_step", "averaging_bandwidth", "virtual_overhead", "jobs", "records", "default_study")
+BENCHMARKS = (
+    "command_line",
+    "native_step",
+    "averaging_bandwidth",
+    "virtual_overhead",
+    "many_workers",
+    "jobs",
+    "records",
+    "default_study",
+)
 
 
 def main() -> None:

@@ -13,10 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
-_IMPORTED_ONCE = [
-    *("scalebench.nursery", "scalebench.virtual.engine", "scalebench.virtual.calibration"),
-    "torch._dynamo",  # by any optimizer
-]
+_IMPORTED_ONCE = ["scalebench.nursery", "scalebench.virtual.engine", "scalebench.virtual.calibration"]
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
 
