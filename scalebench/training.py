@@ -11,6 +11,7 @@ from torch import Tensor
 from scalebench.books import Books
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
+from scalebench.errors import DivergedError
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.outcome import Evaluation, WorkerReport
 from scalebench.strategies.base import Strategy, Worker
@@ -46,7 +47,7 @@ def train(
     `on_epoch` is called after each epoch, outside the training time.
 
     Raises:
-        DivergedError: the training loss became NaN or infinite.
+        DivergedError: the training loss, or a weight at the end, became NaN or infinite.
     """
     strategy.setup(replica)
     if warm:
@@ -59,6 +60,7 @@ def train(
     strategy.finish(replica)
     with replica.clock.paused():
         elapsed = replica.clock.elapsed()
+        _require_finite(replica)
         last = replica.epochs - 1
         replica.keep(last, elapsed, strategy.in_agreement(replica, last))
     ledger = replica.clock.ledger
@@ -83,6 +85,13 @@ def train(
             for name, counted in replica.books.histograms.items()
         },
     )
+
+
+def _require_finite(replica: Trainee) -> None:
+    """The last update, or the last merge, has no loss behind it that would tell."""
+    weights = replica.parameters
+    if not weights.is_meta and not bool(torch.isfinite(weights).all()):
+        raise DivergedError(f"worker {replica.rank}: the weights are not finite at the end of training")
 
 
 def _warm_up(replica: Replica, strategy: Strategy) -> None:

@@ -95,3 +95,28 @@ def test_merge_order_and_weights_of_an_asynchronous_run_are_kept(make_run, play)
     assert weights[0] != weights[2]
     synchronous, rows = convert(make_run("epoch_average", 3), play("epoch_average", 3)[0])
     assert (synchronous.worker_weights, rows[0].merge_positions) == (None, None)
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "asp", "ssp", "dssp", "elastic_bsp", "epoch_async"])
+def test_staleness_and_lead_of_all_workers_are_counted_together(make_run, play, strategy):
+    options = {"epochs": 3, "virtual": {"slowdown": {1: 2.5}, "jitter": "none"}}
+    outcome, _ = play(strategy, 3, **options)
+    row, epochs = convert(make_run(strategy, 3, **options), outcome)
+    stale = {int(value): times for value, times in json.loads(row.staleness_histogram).items()}
+    merges = 3 if strategy == "epoch_async" else outcome.facts["steps_per_epoch"] * 3
+    assert sum(stale.values()) == 3 * merges
+    assert list(stale) == sorted(stale)
+    assert max(stale) == max(epoch.max_staleness for epoch in epochs if epoch.max_staleness is not None)
+    if strategy == "epoch_async":
+        assert row.lead_histogram is None
+    else:
+        lead = {int(value): times for value, times in json.loads(row.lead_histogram).items()}
+        assert sum(lead.values()) == 3 * merges
+        assert max(lead) <= {"bsp": 1, "ssp": 4, "dssp": 16}.get(strategy, 3 * merges)
+    if strategy == "bsp":
+        assert stale == {0: 3 * merges}
+
+
+def test_who_pushes_to_nobody_has_no_histogram(make_run, play):
+    row, _ = convert(make_run("epoch_average", 3), play("epoch_average", 3)[0])
+    assert (row.staleness_histogram, row.lead_histogram) == (None, None)

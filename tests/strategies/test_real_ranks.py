@@ -14,6 +14,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
+from scalebench.launch.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
 
@@ -160,6 +161,11 @@ def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
                 assert worker.optimizer_steps == steps
             leads = [int(lead) for lead in worker.histograms["lead_at_release"]]
             assert max(leads) <= {"ssp": 1, "dssp": 3}.get(run.strategy.name, steps)
+        told = {"attempt": 1, "oversubscribed": True, "started_utc": "", "provenance": {}}
+        row = rows_of(run, outcome, **told)[0]
+        used = sum(sum(worker.histograms.get("staleness", {}).values()) for worker in outcome.workers)
+        assert sum(json.loads(row.staleness_histogram).values()) == used
+        assert sum(json.loads(row.lead_histogram).values()) >= used
         losses = [np.mean([w.epochs[e].train_loss for w in outcome.workers if w.epochs[e].train_loss is not None])
                   for e in (0, -1)]  # fmt: skip
         assert losses[1] < losses[0]

@@ -138,6 +138,18 @@ def test_dropout_draws_the_same_numbers_however_workers_are_interleaved(play, tm
     assert torch.equal(plain["final"], slowed["final"])
 
 
+@pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])
+def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, scenery, strategy, workers):
+    """One batch: its loss is that of the initial weights. Nobody is handed a model that is not one."""
+    from scalebench.virtual.engine import simulate
+
+    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e38, "dtype": "float32"}
+    run = make_run(strategy, workers, epochs=1, batch_global=96, **explosive)
+    outcome, weights = simulate(run, blobs, scenery)
+    assert (outcome.status, weights) == ("diverged", {})
+    assert "the weights are not finite" in outcome.error
+
+
 def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, scenery):
     from scalebench.virtual.engine import simulate
 
