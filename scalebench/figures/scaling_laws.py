@@ -73,14 +73,14 @@ class ScalingLaws(Figure):
             (Line2D([], [], **KNEE), "knee"),
         )
         names = sorted({interval_name(one.series.execution) for one in found if not no_band(one.series)})
+        virtual = any(one.series.execution == "virtual" for one in found)
+        unchecked = ", without the virtual-native error" if virtual else ""
         canvas.say(
             describe_study(results),
             describe_executions(results),
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
-            f"Bands: pointwise {' or '.join(names)} over all laws by their weights, of the curve only."
-            if names
-            else "",
+            f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
             "Knee: the most speed for the workers spent, where efficiency times speedup is largest.",
             describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )

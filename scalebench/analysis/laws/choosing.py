@@ -47,7 +47,11 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
         elif runs < size + 3:
             notes.append(f"{law.name} not fitted: AICc of {size} parameters wants {size + 3} runs, there are {runs}")
         else:
-            fits.append(fit(law, series))
+            fitted = fit(law, series)
+            if not law.columns(np.ones(1)) @ fitted.coefficients > 0:
+                notes.append(f"{law.name} not among them: fitted to these times it has one worker take none")
+                continue
+            fits.append(fitted)
             notes += law.notes
     scores = np.array([aicc(one.squares, one.runs, len(one.coefficients)) for one in fits])
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -13,7 +14,9 @@ from scalebench.analysis.laws.advice import advise
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
-from tests.law_factory import following
+from scalebench.analysis.laws.scaling import scaling_of
+from scalebench.analysis.laws.telling import as_values, law_rows
+from tests.law_factory import following, workload
 
 
 def advice(law, coefficients, efficiency=0.5, **changes):
@@ -79,3 +82,24 @@ def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
             assert count.low <= count.workers <= count.high
         widths.append(math.log(told.worth.high / told.worth.low))
     assert widths[1] < widths[0] / 3
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_whatever_was_measured_the_advice_is_a_number_of_workers(data):
+    counts = data.draw(st.lists(st.integers(1, 5000), min_size=4, max_size=9, unique=True).map(sorted))
+    repetitions = data.draw(st.integers(1, 4))
+    runs = len(counts) * repetitions
+    seconds = np.array(data.draw(st.lists(st.floats(1e-6, 1e6), min_size=runs, max_size=runs)))
+    weak = data.draw(st.booleans())
+    load = workload(counts, every=data.draw(st.sampled_from(["batch", "epoch"])))
+    series = following(amdahl(), (1.0, 0.1), counts, repetitions=repetitions, load=load, seconds=seconds, weak=weak)
+    told = scaling_of(series, data.draw(st.floats(0.01, 1)))
+    assert (told.advice is None) == bool(told.refusal)
+    if told.advice is not None:
+        assert 1 <= told.advice.worth.workers <= told.advice.limit
+        assert 1 <= told.advice.knee.workers <= told.advice.limit
+        assert 1 <= told.advice.fastest <= told.advice.limit
+        assert all(math.isfinite(one.leave_out_error) for one in told.candidates)
+        assert law_rows(told)
+        json.dumps(as_values(told), allow_nan=False)

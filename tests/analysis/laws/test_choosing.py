@@ -75,3 +75,14 @@ def test_times_without_noise_can_be_chosen_from():
     found, _ = candidates([universal(weak=False), amdahl()], following(amdahl(), (0.9, 0.1)))
     assert found[0].fit.law.name == "amdahl"
     assert math.isfinite(found[0].aicc)
+
+
+def test_a_law_by_which_one_worker_takes_no_time_is_no_candidate():
+    # Slower and slower from 2 workers on, one never measured: what explains it best has no compute at all.
+    counts = (2, 3, 4, 5, 6)
+    load = workload(counts, every="batch")
+    series = following(amdahl(), (1.0, 0.1), counts, load=load, seconds=np.tile([1.0, 1.0, 1.0, 1.0, 3.0], 3))
+    found, notes = candidates(laws_for(series)[0], series)
+    assert any("has one worker take none" in note for note in notes)
+    for one in found:
+        assert one.fit.seconds(np.ones(1))[0] > 0
