@@ -9,6 +9,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.launch import engines
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand
+from scalebench.native.job import server_ranks
 from scalebench.study.spec import Run, Study
 
 
@@ -42,4 +43,4 @@ def is_oversubscribed(run: Run) -> bool:
     """Whether the run's processes want more cores, or GPUs, than there are. Paced runs sleep; their overrun tells."""
     if run.execution != "native":
         return False
-    return engines.is_oversubscribed(run.engine, run.workers, run.threads_per_worker)
+    return engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)

@@ -270,9 +270,10 @@ def test_servers_that_share_the_weights_answer_as_one_does(order, shards, dtype)
             assert torch.equal(joined.view(torch.uint8), reply.view(torch.uint8))
 
 
-def test_several_servers_run_on_real_ranks_too():
+def test_several_servers_run_on_real_ranks_too(monkeypatch):
     from scalebench.cluster.load import load_cluster
     from scalebench.launch.engines import available
+    from scalebench.launch.planning import is_oversubscribed
     from scalebench.launch.sweep import expand
     from scalebench.native.job import server_ranks
     from scalebench.study.spec import Study
@@ -282,3 +283,5 @@ def test_several_servers_run_on_real_ranks_too():
     options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "2", "execution": "native"}
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
     assert [server_ranks(run) for run in sweep.runs] == [4] * len(sweep.runs)
+    monkeypatch.setattr("scalebench.launch.engines.cores", lambda: 5)
+    assert is_oversubscribed(sweep.runs[0])  # 2 workers and 4 servers want 6 cores
