@@ -160,3 +160,14 @@ def test_a_simulated_time_is_not_taken_for_a_measured_one(study):
         study(rows=[run_row(run_id="a"), run_row(run_id="b", execution="native")])
     with pytest.raises(ResultsError, match=r"line 2: engine is 'mpi', expected virtual for this execution"):
         study(rows=[run_row(run_id="a", engine="mpi")])
+
+
+@pytest.mark.parametrize("value", ["1e308", "inf"])
+def test_a_number_too_large_for_its_column_is_named(study, value):
+    folder = study(rows=[run_row(run_id="a")]).folder
+    header, row = (folder / "runs.csv").read_text().splitlines()
+    cells = row.split(",")
+    cells[header.split(",").index("workers")] = value
+    (folder / "runs.csv").write_text(f"{header}\n{','.join(cells)}\n")
+    with pytest.raises(ResultsError, match=f"line 2: .* is '{value}', expected a whole number"):
+        load(folder)

@@ -92,7 +92,7 @@ class FewSteps(Rule):
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs
         rare = runs[~runs["strategy"].isin(PER_BATCH) & (runs["sync_unit"] == "epoch") & (runs["workers"] > 1)]
-        rare = rare[rare["syncs"] > 0]
+        rare = rare[(rare["syncs"] > 0) & (rare["optimizer_steps"] > 0)]
         between = (rare["optimizer_steps"] / rare["syncs"]).astype(float)
         few = rare[between < self.least]
         if len(few):
