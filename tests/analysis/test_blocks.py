@@ -8,6 +8,10 @@ import pytest
 
 from scalebench.analysis import ratios
 from scalebench.analysis.blocks import by_block, paired_times, share_blocks
+from scalebench.cluster.load import load_cluster
+from scalebench.launch import engines
+from scalebench.launch.sweep import expand
+from scalebench.study.spec import Study
 from tests.analysis.test_comparing import only, run
 
 
@@ -65,3 +69,16 @@ def test_the_noise_of_the_baseline_is_inside_either_interval(study):
             assert row.median_ratio == pytest.approx(math.sqrt(2.0 * 2.1)), "the middle of four, on logs"
         else:
             assert math.isnan(row.median_ratio)
+
+
+def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study, monkeypatch):
+    monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
+    plan = Study(workers="1,2,4", strategies=["serial", "allreduce", "horovod", "ddp", "epoch_average"], repetitions=4)
+    runs = expand(plan, load_cluster(plan.cluster), 4).runs
+    rows = [
+        run(one.strategy.name, one.workers, 1.0, one.execution, one.engine, one.repetition, run_order=one.run_order)
+        for one in runs
+    ]
+    found = [cell for cell in by_block(study(rows=rows)) if cell.execution == "native"]
+    assert {cell.engine for cell in found} >= {"mpi", "horovod", "gloo"}
+    assert all(share_blocks(a, b) for a in found for b in found)
