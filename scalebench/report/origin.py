@@ -15,6 +15,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
@@ -92,7 +93,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
 def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
     """How to come to these records again."""
     folder = results.folder
-    study = _text(folder / "study.yaml")
+    study = redact(_text(folder / "study.yaml"), names=False)
     runs = results.runs
     commits = sorted(runs["git_commit"].dropna().unique())
     versions = sorted({str(facts["packages"]["scalebench"]) for facts in provenance if _has_version(facts)})

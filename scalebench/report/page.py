@@ -16,6 +16,7 @@ from markupsafe import Markup
 from scalebench import __version__
 from scalebench.analysis.methodology import check, evidence_in
 from scalebench.errors import ResultsError
+from scalebench.records.provenance import redact
 from scalebench.report.answer import answer, as_text
 from scalebench.report.comparison import comparisons
 from scalebench.report.drawings import draw_all
@@ -26,6 +27,7 @@ from scalebench.study.spec import slug
 from scalebench.whole_file import write_whole
 
 TEMPLATES = Path(__file__).with_name("templates")
+_SHORTEST = 6  # characters: less hides no path and no secret
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -110,5 +112,8 @@ def _hash(text: str) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Text without control characters, which no browser shows and HTML forbids."""
-    return _UNPRINTABLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Text without control characters, which HTML forbids, and without home folders and secrets."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = _UNPRINTABLE.sub("\ufffd", value)
+    return redact(text, names=False) if len(text) >= _SHORTEST else text

@@ -188,6 +188,21 @@ def test_names_stay_text_and_files_stay_where_they_belong(nasty, tmp_path, monke
     assert all((link["href"] or "").startswith(("#", "data:")) for link in read.named("a"))
 
 
+def test_no_home_and_no_secret_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-alice")
+    leak = "cannot read /home/alice/data.npz with s3cr3t-of-alice at https://alice:pw@host/"
+    with Store(tmp_path / "study", fsync=False) as store:
+        store.append(run_row())
+        store.append(run_row(run_id="lost", status="failed", error=leak, train_s=None))
+        store.keep_study({"name": "x", "description": leak, "dataset": {"npz": {"path": "/home/alice/data.npz"}}})
+        store.keep_provenance({"cpu": {"model": leak}, "environment": {"OMP_PLACES": leak}})
+    text = write_report(tmp_path / "study", tmp_path / "r.html").read_text()
+    (link,) = [item["href"] for item in Reader(text).named("a") if "download" in item]
+    for told in (text, base64.b64decode(link.partition(",")[2]).decode()):
+        assert "alice" not in told
+        assert "~/data.npz" in told
+
+
 @pytest.mark.parametrize(
     "rows",
     [
