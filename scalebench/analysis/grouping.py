@@ -81,6 +81,8 @@ def _median_bounds(
     low, high = np.full(len(sizes), math.nan), np.full(len(sizes), math.nan)
     for size in np.unique(sizes[sizes >= MEDIAN_FROM]):
         rank, inwards = median_ranks(int(size), level)
+        if rank < 0:  # too few runs for this level
+            continue
         own = sizes == size
         bottom, top = first[own] + rank, first[own] + size - 1 - rank
         low[own] = np.exp((1 - inwards) * values[bottom] + inwards * values[bottom + 1])

@@ -138,6 +138,8 @@ def median_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
     if n < MEDIAN_FROM:
         return _around(centre, np.full(np.shape(centre), math.nan))
     rank, inwards = median_ranks(n, level)
+    if rank < 0:  # too few for this level
+        return _around(centre, np.full(np.shape(centre), math.nan))
     low = (1 - inwards) * x[..., rank] + inwards * x[..., rank + 1]
     high = (1 - inwards) * x[..., n - 1 - rank] + inwards * x[..., n - 2 - rank]
     return Bounds(centre, low, high)
