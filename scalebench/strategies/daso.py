@@ -90,11 +90,11 @@ class Daso(Averaging):
         devices = "G" if self.devices_per_node is None else "devices_per_node"
         state = self.state_bytes
         if state == "n":
-            inside, between = f"n * (means + shares / {devices})", "n * sums + 2 * P * halves"
+            inside, between = f"n * (means + shares / {devices})", "(n * sums + 2 * P * halves)"
         else:
             inside = f"(n * means + {state} * shares / {devices})"
             between = f"{state} * (sums + 2 * P / n * halves)"
-        return f"({devices} > 1) * {inside} + ({between}) / {devices} + n / P * judged"
+        return f"({devices} > 1) * {inside} + {between} / {devices} + n / P * judged"
 
     def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
         return tally(self.schedule(epochs), epoch, steps)
