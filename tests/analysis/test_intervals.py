@@ -154,3 +154,12 @@ def test_bounds_of_many_samples_are_those_of_each():
     expected = [mean_interval(x) for x in samples]
     np.testing.assert_allclose(low, [one.low for one in expected])
     np.testing.assert_allclose(high, [one.high for one in expected])
+
+
+def test_a_median_of_too_few_for_its_level_has_no_interval():
+    six = np.arange(1.0, 7.0)
+    assert np.isfinite(median_bounds(six).low)
+    at_a_wider_level = median_bounds(six, 0.975)
+    assert at_a_wider_level.centre == 3.5
+    assert np.isnan(at_a_wider_level.low)
+    assert np.isnan(at_a_wider_level.high)
