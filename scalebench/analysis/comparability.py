@@ -106,8 +106,8 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
         groups = [runs.groupby(MATCH) for runs in own]
         for column in columns:
             values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
-            for cell in values[0].keys() & values[1].keys():
-                if values[0][cell] != values[1][cell]:
+            for cell in values[0]:  # in their order, so that the same one is named each time
+                if cell in values[1] and values[0][cell] != values[1][cell]:
                     where = f" ({cell[2]}, {cell[3]} workers)"
                     texts = [_text({str(value) for value in each[cell]}) for each in values]
                     yield Difference(column, texts[0], texts[1] + where)
