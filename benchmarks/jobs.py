@@ -3,7 +3,8 @@
     python benchmarks/jobs.py
 
 The same runs, once in one process and once in two; the start of the processes counts, that of the one they are forked
-from does not: the command starts it before it checks and calibrates. Goal: at least 1.8 on two idle cores. What others compute on the machine meanwhile is taken from two jobs more than from one.
+from does not: the command starts it before it checks and calibrates. Goal: at least 1.8 on two idle cores. What others
+compute on the machine meanwhile is taken from two jobs more than from one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/records.py
 
-Goals: 2,000 rows a second without fsync, and as many runs as two fsyncs a run allow with it; `scalebench status` in 1 s;
-reading and summarising in 10 s and 2 GiB. Each command is a process of its own; its CPU time stands beside the wall
-time.
+Goals: 2,000 rows a second without fsync, and as many runs as two fsyncs a run allow with it; `scalebench status` in
+1 s; reading and summarising in 10 s and 2 GiB. Each command is a process of its own; its CPU time stands beside the
+wall time.
 """
 
 from __future__ import annotations

@@ -26,8 +26,6 @@ COMMANDS = {
     "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, tables, method, origin."),
     "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
-    "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
-    "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
     "artifact": (
         "scalebench.cli.artifact:artifact",

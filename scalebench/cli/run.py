@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 @click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
 @click.option("--batch-global", type=int, help="Samples in one step of all workers.")
 @click.option("--lr", type=float, help="Learning rate.")
-@click.option("--lr-policy", type=click.Choice(["constant", "linear"]), help="linear: multiplied by the workers.")
+@click.option(
+    "--lr-policy",
+    type=click.Choice(["constant", "linear", "cosine", "step", "optimizer_steps"]),
+    help="linear: multiplied by the workers; step and optimizer_steps: decayed every --set lr_decay_every=N.",
+)
 @click.option("--execution", type=click.Choice(["auto", "native", "paced", "virtual"]))
 @click.option(
     "--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine of all strategies."

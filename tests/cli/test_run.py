@@ -227,3 +227,16 @@ def test_weights_of_another_model_are_refused(refused, tmp_path):
 
     np.savez(tmp_path / "other.npz", final=np.zeros(7))
     assert "holds 7 numbers, the model has" in refused(*SMALL, "--init-weights", "other.npz")
+
+
+@pytest.mark.parametrize("flag", ["scaling", "lr_policy", "execution", "engine", "dtype"])
+def test_a_flag_offers_what_the_study_takes(flag):
+    from scalebench.cli.run import run
+    from scalebench.study.spec import Study
+
+    (option,) = (parameter for parameter in run.params if parameter.name == flag)
+    accepted = Study.model_json_schema()["properties"][flag]
+    accepted = {
+        choice for part in accepted.get("anyOf", [accepted]) for choice in (part.get("enum") or [part["const"]])
+    }
+    assert set(option.type.choices) | {"auto"} == accepted | {"auto"}  # what is not said is auto
