@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError, StudyError
 from scalebench.launch import engines
+from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Component, Execution, Run, Study, Training, VirtualOptions, slug
@@ -154,11 +156,17 @@ def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes:
     for cell in cells:
         strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
         strategy.check_training(study)
-        set_up = strategy.check(cell.workers, cluster.node.workers_per_node)
+        set_up = strategy.check(cell.workers, _on_one_node(cell, cluster))
         for warning in set_up + strategy.advice(study.epochs):
             note = f"{cell.strategy} at {cell.workers} workers: {warning}"
             if note not in notes:
                 notes.append(note)
+
+
+def _on_one_node(cell: _Cell, cluster: Cluster) -> int:
+    """How many workers a node holds: the cluster's, but real ranks outside a batch scheduler's job are all here."""
+    here = cell.execution != "virtual" and not any(name in os.environ for name in JOB_IDS)
+    return cell.workers if here else cluster.node.workers_per_node
 
 
 def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell]) -> None:

@@ -46,7 +46,7 @@ ALLOWED_NAMES = (
     "PBS_JOBID",
     "LSB_JOBID",
 )
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|AUTH", re.IGNORECASE)
 _SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
@@ -63,7 +63,7 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "host_hash": _digest(platform.node(), machine.cpu_model(), str(os.cpu_count())),
         "packages_hash": _digest(*(f"{name}=={version}" for name, version in versions.items())),
         **builds.git(),
-        "scheduler_job_id": next((environment[name] for name in _JOB_IDS if name in environment), None),
+        "scheduler_job_id": next((environment[name] for name in JOB_IDS if name in environment), None),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": machine.cpu(),

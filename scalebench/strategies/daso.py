@@ -28,6 +28,8 @@ class Daso(Averaging):
     P n_p / sum_q n_q times in a sum. The gradient mean inside a node is plain, whatever the sizes of its batches.
     """
 
+    warm_up_epochs: int = Field(0, ge=0, description="blocking epochs at the beginning")
+    cool_down_epochs: int = Field(0, ge=0, description="blocking epochs at the end")
     devices_per_node: int | None = Field(None, ge=1, description="G; default: the workers that share a node")
     trailing: Literal["synchronise"] = Field("synchronise", description="every epoch's last batch blocks")
 
@@ -55,7 +57,21 @@ class Daso(Averaging):
                 f"strategy {self.name} at {workers} workers: they do not fill whole nodes of {devices} devices; use a "
                 f"multiple of {devices} workers or a devices_per_node that divides {workers}"
             )
+        if devices > workers_per_node:
+            raise StudyError(
+                f"strategy {self.name} at {workers} workers: devices_per_node {devices} asks for more groups than "
+                f"a node has devices; set it to at most {workers_per_node}, the workers that share a node"
+            )
         return []
+
+    def advice(self, epochs: int) -> list[str]:
+        blocking = self.warm_up_epochs + self.cool_down_epochs
+        if epochs > blocking:
+            return []
+        return [
+            f"never cycles: {epochs} epochs are no more than its {self.warm_up_epochs} of warm-up and "
+            f"{self.cool_down_epochs} of cool-down, so that it blocks after every batch"
+        ]
 
     def setup(self, worker: Worker) -> None:
         worker.state.schedule = self.schedule(worker.epochs)
@@ -131,15 +147,6 @@ class DasoHeat(Daso):
             plateau=Plateau(self.stability, self.patience),
         )
 
-    def advice(self, epochs: int) -> list[str]:
-        blocking = self.warm_up_epochs + self.cool_down_epochs
-        if epochs > blocking:
-            return []
-        return [
-            f"never cycles: {epochs} epochs are no more than its {self.warm_up_epochs} of warm-up and "
-            f"{self.cool_down_epochs} of cool-down, so that it blocks after every batch"
-        ]
-
 
 @register()
 class DasoFixed(Daso):
@@ -148,8 +155,6 @@ class DasoFixed(Daso):
     global_skip: int = Field(4, ge=1, description="batches between two sums over the nodes")
     local_skip: int = Field(1, ge=1, description="batches between two gradient means inside a node")
     wait: int = Field(1, ge=0, description="batches a sum is in flight; 0: it blocks")
-    warm_up_epochs: int = Field(0, ge=0, description="blocking epochs at the beginning")
-    cool_down_epochs: int = Field(0, ge=0, description="blocking epochs at the end")
 
     name: ClassVar[str] = "daso-fixed"
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"

@@ -90,6 +90,23 @@ def test_an_engine_that_is_asked_for_is_taken():
     assert {run.engine for run in runs} == {"gloo"}
 
 
+def test_daso_knows_which_workers_share_a_node(monkeypatch):
+    """Virtually those of the cluster; real ranks are all on this machine, unless a scheduler spreads them."""
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    values = {"cluster": "ethernet-10g", "workers": "8", "device_step_time": 1e-3}
+    four = {**values, "strategies": [{"daso-fixed": {"devices_per_node": 4}}]}
+    with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups than a node has devices"):
+        sweep(**four, execution="virtual")
+    assert points(sweep(**four, execution="native").runs) == {("native", "mpi", "daso-fixed", 8)}
+    with pytest.raises(StudyError, match="one node of 8 devices holds them all"):
+        sweep(**values, strategies=["daso-fixed"], execution="native")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert sweep(**values, strategies=["daso-fixed"], execution="native").runs
+    with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups"):
+        sweep(**four, execution="native")
+
+
 def test_another_machine_needs_step_times():
     with pytest.raises(ClusterError, match="--device-step-time"):
         sweep(cluster="dgx-h100", strategies=["allreduce"])

@@ -253,6 +253,8 @@ def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
         assert "\n" not in str(caught.value)
     with pytest.raises(StudyError, match="one node of 8 devices"):
         registry.create(name, {"devices_per_node": 8}).check(8, 4)
+    with pytest.raises(StudyError, match=r"devices_per_node 4 asks for more groups .* set it to at most 1,"):
+        registry.create(name, {"devices_per_node": 4}).check(8, 1)
     assert strategy.check(8, 4) == []
     assert registry.create(name, {"devices_per_node": 1}).check(2, 4) == []
 
@@ -261,6 +263,9 @@ def test_a_training_that_never_cycles_is_warned_of():
     strategy = registry.create("daso-heat", {})
     assert "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down" in strategy.advice(8)[0]
     assert strategy.advice(9) == []
+    fixed = registry.create("daso-fixed", {"warm_up_epochs": 2, "cool_down_epochs": 1})
+    assert "never cycles: 3 epochs are no more than its 2 of warm-up and 1 of cool-down" in fixed.advice(3)[0]
+    assert fixed.advice(4) == registry.create("daso-fixed", {}).advice(1) == []
 
 
 @pytest.mark.parametrize(
