@@ -115,7 +115,9 @@ class Asynchronous(ParameterServerStrategy):
     scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
 
     def _application(self, workers: int) -> dict[str, Any]:
-        return {"share": 1.0 / workers if self.scale == "mean" else 1.0}
+        if self.scale == "mean":
+            return {"share": 1.0 / workers}
+        return {"share": 1.0, "of_round": float(workers)}
 
 
 @register()
@@ -187,7 +189,8 @@ class Asp(Asynchronous):
 class Ssp(Asynchronous):
     """As `asp`, but a worker waits while it is more than `staleness` pushes ahead of the slowest.
 
-    staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is applied as one step.
+    staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is applied as one step, of the mean
+    or the sum of its pushes as `scale` says.
     """
 
     staleness: int = Field(3, ge=0, description="largest lead over the slowest worker with which one goes on")

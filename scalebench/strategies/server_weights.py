@@ -35,9 +35,9 @@ class ParameterServer:
     """Weights w, the study's optimizer over them, and a gate that says who waits.
 
     Push (g, eta, m) of worker p with staleness tau: at once w <- step(w, share g, eta), divided by max(1, tau) where
-    `slow_stale` (Zhang et al., 2016, arXiv 1511.05950); or, where the gate works in rounds, w <- step(w, sum m g /
-    sum m, eta) when the round is over. Workers push m g, and with every reply pull w. One optimizer step is one
-    update, momentum included: it lives here, not on the workers.
+    `slow_stale` (Zhang et al., 2016, arXiv 1511.05950); or, where the gate works in rounds, w <- step(w, `of_round`
+    sum m g / sum m, eta) when the round is over: the mean of the pushes or, times K, their sum. Workers push m g, and
+    with every reply pull w. One optimizer step is one update, momentum included: it lives here, not on the workers.
 
     `ends` says after how many rounds each epoch is over; `shards` over how many servers, side by side, the vector is
     spread. Each has a `part`: the same gate over its piece of the weights, which decides alike as it hears of the same
@@ -52,6 +52,7 @@ class ParameterServer:
         ends: list[int],
         *,
         share: float = 1.0,
+        of_round: float = 1.0,
         slow_stale: bool = False,
         shards: int = 1,
     ) -> None:
@@ -63,7 +64,7 @@ class ParameterServer:
         self._optimizer.param_groups[0]["params"] = [self._weights]
         self._sum: Tensor | None = None
         self._sum_weight = 0.0
-        self._share, self._slow_stale = share, slow_stale
+        self._share, self._of_round, self._slow_stale = share, of_round, slow_stale
         self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
         self._heard = [(0, False, 0)] * gate.workers  # staleness, used, lead of each worker's last push
         self._ends, self._marked = ends, 0
@@ -108,7 +109,7 @@ class ParameterServer:
             self._sum = gradient.clone() if self._sum is None else self._sum.add_(gradient)
             self._sum_weight += weight
             if self.gate.rounds > rounds:
-                self._step(self._sum.div_(self._sum_weight), lr)
+                self._step(self._sum.div_(self._sum_weight / self._of_round), lr)
                 self._sum, self._sum_weight = None, 0.0
         return [(each, self._reply(each)) for each in released]
 

@@ -44,6 +44,13 @@ def test_a_barrier_each_step_is_allreduce(play, strategy, optimizer):
     torch.testing.assert_close(weights["final"], reduced["final"], atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(("strategy", "bounds"), [("ssp", {"staleness": 0}), ("dssp", {"lower": 0, "upper": 0})])
+def test_a_round_that_is_summed_is_allreduce_at_k_times_the_learning_rate(play, strategy, bounds):
+    _, reduced = play("allreduce", 5, epochs=3, lr=0.05)
+    _, weights = play({strategy: {**bounds, "scale": "sum"}}, 5, epochs=3, lr=0.01, virtual=UNEVEN)
+    torch.testing.assert_close(weights["final"], reduced["final"], atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("strategy", FAMILY)
 def test_one_worker_is_serial_bit_for_bit(play, strategy):
     options = {"epochs": 3, "optimizer": MOMENTUM, "lr_policy": "linear", "lr_warmup_epochs": 2}
