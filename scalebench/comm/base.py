@@ -100,10 +100,12 @@ class SharedState(Protocol):
     @property
     def merges(self) -> int: ...
 
-    def exclusive(self) -> AbstractContextManager[Tensor]:
+    def exclusive(self, *, counted: bool = True) -> AbstractContextManager[Tensor]:
         """Yield the shared vector, fetched; on leaving, what was written into it is stored and the lock released.
 
-        `merges` is, inside the block, the number of exclusive accesses that came before this one.
+        `merges` is, inside the block, the number of exclusive accesses that came before this one. An access is a
+        synchronisation unless `counted` is false: one to a vector that is this worker's own. Whoever wants two
+        vectors at once takes them in an order that is the same for all.
         """
 
 

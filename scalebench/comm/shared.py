@@ -44,7 +44,7 @@ class OneSidedState:
         comm.mpi.Barrier()
 
     @contextmanager
-    def exclusive(self) -> Iterator[Tensor]:
+    def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         """The vector, fetched under the lock; stored on leaving, or left as it was if the block raises."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
@@ -60,7 +60,8 @@ class OneSidedState:
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)
-        self._comm.count(self._vector.numel() * self._vector.element_size())
+        if counted:
+            self._comm.count(self._vector.numel() * self._vector.element_size())
 
     def close(self) -> None:
         """Give the window back; all ranks together."""

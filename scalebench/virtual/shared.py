@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ class VirtualStore:
         self.merges = 0
         self.free_at = 0.0
         self.held = False
+        self.queue: deque[int] = deque()  # who found it held, by somebody who waited for another model meanwhile
 
 
 class VirtualShared:
@@ -35,16 +37,24 @@ class VirtualShared:
         return self._store.merges
 
     @contextmanager
-    def exclusive(self) -> Iterator[Tensor]:
+    def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         store, comm, clock = self._store, self._comm, self._comm.clock
         comm.scheduler.turn(comm.world_rank, clock.now)
+        if store.held:
+            store.queue.append(comm.world_rank)
+            comm.scheduler.block(comm.world_rank, "a shared model")
+        store.held = True
         begin = max(clock.now, store.free_at)
         seconds = comm.costs.exclusive(store.model.nbytes, comm.world_rank, store.host)
         clock.communicated(begin + seconds, begin - clock.now)
-        store.free_at = clock.now
-        comm.count(store.model.nbytes)
+        if counted:
+            comm.count(store.model.nbytes)
         yield store.model
         store.merges += 1
+        store.free_at = clock.now
+        store.held = bool(store.queue)  # it goes straight to the first in the queue
+        if store.queue:
+            comm.scheduler.wake(store.queue.popleft(), clock.now)
 
 
 class VirtualServer:

@@ -204,6 +204,34 @@ def test_visitors_of_a_shared_state_queue_in_the_order_of_arrival():
     assert world.clocks[1].ledger.wait == 0.0
 
 
+def test_who_holds_a_shared_state_and_waits_for_another_keeps_it():
+    """Worker 0 has the first and waits for the second, where 1 is; 2 and 3 get the first when 0 has left both."""
+    world = World(4, ahead=[0.001, 0.0, 0.002, 0.0015])
+    first, second = VirtualStore(torch.zeros(1), host=0), VirtualStore(torch.zeros(25_000_000), host=1)
+    order = []
+
+    def program(comm):
+        one, two = VirtualShared(first, comm), VirtualShared(second, comm)
+        if comm.rank == 1:
+            with two.exclusive(counted=False):
+                return comm.clock.now, comm.collectives
+        with one.exclusive() as model:
+            if comm.rank == 0:
+                with two.exclusive():
+                    left = comm.clock.now
+            order.append((comm.rank, one.merges))
+            model.add_(1)
+        return (left if comm.rank == 0 else comm.clock.now), comm.collectives
+
+    ends = world.run(program)
+    assert order == [(0, 0), (3, 1), (2, 2)]
+    assert ends[1][0] < ends[0][0] < ends[3][0] < ends[2][0]
+    assert ends[0][0] > 2 * world.costs.exclusive(100_000_000, 0, 0)
+    assert [counted for _, counted in (ends[rank] for rank in range(4))] == [2, 0, 1, 1]
+    assert not first.held
+    assert not second.held
+
+
 def test_a_server_answers_when_its_rule_releases():
     """The rule holds every request until all three have come: a barrier."""
     world = World(3, ahead=[0.0, 1.0, 2.0])
