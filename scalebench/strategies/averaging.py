@@ -53,6 +53,15 @@ class Averaging(Strategy):
     def weight(self, worker: Worker) -> float | None:
         return float(worker.samples) if self.weighting == "samples" else None
 
+    def samples_of_all(self, worker: Worker) -> list[int]:
+        """By which every worker weighs: the size of its shard, or 1."""
+        if self.weighting == "uniform":
+            return [1] * worker.size
+        import torch
+
+        mine = torch.tensor([worker.samples], device=worker.parameters.device)
+        return [int(each) for each in worker.comm.allgather(mine)]
+
     def averaged(self, worker: Worker) -> list[Tensor]:
         """What is averaged, as the options say, the flat parameters first."""
         tensors = [worker.parameters]

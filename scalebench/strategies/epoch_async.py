@@ -37,6 +37,7 @@ class EpochAsync(LocalEpochs):
     name: ClassVar[str] = "epoch_async"
     summary: ClassVar[str] = "weights merged into a shared model every n epochs, without a barrier"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous"
+    alone: ClassVar[str] = "`merge: half` merges it with its own past (`merge: inverse_k`: serial)"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     asynchronous: ClassVar[bool] = True
@@ -50,16 +51,7 @@ class EpochAsync(LocalEpochs):
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.share(packed(self.averaged(worker)).clone())
         worker.state.fetched = -1  # the place among all merges of what this worker goes on from
-        worker.state.share = self.share_of(worker.rank, self._all_samples(worker))
-
-    def _all_samples(self, worker: Worker) -> list[int]:
-        """The size of every worker's shard."""
-        if self.weighting == "uniform":
-            return [1] * worker.size
-        import torch
-
-        mine = torch.tensor([worker.samples], device=worker.parameters.device)
-        return [int(each) for each in worker.comm.allgather(mine)]
+        worker.state.share = self.share_of(worker.rank, self.samples_of_all(worker))
 
     def synchronise(self, worker: Worker) -> None:
         shared, state = worker.state.shared, self.averaged(worker)

@@ -27,7 +27,7 @@ class Gossip(Averaging):
 
     Lian et al., NeurIPS 2017, arXiv 1705.09056 (D-PSGD) and ICML 2018, arXiv 1710.06952 (AD-PSGD). `pair` is a
     reconstruction: a round of a round-robin tournament, drawn from the study's seed, tells both partners whom to meet,
-    so that a worker waits for its partner and for nobody else; in the paper a partner answers from a second thread.
+    so that a worker waits for its partner and for nobody else; in the paper a partner does not wait: that is `ad_psgd`.
     The model handed out is the mean of all, which the end of training forms. Weighted by samples, W_ij is n_j over the
     sum of those who mix; buffers and optimizer state, where they are averaged, are mixed as the weights are.
     """

@@ -33,6 +33,7 @@ VARIANTS = {
         {"devices_per_node": 2, "global_skip": 3, "wait": 2, "cool_down_epochs": 1}, {"devices_per_node": 1, "wait": 0},
     ],
     "gossip": [{"every": 2}, {"peers": "pair"}],
+    "ad_psgd": [{"every": 3}, {"neighbours": "ring", "trailing": "leave"}],
     "fedavg": [{"local_epochs": 2, "fraction": 0.5}],
     "easgd": [{"steps": 5}],
 }  # fmt: skip

@@ -1,0 +1,119 @@
+"""AD-PSGD: each step averages with one random neighbour, who goes on computing meanwhile."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.clock import Task
+from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
+from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.base import Worker
+from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import packed, unpack_
+from scalebench.strategies.traffic import every
+
+
+@register()
+class AdPsgd(Averaging):
+    """Every worker hosts its model x_i, into which others merge. In a step, with g_i the gradient at what i last read,
+
+        x_i, x_j <- (x_i + x_j) / 2       a random neighbour j, exclusive access to both, taken in order of rank
+        x_i <- x_i - eta g_i              exclusive access to x_i, by whatever optimizer the study has; read again
+
+    Lian et al., ICML 2018, arXiv 1710.06952, algorithm 1. j takes no part: it finds its model changed when it updates.
+    So nobody waits but for an access under way, whereas partners in `gossip` with `peers: pair` meet and wait for each
+    other. Staleness: merges of others into x_i between the read that g_i was computed at and the update.
+    Weighted by samples, the mean of two is (n_i x_i + n_j x_j) / (n_i + n_j). Buffers and optimizer state, where they
+    are averaged, lie beside the weights; what a forward pass adds to the statistics is added to what lies there.
+    The model handed out is the mean of all, formed when the last worker has done its last step.
+    """
+
+    neighbours: Literal["any", "ring"] = Field("any", description="who may be drawn: any worker, or two on a ring")
+    every: int = Field(1, ge=1, description="batches between two averagings of a worker")
+    trailing: Literal["synchronise", "leave"] = Field(
+        "synchronise", description="the end of training averages all workers, or leaves them as they are"
+    )
+
+    name: ClassVar[str] = "ad_psgd"
+    summary: ClassVar[str] = "weights averaged with a random neighbour's, who does not wait"
+    source: ClassVar[str] = "Lian et al., ICML 2018, arXiv 1710.06952"
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
+    engines: ClassVar[tuple[str, ...]] = ("mpi",)
+    deterministic: ClassVar[bool] = False
+    combination: ClassVar[str] = "asynchronous pair mean"
+
+    @property
+    def sync_every(self) -> int:
+        return self.every
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if workers == 1:
+            raise StudyError("strategy ad_psgd at 1 worker: there is nobody to average with; start at 2 workers")
+        return []
+
+    def setup(self, worker: Worker) -> None:
+        state, initial = worker.state, packed(self.averaged(worker)).clone()
+        state.models = [worker.share(initial, host) for host in range(worker.size)]
+        state.samples = self.samples_of_all(worker)
+        state.draw = random.Random(worker.seed * 1_000_003 + worker.rank)  # noqa: S311  each worker its own
+        state.neighbours = neighbours_of(worker.rank, worker.size, self.neighbours)
+        state.taken = 0
+        state.read, state.accesses = initial, 0  # x_i as last read, and how many accesses to it came before
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            worker.gradient(batch)
+            worker.state.taken += 1
+            averages = worker.state.taken % self.every == 0
+            if averages:
+                self._average_with(worker, worker.state.draw.choice(worker.state.neighbours))
+            self._update(worker, int(averages))
+        if worker.is_last(epoch):
+            worker.comm.barrier()  # until then somebody may merge into this worker's model
+            with worker.state.models[worker.rank].exclusive(counted=False) as model:
+                unpack_(model, self.averaged(worker))
+            if self.trailing == "synchronise":
+                self.average(worker)
+
+    def _average_with(self, worker: Worker, neighbour: int) -> None:
+        models, samples = worker.state.models, worker.state.samples
+        low, high = sorted((worker.rank, neighbour))
+        with models[low].exclusive(counted=low == neighbour) as mean:
+            worker.clock.did(Task.COMM)  # the first access, before the second one begins to count
+            with models[high].exclusive(counted=high == neighbour) as other:
+                mean.lerp_(other, samples[high] / (samples[low] + samples[high]))
+                other.copy_(mean)
+        self.after_average(worker)
+
+    def _update(self, worker: Worker, own: int) -> None:
+        """Update x_i, into which this worker itself merged `own` times since it read it."""
+        state, tensors, model = worker.state, self.averaged(worker), worker.state.models[worker.rank]
+        with model.exclusive(counted=False) as x:
+            worker.clock.did(Task.COMM)
+            since = model.merges - state.accesses
+            if since:
+                unpack_(x.add_(packed(tensors) - state.read), tensors)
+            worker.update()
+            x.copy_(packed(self.averaged(worker)))
+            state.read, state.accesses = x.clone(), model.merges + 1
+        worker.observe("staleness", since - own)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return worker.is_last(epoch) and self.trailing == "synchronise"
+
+    @property
+    def syncs_formula(self) -> str:
+        """Averagings that a worker begins, each as one, and the mean at the end."""
+        begun = every("every", partial=False)
+        return f"{begun} + last" if self.trailing == "synchronise" else begun
+
+
+def neighbours_of(rank: int, size: int, kind: str) -> list[int]:
+    """Whom `rank` may average with: all others, or those beside it on a ring (one, where there are two workers)."""
+    if kind == "ring":
+        return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
+    return [other for other in range(size) if other != rank]
