@@ -24,6 +24,7 @@ class Entry:
     engines: tuple[str, ...]  # of COLUMNS, the native one it prefers first
     missing: dict[str, tuple[str, ...]]  # per other engine, the capabilities it has not
     one_worker: bool
+    alone: str  # why one worker is not serial; empty: it is, or is refused
 
 
 def describe_strategies() -> list[Entry]:
@@ -42,7 +43,7 @@ def _entry(name: str) -> Entry:
     able = [engine for engine in COLUMNS if engine not in missing]
     preferred = {engine: place for place, engine in enumerate(cls.engines)}
     able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
-    return Entry(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker)
+    return Entry(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker, cls.alone)
 
 
 def _class_on(name: str, engine: str) -> type[Strategy]:
@@ -81,6 +82,12 @@ def matrix_markdown() -> str:
             for engine in COLUMNS
         ]
         lines.append(f"| {capability.value} | {' | '.join(marks)} |")
+    lines += ["", "## One worker", ""]
+    lines += [
+        "One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"
+    ]
+    lines += ["workers are refused), but for these:", ""]
+    lines += [f"- `{entry.name}`: {entry.alone}" for entry in entries if entry.alone]
     lines += ["", "## Sources", ""]
     lines += [f"- `{entry.name}`: {entry.source}" for entry in entries]
     return "\n".join(lines) + "\n"

@@ -127,6 +127,7 @@ class Strategy(Choice):
     asynchronous: ClassVar[bool] = False  # takes its own snapshots of a shared model
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
     sync_unit: ClassVar[str] = "batch"  # batch | epoch | none: what `sync_every` counts
+    alone: ClassVar[str] = ""  # why one worker by default does not end as `serial` does, bit for bit; empty: it does
     counts: ClassVar[dict[str, str]] = {}  # what `quantities` counts, in words
 
     @property

@@ -50,6 +50,7 @@ class SlowMo(BlockMomentum):
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
     source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
     combination: ClassVar[str] = "slow momentum"
+    alone: ClassVar[str] = "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         rate = float(worker.optimizer.param_groups[0]["lr"])
@@ -71,6 +72,7 @@ class Bmuf(BlockMomentum):
     summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
     source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
     combination: ClassVar[str] = "block momentum"
+    alone: ClassVar[str] = "mu is 0 then, and w0 + (w - w0) is w but for rounding"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
@@ -93,6 +95,7 @@ class DiLoCo(BlockMomentum):
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
     source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
     combination: ClassVar[str] = "outer nesterov"
+    alone: ClassVar[str] = "the outer Nesterov step acts on its own moves too"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         slope = anchor - mean

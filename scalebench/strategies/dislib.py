@@ -37,6 +37,7 @@ class DislibCompat(EpochAverage):
     name: ClassVar[str] = "dislib-compat"
     summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
+    alone: ClassVar[str] = "momentum is lost at every block, and the tail of a block is left out"
 
     def check_training(self, training: Training) -> None:
         _constant_rate(self.name, training)
@@ -63,6 +64,7 @@ class DislibCompatAsync(EpochAsync):
     name: ClassVar[str] = "dislib-compat-async"
     summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
+    alone: ClassVar[str] = "as dislib-compat, and it merges with its own past by halves"
 
     def check_training(self, training: Training) -> None:
         _constant_rate(self.name, training)

@@ -30,6 +30,7 @@ class Easgd(Averaging):
     summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
     combination: ClassVar[str] = "elastic"
+    alone: ClassVar[str] = "the worker and its centre draw each other, and the centre is handed out"
 
     @property
     def sync_every(self) -> int:

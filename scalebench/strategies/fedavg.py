@@ -38,6 +38,7 @@ class FedAvg(Averaging):
     summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"
     source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
     combination: ClassVar[str] = "mean of a sample"
+    alone: ClassVar[str] = "momentum is forgotten with each round (`optimizer_state: keep` makes it serial)"
     sync_unit: ClassVar[str] = "epoch"
 
     @property
@@ -71,8 +72,9 @@ class FedAvg(Averaging):
                 break  # the epoch was begun all the same: rows may move between workers
             self.step(worker, batch)
         if self.ends_round(epoch, worker.epochs):
-            mine = float(worker.samples) if self.weighting == "samples" else 1.0
-            average_(worker.comm, self.averaged(worker), mine if takes_part else 0.0)
+            if worker.size > 1:
+                mine = float(worker.samples) if self.weighting == "samples" else 1.0
+                average_(worker.comm, self.averaged(worker), mine if takes_part else 0.0)
             worker.state.anchor.copy_(worker.parameters)
             self.after_average(worker)
 
@@ -102,6 +104,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
+    alone: ClassVar[str] = "as fedavg, and it is held near where its round began (`mu: 0`: it is not)"
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch)

@@ -36,8 +36,8 @@ class GivenReplica(Replica):
             x, y = (torch.from_numpy(array[epoch, step, self.rank]).to(self.dtype) for array in (self.x, self.y))
             yield Batch(x, y, 1.0, step, step == 0)
 
-    def gradient(self, batch, weight=1.0):
-        super().gradient(batch, weight)
+    def gradient(self, batch, weight=1.0, *, add=False):
+        super().gradient(batch, weight, add=add)
         if self.losses is not None:
             self.last_loss = torch.tensor(self.losses[self._epoch, self.rank], dtype=self.dtype)
 

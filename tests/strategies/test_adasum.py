@@ -75,12 +75,6 @@ def test_a_run_follows_the_rule(play, blobs, make_run, workers):
         assert worker.bytes_sent == steps * levels * 9 * 8
 
 
-def test_one_worker_is_serial_bit_for_bit(play):
-    _, serial = play("serial", epochs=3)
-    _, weights = play("adasum", 1, epochs=3)
-    assert torch.equal(weights["final"], serial["final"])
-
-
 @pytest.mark.parametrize("workers", [3, 6, 12])
 def test_worker_counts_that_are_no_power_of_two_are_refused(workers):
     for engine in ("virtual", "horovod"):

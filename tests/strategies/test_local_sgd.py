@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
@@ -277,44 +277,6 @@ def test_what_is_counted_is_what_the_rule_says(trained, strategy):
         assert report.bytes_sent == vectors * weights["final"].numel() * 8
 
 
-@pytest.mark.parametrize(
-    "strategy", [s for s in FAMILY if "hierarchical" not in str(s) and "pair" not in str(s)], ids=str
-)
-def test_who_holds_which_data_does_not_matter(trained, strategy):
-    """A ring keeps its neighbours when it is turned; the others take any order."""
-    order = [1, 2, 3, 0] if "gossip" in strategy else [2, 0, 3, 1]
-    _, weights, _ = trained(strategy)
-    _, permuted, _ = trained(strategy, order)
-    np.testing.assert_allclose(permuted["final"].numpy(), weights["final"].numpy(), **EXACT)
-
-
-SERIAL = [
-    {"local_sgd": {"steps": 5}},
-    {"post_local_sgd": {"start": 4, "steps": 3}},
-    {"hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
-    {"bmuf": {"steps": 5}},
-    {"fedavg": {"optimizer_state": "keep"}},
-    {"fedprox": {"optimizer_state": "keep", "mu": 0.0}},
-    {"torch_local_sgd": {"period": 5}},
-]
-
-
-@pytest.mark.parametrize("strategy", SERIAL, ids=str)
-def test_one_worker_is_serial(play, strategy):
-    _, serial = play("serial", epochs=3, optimizer={"sgd": {"momentum": 0.9}})
-    outcome, weights = play(strategy, 1, epochs=3, optimizer={"sgd": {"momentum": 0.9}})
-    torch.testing.assert_close(weights["final"], serial["final"], atol=1e-12, rtol=0)
-    assert outcome.workers[0].bytes_sent == 0
-
-
-@pytest.mark.parametrize("strategy", ["slowmo", "diloco", "easgd", "fedprox", "fedavg"])
-def test_one_worker_is_not_serial_where_the_rule_acts_on_it_too(play, strategy):
-    """A slow momentum, an outer step, a centre that follows, a proximal pull, momentum forgotten each round."""
-    _, serial = play("serial", epochs=3, optimizer={"sgd": {"momentum": 0.9}})
-    _, weights = play(strategy, 1, epochs=3, optimizer={"sgd": {"momentum": 0.9}})
-    assert (weights["final"] - serial["final"]).abs().max() > 1e-4
-
-
 def test_local_sgd_of_one_plain_step_is_averaging_gradients(play):
     options = {"epochs": 3, "optimizer": "sgd"}
     _, reduced = play("allreduce", 4, **options)
@@ -329,32 +291,6 @@ def test_evaluation_never_changes_training(play, strategy):
     _, often = play(strategy, 4, evaluate_every=1, **options)
     _, never = play(strategy, 4, evaluate_every=0, **options)
     assert torch.equal(often["final"], never["final"])
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    strategy=st.sampled_from([{"local_sgd": {"steps": 2}}, {"gossip": {"peers": "ring"}}, {"gossip": {"peers": "pair"}},
-                              {"hierarchical_local_sgd": {"groups": {1: 1, 64: 3}}}, {"fedavg": {"local_epochs": 1}}]),
-    workers=st.integers(2, 7),
-    seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
-def test_averaging_keeps_the_mean(strategy, workers, seed, scenery, monkeypatch):
-    """Replicas that begin apart and do not move: their mean is what they end with."""
-    random = np.random.default_rng(seed)
-    x, y = np.zeros((1, 5, workers, 2, 3)), np.zeros((1, 5, workers, 2, 2))
-    starts = torch.from_numpy(random.standard_normal((workers, 8)))
-
-    class Apart(daso_case.given(x, y)):
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            self.parameters.copy_(starts[self.rank])
-            self.initial = self.parameters.clone()
-
-    monkeypatch.setattr(engine, "Replica", Apart)
-    run = daso_case.daso_run(strategy, x, y, lr=1e-300, seed=seed % 1000)
-    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), scenery)
-    assert outcome.status == "completed", outcome.error
-    torch.testing.assert_close(weights["final"], starts.mean(0), atol=1e-12, rtol=0)
 
 
 @given(size=st.integers(2, 40), seed=st.integers(0, 1000))

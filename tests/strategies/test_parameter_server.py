@@ -51,14 +51,6 @@ def test_a_round_that_is_summed_is_allreduce_at_k_times_the_learning_rate(play, 
     torch.testing.assert_close(weights["final"], reduced["final"], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("strategy", FAMILY)
-def test_one_worker_is_serial_bit_for_bit(play, strategy):
-    options = {"epochs": 3, "optimizer": MOMENTUM, "lr_policy": "linear", "lr_warmup_epochs": 2}
-    _, serial = play("serial", **options)
-    _, weights = play(strategy, 1, **options)
-    assert torch.equal(weights["final"], serial["final"])
-
-
 def test_workers_of_one_speed_meet_the_bound_of_ssp_as_asp_does(play):
     """With equal clocks nobody is ever 3 ahead: the rules agree to the bit."""
     _, free = play("asp", 4, epochs=3)
