@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -16,6 +17,8 @@ from scalebench.analysis.reading import CONDITION, Results
 from scalebench.analysis.surroundings import calibration_of, changed_packages, provenance_in
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.study.load import load_study
+from scalebench.study.spec import VirtualOptions
 
 MATCH = ["execution", "engine", "label", "workers"]  # what a cell of one study and its counterpart have in common
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
@@ -23,8 +26,9 @@ _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
 _PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of cells that a clock timed
 # Keys of study.yaml that no column holds. Those of simulated and paced time count only where such cells are compared.
 _STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every", "init_weights"]
-_SIMULATED = ["device_step_time", "virtual"]
-KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, "machine", "cluster", "calibration")
+_SIMULATED = ["device_step_time", *(f"virtual.{name}" for name in VirtualOptions.model_fields)]
+_WHOLE = "study.yaml"
+KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, _WHOLE, "machine", "cluster", "calibration")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Col
     Raises:
         UsageError: a name in `ignore` is no key.
         ResultsError: the studies differ in a key that is not in `ignore`; it names all of them.
+        StudyError: a study.yaml holds what this version does not know.
     """
     for key in ignore:
         if key not in KEYS:
@@ -115,10 +120,21 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
 
 
 def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:
-    keys = _STUDY + (_SIMULATED if executions & {"virtual", "paced"} else [])
-    for key in keys:
-        if key in a.study and key in b.study and a.study[key] != b.study[key]:
-            yield Difference(key, str(a.study[key]), str(b.study[key]))
+    """Keys of the resolved studies: what an older version did not write out has its default."""
+    if not a.study or not b.study:
+        if a.study or b.study:
+            yield Difference(_WHOLE, *("there" if results.study else "missing" for results in (a, b)))
+        return
+    own = [_resolved(results) for results in (a, b)]
+    for key in _STUDY + (_SIMULATED if executions & {"virtual", "paced"} else []):
+        if own[0][key] != own[1][key]:
+            yield Difference(key, str(own[0][key]), str(own[1][key]))
+
+
+def _resolved(results: Results) -> dict[str, Any]:
+    """Key -> value of the study, those of `virtual` as `virtual.KEY`."""
+    study = load_study(results.folder / _WHOLE, {}, []).model_dump(mode="json")
+    return study | {f"virtual.{name}": value for name, value in study["virtual"].items()}
 
 
 def _difference(key: str, a: Collection[str], b: Collection[str]) -> Iterator[Difference]:

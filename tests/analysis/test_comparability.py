@@ -59,7 +59,12 @@ CASES = {
     "machine": (rows(host_hash="f00d"), "machine is cafe and f00d. Run both on one machine"),
     "cluster": (rows(cluster="dgx-h100"), "cluster is this-machine and dgx-h100"),
     "blocks": (study_key(blocks=3), "blocks is auto and 3"),
-    "virtual": (study_key(virtual={"ties": "rank"}), "virtual is {} and {'ties': 'rank'}"),
+    "virtual.ties": (study_key(virtual={"ties": "rank"}), "compared: virtual.ties is seeded and rank. "),
+    "virtual.slow_links": (
+        study_key(virtual={"slow_links": {"0": 2}}),
+        "compared: virtual.slow_links is {} and {'0': 2.0}.",
+    ),
+    "study.yaml": (lambda study: study.study.clear(), "study.yaml is there and missing"),
 }
 
 
@@ -87,8 +92,10 @@ def test_only_what_touches_the_compared_cells_counts(compare):
     assert found.count("unchanged") == len(found.table)
 
 
-def test_a_key_that_only_one_version_knows_does_not_count(compare):
-    assert compare(study_key(blocks=3)).overridden == []
+def test_a_key_that_an_older_version_did_not_write_has_its_default(compare):
+    assert compare(study_key(blocks="auto", virtual={"slow_links": {}, "ties": "seeded"})).overridden == []
+    with pytest.raises(ResultsError, match="blocks is auto and 3"):
+        compare(study_key(blocks=3))
 
 
 def test_a_key_that_does_not_exist_cannot_be_overridden(compare):
