@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 from scalebench.clock import Task, WallClock
+from scalebench.jitter import STATED, jitter_source
 from scalebench.study.spec import Run
 
 _COARSE = 2e-4  # seconds before the end at which sleeping stops being precise enough
@@ -48,13 +49,21 @@ def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
     return lambda now: always * (windows(now) if windows is not None else 1.0)
 
 
+def jitter_of(run: Run, rank: int) -> Callable[[int], float] | None:
+    """The factor on each step of worker `rank`, by the study's stated jitter: the one that a virtual worker has."""
+    if run.virtual.jitter not in STATED:
+        return None
+    return jitter_source(run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank)
+
+
 class PacedClock(WallClock):
     """A wall clock on which a step lasts as long as on the stated device.
 
     `target` is either the device's step split into its tasks, or its whole seconds: these are then split as this
     machine's own warm-up steps are.
 
-    `slowness(now)` is the factor on a task that begins `now` seconds after training began: a slow worker.
+    `slowness(now)` is the factor on a task that begins `now` seconds after training began: a slow worker;
+    `jitter(step)` that on all of a step's tasks, a step beginning with its batch as a virtual one does.
 
     `overrun` is the share of steps whose computing already took longer than the device's.
     """
@@ -64,9 +73,11 @@ class PacedClock(WallClock):
         target: StepTime | float,
         synchronise: Callable[[], None] | None = None,
         slowness: Callable[[float], float] | None = None,
+        jitter: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__(synchronise)
-        self._slowness = slowness
+        self._slowness, self._jitter = slowness, jitter
+        self._batches, self._factor = 0, 1.0  # begun so far; of the present one
         self._target = target if isinstance(target, StepTime) else None
         self._total = target.total_s if isinstance(target, StepTime) else target
         self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
@@ -105,7 +116,8 @@ class PacedClock(WallClock):
     def start(self) -> None:
         _ = self.step_time  # settled by the warm-up laps, before the first paced step
         super().start()
-        self._steps = self._late_steps = 0
+        self._steps = self._late_steps = self._batches = 0
+        self._factor = 1.0 if self._jitter is None else self._jitter(0)
         self._waiting_gradients = self._gradients
 
     def did(self, task: Task, samples: int = 0) -> None:
@@ -123,6 +135,9 @@ class PacedClock(WallClock):
                 self._is_late = False
         elif not self.running:
             self._mark = self._read()
+        elif task == Task.DATA and self._jitter is not None:
+            self._factor = self._jitter(self._batches)
+            self._batches += 1
         super().did(task, samples)
 
     def arrived(self) -> None:
@@ -140,6 +155,7 @@ class PacedClock(WallClock):
 
     def _slowed(self, seconds: float) -> float:
         """`seconds` of a task that began at the last mark, as long as this worker takes for it."""
+        seconds *= self._factor
         return seconds if self._slowness is None else seconds * self._slowness(self.ledger.total_s)
 
     def _pad(self, until: float, may_be_late: bool = False) -> None:

@@ -12,12 +12,13 @@ from scalebench.clock import Task
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.data.catalog import prepare
+from scalebench.jitter import jitter_source
 from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import plan_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
-from scalebench.pacing import PacedClock, StepTime, slowness_of
+from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study, VirtualOptions
 
@@ -105,6 +106,32 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
     assert run.virtual.jitter == "measured"
     (native,) = expand(study.model_copy(update={"execution": "native"}), load_cluster("this-machine")).runs
     assert native.virtual == VirtualOptions()
+
+
+@pytest.mark.parametrize("kind", ["normal", "lognormal", "exponential"])
+def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
+    """Lower bounds, step by step: the factors of the virtual worker of that seed and rank."""
+    study = Study(
+        strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.01, seed=3,
+        repetitions=1, virtual={"jitter": kind, "jitter_sigma": 0.5, "slow_links": {1: 4.0}},
+    )  # fmt: skip
+    sweep = expand(study, load_cluster("this-machine"))
+    (run,) = sweep.runs
+    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.5, {})
+    assert sweep.notes == ["paced runs: slow_links are left out, for real messages go at the network's own pace"]
+    factors = [jitter_source(kind, 0.5, seed=3, worker=1)(step) for step in range(8)]
+    clock = PacedClock(StepTime(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))
+    clock.start()
+    seconds = []
+    for _ in factors:
+        clock.did(Task.DATA)
+        began = clock.elapsed()
+        for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
+            clock.did(task)
+        seconds.append(clock.elapsed() - began)
+    assert all(found > 0.00999 * factor for found, factor in zip(seconds, factors, strict=True))
+    assert max(factors) > 1.2
+    assert jitter_of(make_run("allreduce", 2), 1) is None  # what was measured, the machine does itself
 
 
 def test_a_slow_way_between_two_nodes_slows_what_takes_it():

@@ -13,6 +13,7 @@ import numpy as np
 from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError, StudyError
+from scalebench.jitter import STATED
 from scalebench.launch import engines
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
@@ -88,7 +89,7 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
     if any(cell.execution == "virtual" for cell in cells):
         require_step_times(cluster, study)
         cluster.nodes_for(max(cell.workers for cell in cells if cell.execution == "virtual"))
-    _check_paced(study, cluster, cells)
+    _check_paced(study, cluster, cells, sweep.notes)
     runs = _ordered(study, cells)
     sweep.runs = [run for run in runs if run.repetition < study.repetitions]
     sweep.further = [run for run in runs if run.repetition >= study.repetitions]
@@ -169,13 +170,15 @@ def _on_one_node(cell: _Cell, cluster: Cluster) -> int:
     return cell.workers if here else cluster.node.workers_per_node
 
 
-def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell]) -> None:
+def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]) -> None:
     paced = any(cell.execution == "paced" for cell in cells)
     if paced and study.device_step_time is None and not cluster.step_times_of(str(study.model), study.dtype):
         raise StudyError(
             "paced runs stretch compute to the step time of a stated device; "
             "say its seconds with --device-step-time, or name a cluster that has step times for this model"
         )
+    if paced and study.virtual.slow_links:
+        notes.append("paced runs: slow_links are left out, for real messages go at the network's own pace")
 
 
 def _distinct(cells: list[_Cell]) -> list[_Cell]:
@@ -224,8 +227,11 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:
-    """What pacing can inject into real runs: slow workers."""
-    return VirtualOptions(slowdown=options.slowdown, slow_windows=options.slow_windows)
+    """What pacing can inject into real runs: slow workers, and the jitter of steps where its law is stated."""
+    injected: dict[str, Any] = {"slowdown": options.slowdown, "slow_windows": options.slow_windows}
+    if options.jitter in STATED:
+        injected |= {"jitter": options.jitter, "jitter_sigma": options.jitter_sigma}
+    return VirtualOptions.model_validate(injected)
 
 
 def config_hash(run: Run) -> str:

@@ -30,7 +30,7 @@ from scalebench.native.job import Job
 from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
 from scalebench.native.waiting import Attendance, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
-from scalebench.pacing import PacedClock, StepTime, slowness_of
+from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
@@ -203,7 +203,8 @@ class Session:
         if self.run.execution != "paced":
             return (RecordingClock if self.run.trace else WallClock)(synchronise)
         paced = RecordingPacedClock if self.run.trace else PacedClock
-        return paced(_pace(self.run), synchronise, slowness_of(self.run, self.mpi.rank))
+        rank = self.mpi.rank
+        return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
 
 
 def _pace(run: Run) -> StepTime | float:

@@ -115,7 +115,7 @@ class Unevenness(BaseModel):
 
 
 class VirtualOptions(Unevenness):
-    """How virtual runs are timed; `slowdown` and `slow_windows` hold for paced runs too."""
+    """How virtual runs are timed; `slowdown`, `slow_windows` and a stated jitter hold for paced runs too."""
 
     collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
     ties: Literal["seeded", "rank"] = "seeded"

@@ -19,6 +19,7 @@ from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.errors import RunError
+from scalebench.jitter import jitter_source
 from scalebench.models.registry import build_model
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.strategies import registry
@@ -32,7 +33,7 @@ from scalebench.virtual.meeting import Group
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shadow import Shadow, Trace
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
-from scalebench.virtual.step_times import StepTable, StepTimes, jitter_source
+from scalebench.virtual.step_times import StepTable, StepTimes
 from scalebench.worker import Replica
 
 Weights = dict[str, Tensor]
@@ -187,7 +188,8 @@ class _Stage:
 
     def _clock(self, rank: int) -> VirtualClock:
         options = self.run.virtual
-        jitter = jitter_source(options.jitter, options.jitter_sigma, self.table, seed=self.run.seed, worker=rank)
+        spread, measured = (options.jitter, options.jitter_sigma), self.table.jitter
+        jitter = jitter_source(*spread, seed=self.run.seed, worker=rank, measured=measured)
         kind = RecordingVirtualClock if self.run.trace else VirtualClock
         speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
         return kind(self.times, speed=speed, jitter=jitter, slowness=slowness)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from scalebench.clock import Task
-from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes, jitter_source
+from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
 
 
 def table(jitter=(0.9, 1.1), blocks=(1e-3, 3e-3)) -> StepTable:
@@ -37,20 +36,3 @@ def test_between_measured_batches_times_are_interpolated_and_beyond_them_proport
     assert times.task_seconds(Task.BACKWARD, 1) == pytest.approx(1e-3)
     assert times.task_seconds(Task.SHUFFLE, 1000) == pytest.approx(1e-3)
     assert times.task_seconds(Task.OTHER, 1) == 0.0
-
-
-@pytest.mark.parametrize("kind", ["measured", "normal", "lognormal", "exponential"])
-def test_jitter_has_mean_one_and_is_keyed_by_seed_worker_and_step(kind):
-    source = jitter_source(kind, 0.1, table(), seed=3, worker=1)
-    values = np.array([source(step) for step in range(5000)])
-    assert values.mean() == pytest.approx(1.0, abs=0.01)
-    assert values.std() > 0.05
-    again = jitter_source(kind, 0.1, table(), seed=3, worker=1)
-    assert [again(step) for step in (4000, 7, 4000)] == [values[4000], values[7], values[4000]]
-    other = jitter_source(kind, 0.1, table(), seed=3, worker=2)
-    assert [other(step) for step in range(50)] != values[:50].tolist()
-
-
-def test_without_jitter_every_step_is_alike():
-    assert jitter_source("none", 0.1, table(), seed=0, worker=0)(5) == 1.0
-    assert jitter_source("measured", 0.1, table(jitter=()), seed=0, worker=0)(5) == 1.0
