@@ -24,6 +24,7 @@ class Capability(StrEnum):
     NONBLOCKING = "nonblocking"  # iallreduce that progresses beside compute
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, recv
+    ADASUM = "adasum"  # Adasum's merge of all workers' steps, in exchanges of our own
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer

@@ -30,6 +30,7 @@ _PROVIDES = {
             Capability.NONBLOCKING,
             Capability.SPLIT,
             Capability.POINT_TO_POINT,
+            Capability.ADASUM,
             Capability.SHARED_STATE,
             Capability.SERVER,
         }

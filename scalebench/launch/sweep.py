@@ -146,7 +146,13 @@ def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capabil
 
 def _able(strategy: Strategy) -> list[str]:
     """The native engines that carry all that these options need."""
-    return [name for name in engines.NAMES if strategy.needs <= engines.provides(name)]
+    able = []
+    for name in engines.NAMES:
+        on_engine = registry.find(strategy.name, name)
+        needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
+        if needs <= engines.provides(name):
+            able.append(name)
+    return able
 
 
 def _listed(capabilities: frozenset[Capability]) -> str:

@@ -28,7 +28,7 @@ class AdasumOptions(PerBatch):
     name: ClassVar[str] = "adasum"
     summary: ClassVar[str] = "steps merged every batch: added where orthogonal, averaged where parallel"
     source: ClassVar[str] = "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
-    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi", "gloo")
+    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi")
 
     @property
     def merge_policy(self) -> str:
@@ -52,7 +52,9 @@ class Adasum(AdasumOptions):
     lg K (a + n/B) a step. Horovod halves the vectors on the way and so moves less, 2 (K-1)/K n/B.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
+    )
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()

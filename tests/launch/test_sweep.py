@@ -85,6 +85,17 @@ def test_a_strategy_on_an_engine_that_cannot_carry_it_is_refused():
         sweep(strategies=["horovod"], engine="mpi")
 
 
+@pytest.mark.parametrize("engine", ["gloo", "nccl"])
+def test_adasum_is_refused_where_nothing_carries_it(monkeypatch, engine):
+    monkeypatch.setattr(engines, "available", lambda name: None)
+    said = f"adasum cannot run on engine {engine}, which has no adasum; use --engine (mpi or horovod|horovod or mpi),"
+    with pytest.raises(EngineError, match=said):
+        sweep(strategies=["adasum"], engine=engine, workers="2", execution="native")
+    for able in ("mpi", "horovod"):
+        runs = sweep(strategies=["adasum"], engine=able, workers="2", execution="native").runs
+        assert {run.engine for run in runs} == {able}
+
+
 def test_an_engine_that_is_asked_for_is_taken():
     runs = sweep(strategies=["allreduce", "epoch_average"], engine="gloo", workers="2", execution="native").runs
     assert {run.engine for run in runs} == {"gloo"}

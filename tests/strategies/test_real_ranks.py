@@ -40,7 +40,6 @@ CASES = {
     "gloo": [
         ("allreduce", {"compression": "topk", "keep": 0.2}, 2, EXACT),
         ("allreduce", {"collective": "tree"}, 4, EXACT),
-        ("adasum", {}, 2, EXACT),
         ("ddp", {"compression": "powersgd", "rank": 2}, 2, EXACT),
         ("ddp", {"compression": "powersgd", "rank": 2}, 4, EXACT),
         ("ddp", {"accumulate": 3}, 2, EXACT),
