@@ -14,6 +14,7 @@ from scalebench.whole_file import write_whole
 _MAY_CHANGE = {
     *("description", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights", "calibration"),
 }
+_SHOWN = 4  # keys that differ
 _LONGEST = 76  # of a name that gets a number behind it
 
 
@@ -25,8 +26,9 @@ def keep_study(folder: Path, study: Study) -> None:
     """
     changed = changes(folder, study)
     if changed:
+        more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         raise ResultsError(
-            f"{folder} holds another study of this name ({'; '.join(changed[:4])}); "
+            f"{folder} holds another study of this name ({'; '.join(changed[:_SHOWN])}{more}); "
             "use --new, --name or --output for the new one, or delete the old one"
         )
     try:

@@ -21,6 +21,16 @@ def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
     assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []
 
 
+def test_of_many_keys_that_changed_it_is_said_how_many_are_not_shown(tmp_path):
+    keep_study(tmp_path, study())
+    four = {"lr": 0.5, "epochs": 7, "scaling": "weak", "dtype": "float64"}
+    with pytest.raises(ResultsError, match=r"is \w+\); use --new") as refused:
+        keep_study(tmp_path, study(**four))
+    assert all(f"{key} was" in str(refused.value) for key in four)
+    with pytest.raises(ResultsError, match=r"; and 2 more\); use --new"):
+        keep_study(tmp_path, study(**four, warmup_steps=3, shuffle="global"))
+
+
 def test_a_changed_study_gets_the_next_free_folder_and_goes_on_there_the_next_time(tmp_path):
     keep_study(tmp_path / "mine", study())
     assert with_a_folder_of_its_own(tmp_path, study(repetitions=7)).name == "mine"
