@@ -124,7 +124,7 @@ def _run(number: int) -> RunRow:
         data_s=0.03 * train_s, other_s=0.02 * train_s, eval_s=0.012345678, final_train_loss=0.0123456789,
         metric_name="accuracy", final_metric=0.9694444444, best_metric=0.9722222222, peak_rss_mib=412.3359375,
         started_utc=(_BEGAN + timedelta(seconds=0.31 * number)).isoformat(timespec="milliseconds"), host_hash=_HASH,
-        git_commit=40 * "c", git_dirty=False, packages_hash=_HASH,
+        git_commit=40 * "c", git_dirty=False, packages_hash=_HASH, provenance=_HASH,
     )  # fmt: skip
 
 

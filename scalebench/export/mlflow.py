@@ -40,7 +40,7 @@ _MEASURED = (
 _TAGS = (
     *("study", "config_hash", "attempt", "status", "error", "execution", "engine", "oversubscribed", "warmup"),
     *("worker_weights", "staleness_histogram", "lead_histogram", "started_utc", "host_hash", "git_commit"),
-    *("git_dirty", "packages_hash", "scheduler_job_id", "energy_source", "schema_version", "run_id"),
+    *("git_dirty", "packages_hash", "scheduler_job_id", "provenance", "energy_source", "schema_version", "run_id"),
 )
 
 

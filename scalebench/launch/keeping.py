@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from scalebench.records.provenance import redact
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
 
-_PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id")
+_PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
 
 _PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # may hold paths, which name their owner
 
@@ -47,6 +48,16 @@ class Tally:
     interrupted: int | None = None
 
 
+def redact_logs(folder: Path) -> None:
+    """Take names and secrets out of everything that the processes of failed launches left in `folder`."""
+    for path in sorted(folder.rglob("*")):
+        with suppress(OSError):
+            if path.is_file() and not path.is_symlink():
+                text = path.read_bytes().decode(errors="surrogateescape")
+                if (known := redact(text)) != text:
+                    path.write_bytes(known.encode(errors="surrogateescape"))
+
+
 class Keeper:
     """Writes the row of each run as it ends; of warm-up runs too, but they count nowhere."""
 
@@ -70,6 +81,7 @@ class Keeper:
             self._reporter.started(run)
 
     def ended(self, run: Run, outcome: Outcome) -> None:
+        outcome = replace(outcome, error=redact(outcome.error, names=False))  # it is printed, too
         begun = self._started.get(run.run_id) or datetime.now(UTC).isoformat(timespec="milliseconds")
         row, epochs = rows_of(
             run,

@@ -81,7 +81,7 @@ def run_study(
             if replication.left():
                 with suppress(AbandonedError):
                     provenance = collect()
-                    store.keep_provenance(provenance)
+                    provenance["provenance"] = store.keep_provenance(provenance)
                     keeper = Keeper(store, reporter, tally, provenance, interruption, replication)
                     conduct = Conduct(plan, replication, folder, keeper, reporter, stopping)
                     scenery = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import os
 import platform
 import re
@@ -79,6 +80,16 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     }
     facts = {name: _redacted(value, environment) for name, value in facts.items()}
     return facts | {"environment": allowed_environment(environment)}
+
+
+def as_json(facts: Mapping[str, Any]) -> str:
+    """The content of the file in provenance/."""
+    return json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
+
+
+def name_of(facts: Mapping[str, Any]) -> str:
+    """The name of that file, without .json: the hash of what it holds, which rows know it by."""
+    return hashlib.sha256(as_json(facts).encode()).hexdigest()[:12]
 
 
 def _redacted(value: Any, environment: Mapping[str, str]) -> Any:

@@ -7,7 +7,7 @@ generated from the two models, so that it cannot disagree with them.
 History of SCHEMA_VERSION:
     1  the first version.
     2  runs: straggler_factor, worker_weights; epochs: merge_positions.
-    3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram.
+    3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram, provenance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA_VERSION = 3
 # What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
 ENVIRONMENT_COLUMNS = (
     *("eval_s", "peak_rss_mib", "started_utc"),
-    *("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id"),
+    *("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance"),
 )
 
 Status = Literal["completed", "failed", "diverged", "timeout", "interrupted"]
@@ -135,9 +135,13 @@ class RunRow(_Row):
     ] = None
     compute_s: Annotated[float | None, Column("forward, backward and update, mean over workers", "s")] = None
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
-    wait_s: Annotated[float | None, Column("the part of comm_s spent waiting for the last to arrive, mean", "s")] = None
+    wait_s: Annotated[
+        float | None,
+        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives, all on one node, else empty", "s"),
+    ] = None
     straggler_factor: Annotated[
-        float | None, Column("compute_s of the worker with the most of it, divided by the mean over workers")
+        float | None,
+        Column("compute_s of the worker with the most of it, divided by the mean over workers; empty where compute_s is"),
     ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[
@@ -183,6 +187,9 @@ class RunRow(_Row):
     git_dirty: Annotated[bool | None, Column("whether the checkout had changes that are not in the commit")] = None
     packages_hash: Annotated[str | None, Column("hash of all package versions; the list is in provenance/")] = None
     scheduler_job_id: Annotated[str | None, Column("the batch scheduler's job")] = None
+    provenance: Annotated[
+        str | None, Column("which file of provenance/ tells where it was run: the name without .json")
+    ] = None
 
 
 class EpochRow(_Row):
@@ -199,7 +206,10 @@ class EpochRow(_Row):
     epoch_s_mean: Annotated[float | None, Column("the same, mean over workers", "s")] = None
     compute_s: Annotated[float | None, Column("forward, backward and update, mean over workers", "s")] = None
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
-    wait_s: Annotated[float | None, Column("the part of comm_s spent waiting for the last to arrive, mean", "s")] = None
+    wait_s: Annotated[
+        float | None,
+        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives, all on one node, else empty", "s"),
+    ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     train_loss: Annotated[float | None, Column("training loss, mean over workers")] = None
     test_metric: Annotated[
@@ -248,6 +258,9 @@ def data_dictionary_markdown() -> str:
             "and `provenance/` (one JSON file per launch environment). Rows are appended and never rewritten. A run's",
             "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
             "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
+            "",
+            "What provenance/ tells of processor, GPUs and network is that of the node on which the command ran, not",
+            "of other nodes of a job; `nodes` says how many there were.",
             "",
             "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
             "machine and build of torch, apart from what tells when and where they were computed:",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +10,7 @@ from typing import Any
 import yaml
 
 from scalebench.errors import ResultsError
+from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.table import Table, check_version
 from scalebench.whole_file import write_whole
@@ -74,9 +73,8 @@ class Store:
 
     def keep_provenance(self, facts: Mapping[str, Any]) -> str:
         """Write where it was run as provenance/<hash>.json; return the hash. Equal facts share a file."""
-        text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        self._replace(f"provenance/{digest}.json", text)
+        digest = name_of(facts)
+        self._replace(f"provenance/{digest}.json", as_json(facts))
         return digest
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
-from scalebench.records.provenance import redact
+from scalebench.records.provenance import name_of, redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
@@ -81,9 +81,10 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
     """One for each different set of facts that the study kept, in the order of what they name."""
     found = []
     for place, facts in enumerate(provenance, start=1):
-        own = pd.Series(True, index=rows.index)
+        own = rows["provenance"].isna()  # written by others: then by what it has in common with the file
         for name in _IDENTITY:
             own &= rows[name].fillna("") == str(facts.get(name) or "")
+        own |= rows["provenance"].fillna("") == name_of(facts)
         plain = {name: value for name, value in facts.items() if name not in _LISTS}
         lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
         found.append(Machine(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))

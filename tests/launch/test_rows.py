@@ -7,7 +7,14 @@ import pytest
 from scalebench.launch.rows import rows_of
 from scalebench.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
-NOTHING = {"host_hash": None, "git_commit": None, "git_dirty": None, "packages_hash": None, "scheduler_job_id": None}
+NOTHING = {
+    "host_hash": None,
+    "git_commit": None,
+    "git_dirty": None,
+    "packages_hash": None,
+    "scheduler_job_id": None,
+    "provenance": None,
+}
 
 
 def worker(rank: int, train_s: float, **values) -> WorkerReport:

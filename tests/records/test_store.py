@@ -190,7 +190,7 @@ def test_columns_reordered_by_a_spreadsheet_are_kept_in_that_order(folder):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [(b"1,2,3\n", r"line 4: 3 cells, expected 80"), (b"\x00\xff\n", r"line 4: 1 cells")]
+    ("line", "message"), [(b"1,2,3\n", r"line 4: 3 cells, expected 81"), (b"\x00\xff\n", r"line 4: 1 cells")]
 )
 def test_a_damaged_row_is_reported_with_its_line(folder, line, message):
     with (folder / "runs.csv").open("ab") as file:
