@@ -137,11 +137,11 @@ class RunRow(_Row):
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives, all on one node, else empty", "s"),
+        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives on one node only", "s"),
     ] = None
     straggler_factor: Annotated[
         float | None,
-        Column("compute_s of the worker with the most of it, divided by the mean over workers; empty where compute_s is"),
+        Column("compute_s of the worker with the most of it over the mean of all; empty where compute_s is"),
     ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[
@@ -208,7 +208,7 @@ class EpochRow(_Row):
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives, all on one node, else empty", "s"),
+        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives on one node only", "s"),
     ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     train_loss: Annotated[float | None, Column("training loss, mean over workers")] = None
