@@ -79,7 +79,8 @@ class EpochAsync(LocalEpochs):
         return final_weights(merge_order(merges), len(merges), epochs, self.every, shares, counted)
 
     def finish(self, worker: Worker) -> None:
-        average_(worker.comm, self.averaged(worker), self.weight(worker))
+        if worker.size > 1:
+            average_(worker.comm, self.averaged(worker), self.weight(worker))
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
