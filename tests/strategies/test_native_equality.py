@@ -34,6 +34,7 @@ MPI = {
     "fedavg": {"fedavg": {"fraction": 0.5}},
     "fedprox": {"fedprox": {"mu": 0.1, "local_epochs": 2}},
 }
+MOVING = {"rotate_blocks": {"blocks": 8}, "pairwise": {"blocks": 7}, "global": {}}  # rows change workers
 GLOO = {
     "torch_local_sgd": {"torch_local_sgd": {"period": 4, "warmup": 3}},
     "torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
@@ -120,6 +121,13 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
     runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
     runs += native_runs("mpi", {"epoch_async-policies": {"epoch_async": POLICIES}}, make_run, counts=(1,), **UNEVEN)
+    averaged = {"epoch_average-moving": {"epoch_average": {}}}
+    for shuffle, values in MOVING.items():
+        moving = native_runs("mpi", averaged, make_run, shuffle=shuffle, **values)
+        runs += [run.model_copy(update={"run_id": f"{shuffle}-4"}) for run in moving]
+    speed = {"partition": {"iid": {"balance": "speed"}}, "virtual": {"slowdown": {1: 2.0}}}
+    runs += native_runs("mpi", {"epoch_average-plain": {"epoch_average": {}}}, make_run)
+    runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, scenery)
     for name in REFERENCES:
