@@ -19,7 +19,7 @@ class Daso(Averaging):
     """P nodes of G devices; group i is device i of every node. After a node's gradient mean and optimizer step
 
         send:   one group after the other starts sum_p w_p, in flight while training goes on
-        merge:  w <- (2 S w + sum_p w_p) / (2 S + P),  S: batches it was to be in flight, then a broadcast in the node
+        merge:  w <- (2 s w + sum_p w_p) / (2 s + P),  s: batches it was to be in flight, then a broadcast in the node
         block:  w <- sum_p w_p / P,  during warm-up and cool-down after each batch (bfloat16 on the wire), else
                 after an epoch's last batch
 

@@ -96,6 +96,8 @@ class Calls(NamedTuple):
 def calls_of(batch: int, last: int, skips: Skips) -> Calls:
     """What batch `batch` of 0..`last` calls for. `local_sync` governs the batches after it."""
     gs, ls, wait = skips
+    # "S fixed when sent" is read as: a merge weighs by the S of its sending, but is due by the min(wait, last - batch)
+    # of the batch at hand. Due by the S of its sending is the other reading; heat's recorded runs fit both.
     due = min(wait, last - batch)
     if batch == last or gs == 0 or batch % gs == 0:
         return Calls(send=True, wait=due, blocking=batch == last or wait == 0, merge=wait > 0)

@@ -200,7 +200,7 @@ def compare(name, shape, options, fixed, flat, scenery, monkeypatch):
     shape=SHAPES,
     warm_up=st.integers(0, 6),
     cool_down=st.integers(0, 4),
-    top=st.sampled_from([4, 8, 13, 16]),
+    top=st.sampled_from([1, 2, 3, 4, 8, 13, 16]),
     patience=st.integers(0, 2),
     flat=st.booleans(),
 )
