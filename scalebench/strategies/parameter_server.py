@@ -142,7 +142,8 @@ class BspBackup(ParameterServerStrategy):
     """As `bsp`, but a round is over when K - b pushes have come.
 
     Late pushes are dropped; their workers skip to the round that is under way. w <- w - eta sum n_i g_i / sum n_i over
-    the K - b used. Trap: the slowest worker's samples are then hardly seen.
+    the K - b used. A worker skips the rounds it misses: S synchronisations an epoch, and their bytes, are the most.
+    Trap: the slowest worker's samples are then hardly seen.
     """
 
     backup: int = Field(1, ge=1, description="pushes that a round does not wait for")
@@ -207,7 +208,12 @@ class Ssp(Asynchronous):
 class Dssp(Asynchronous):
     """As `ssp(lower)`, but the fastest worker may run on, up to `upper`, where that shortens its wait.
 
-    `bound: paper` is the published rule to the letter, which never enforces `upper` (see server_rules.Dynamic).
+        lead <= lower: release. Else, for the fastest p: release for r more pushes, 0 <= r <= upper - lower, where r
+        is the smallest that minimises |(last_s + (k + 1) I_s) - (now + r I_p)| over r and k
+
+    I: latest push-to-push intervals of p and of the slowest worker s, last_s: when s pushed last; others wait until the
+    lead is `lower`. strict: r <- min(r, upper - lead). `bound: paper` is the published rule to the letter: one push
+    more than r, and `upper` is never enforced.
     """
 
     lower: int = Field(3, ge=0, description="s_L: lead with which everybody goes on")

@@ -102,7 +102,7 @@ class VirtualTorchAverager(TorchAverager):
 
 
 class TorchLocalSgdOptions(Strategy):
-    """PeriodicModelAverager: the mean after step `warmup` + 1, then after every `period` steps."""
+    """PeriodicModelAverager: w <- (1/K) sum_j w_j after step t = `warmup` + 1, then after every `period` steps."""
 
     period: int = Field(8, ge=2, description="steps between two averages")
     warmup: int = Field(0, ge=0, description="steps before the averager begins")
@@ -135,7 +135,10 @@ class VirtualTorchLocalSgd(TorchLocalSgdOptions, VirtualTorchAverager):
 
 
 class TorchHierarchicalOptions(Strategy):
-    """HierarchicalModelAverager: after step t the largest group whose period divides t - 1."""
+    """HierarchicalModelAverager: w <- (1/s) sum_j w_j over each group of s neighbouring ranks after step t.
+
+    s is the largest group whose period divides t - 1.
+    """
 
     groups: dict[PositiveInt, PositiveInt] = Field(
         {4: 4, 1024: 16}, min_length=1, description="group size: steps between its averages; both grow together"
@@ -178,7 +181,13 @@ class VirtualTorchHierarchical(TorchHierarchicalOptions, VirtualTorchAverager):
 
 
 class TorchPostLocalSgdOptions(Strategy):
-    """DDP with post_localSGD_hook and PostLocalSGDOptimizer: gradients up to `start`, then weights every `period`."""
+    """DDP with post_localSGD_hook and PostLocalSGDOptimizer.
+
+        t <= start:  w <- w - eta (1/K) sum_j g_j
+        then:        w <- w - eta g,  and w <- (1/K) sum_j w_j after step `start` + 1 and every `period` steps
+
+    In a `subgroup` g stays a mean over its members.
+    """
 
     start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")
     period: int = Field(8, ge=2, description="steps between two averages of the weights")
