@@ -84,6 +84,10 @@ def run(
         wanted = with_a_folder_of_its_own(output, wanted)
     plan = plan_study(wanted)
     if dry_run:
+        if wanted.calibration is not None:
+            from scalebench.launch.scenery import read_calibration
+
+            read_calibration(wanted.calibration)
         _show(plan, jobs)
         return 0
     return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)

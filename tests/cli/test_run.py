@@ -240,3 +240,7 @@ def test_a_flag_offers_what_the_study_takes(flag):
         choice for part in accepted.get("anyOf", [accepted]) for choice in (part.get("enum") or [part["const"]])
     }
     assert set(option.type.choices) | {"auto"} == accepted | {"auto"}  # what is not said is auto
+
+
+def test_a_dry_run_reads_the_calibration_that_it_names(refused, tmp_path):
+    assert "cannot read nowhere.json" in refused(*SMALL, "--calibration", "nowhere.json", "--dry-run")
