@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.launch import engines
-from scalebench.launch.keeping import Keeper, Reporter
+from scalebench.launch.keeping import Keeper, Reporter, redact_logs
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
 from scalebench.launch.pool import run_virtual
 from scalebench.launch.replication import Replication
 from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
 from scalebench.virtual.engine import Scenery
 
@@ -43,21 +44,25 @@ class Conduct:
             self._announce(runs)
             failed_before = len(self._keeper.tally.failed)
             logs = self._folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-            launch(
-                runs,
-                self._plan.prepared.folders,
-                ranks=max(run.workers for run in runs),
-                work_dir=logs,
-                weights_folder=self._folder / "weights",
-                on_start=self._keeper.started,
-                on_outcome=self._keeper.ended,
-                log=self._reporter.note,
-                stopping=self._stopping,
-                more=self._next_block if self._replication.grows else None,
-                warmup_runs=self._plan.study.warmup_runs,
-            )
-            if len(self._keeper.tally.failed) == failed_before:
-                shutil.rmtree(logs, ignore_errors=True)
+            try:
+                launch(
+                    runs,
+                    self._plan.prepared.folders,
+                    ranks=max(run.workers for run in runs),
+                    work_dir=logs,
+                    weights_folder=self._folder / "weights",
+                    on_start=self._keeper.started,
+                    on_outcome=self._keeper.ended,
+                    log=lambda text: self._reporter.note(redact(text, names=False)),
+                    stopping=self._stopping,
+                    more=self._next_block if self._replication.grows else None,
+                    warmup_runs=self._plan.study.warmup_runs,
+                )
+            finally:
+                if len(self._keeper.tally.failed) == failed_before:
+                    shutil.rmtree(logs, ignore_errors=True)
+                else:
+                    redact_logs(logs)
 
     def virtual(self, scenery: Scenery, jobs: int) -> None:
         """Runs of virtual workers, `jobs` at a time."""

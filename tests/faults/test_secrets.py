@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
 from scalebench.cli.main import main
+from scalebench.launch import engines
 from scalebench.launch.scenery import Calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
 MODEL = """\
 import os
+import sys
 import torch
 
 class Net(torch.nn.Linear):
     def forward(self, x):
         if os.path.exists("broken") and len(x) > 4:
+            print(f"{os.environ['USER']} has", os.environ["HF_TOKEN"], flush=True)
+            print("in", __file__, file=sys.stderr, flush=True)
             raise OSError(f"cannot open {__file__} with {os.environ['HF_TOKEN']}")
         return super().forward(x)
 
@@ -70,7 +75,9 @@ def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
     assert run(home) == 0, "it goes on with what it wrote"
     files = [path for path in Path("results").rglob("*") if path.is_file()]
     assert {"runs.csv", "epochs.csv", "study.yaml", "planned.json"} <= {path.name for path in files}
-    assert any(path.parent.name == "provenance" for path in files)
+    with Path("results/open/runs.csv").open(newline="") as table:
+        told = {row["provenance"] for row in csv.DictReader(table)}
+    assert told == {path.stem for path in files if path.parent.name == "provenance"}
     for path in files:
         assert SECRET not in path.read_text(), path
         assert PERSON not in path.read_text(), path
@@ -84,3 +91,20 @@ def test_the_reason_of_a_failed_run_is_kept_without_them(home):
     assert "cannot open ~/net.py with <secret>" in content
     assert SECRET not in content
     assert PERSON not in content
+
+
+@pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
+def test_nor_do_the_logs_of_real_processes_that_failed_or_what_is_printed(home, capfd):
+    Path("broken").touch()
+    alone = ("--strategy", "serial", "--workers", "1", "--repetitions", "1", "--execution", "native")
+    assert call("run", *STUDY, *alone, "--engine", "mpi", "--model", f"{home}/net.py:build") == 1
+    said = "".join(capfd.readouterr())
+    files = [path for path in Path("results").rglob("*") if path.is_file()]
+    logged = {path.name: path.read_text() for path in files if path.name in ("stdout.txt", "stderr.txt")}
+    assert "<user> has <secret>" in logged["stdout.txt"]
+    assert "in ~/net.py" in logged["stderr.txt"]
+    assert "cannot open ~/net.py with <secret>" in " ".join(said.split())
+    texts = {"the terminal": said} | {str(path): path.read_text(errors="replace") for path in files}
+    for where, text in texts.items():
+        assert SECRET not in text, where
+        assert PERSON not in text, where
