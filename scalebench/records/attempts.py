@@ -15,12 +15,36 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line
-from scalebench.records.schema import RunRow, columns
+from scalebench.records.schema import RunRow, columns, kinds
 from scalebench.records.table import check_header, check_version
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _READ = rb'([^,"\n]*),'
 _LINE = re.compile(_READ + rb'[^,"\n]*,' + 4 * _READ + rb"[^\n]*\n")  # all of _FIRST but the study
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # which Python takes for a digit's neighbour
+
+
+def _is_whole(cell: str) -> bool:
+    return _is_number(cell) and (cell.isdecimal() or float(cell).is_integer())
+
+
+def _is_flag(cell: str) -> bool:
+    return cell.lower() in ("true", "false")
+
+
+_EXPECTED = {
+    "integer": (_is_whole, "a whole number"),
+    "number": (_is_number, "a number"),
+    "flag": (_is_flag, "true or false"),
+}
+_NUMBERS = {name: _EXPECTED[kind] for name, kind in kinds(RunRow).items() if kind in _EXPECTED}
 
 
 class Attempts:
@@ -54,9 +78,19 @@ class Attempts:
         return self._cells(place, self._lines[place])
 
     def newest(self, count: int) -> list[dict[str, str]]:
-        """The last `count` rows."""
+        """The last `count` rows, every number in them looked at."""
         lines = self._body.rsplit(b"\n", count + 1)[-count - 1 : -1]
-        return [self._cells(place, line) for place, line in enumerate(lines, start=len(self) - len(lines))]
+        first = len(self) - len(lines)
+        rows = [self._cells(place, line) for place, line in enumerate(lines, start=first)]
+        for name, (readable, expected) in _NUMBERS.items():
+            for cell in {row[name] for row in rows} - {""}:
+                if not readable(cell):
+                    place = first + next(index for index, row in enumerate(rows) if row[name] == cell)
+                    raise ResultsError(
+                        f"{self.path}, line {place + 2}: {name} is {cell!r}, expected {expected}; "
+                        "repair or remove the line"
+                    )
+        return rows
 
     def latest(self) -> dict[str, int]:
         """run_id -> place of its latest attempt, which counts."""

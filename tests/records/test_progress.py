@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from scalebench.analysis import load
 from scalebench.errors import ResultsError
 from scalebench.records.progress import Planned, keep_planned, progress_of
 from scalebench.records.schema import SCHEMA_VERSION, RunRow, columns
@@ -114,3 +115,18 @@ def test_damaged_rows_are_named_by_their_line(folder, old, new, message):
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(ResultsError, match=message):
         progress_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "expected"),
+    [("train_s", '"1,234"', "a number"), ("workers", "2.5", "a whole number"), ("oversubscribed", "maybe", "true or")],
+)
+def test_a_damaged_number_of_a_new_row_is_reported_as_the_readers_report_it(folder, column, cell, expected):
+    path = folder / "runs.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    cells = lines[3].split(",")
+    cells[columns(RunRow).index(column)] = cell
+    path.write_text("".join([*lines[:3], ",".join(cells), *lines[4:]]))
+    for read in (progress_of, load):
+        with pytest.raises(ResultsError, match=rf"line 4: {column} is '{cell.strip(chr(34))}', expected {expected}"):
+            read(folder)
