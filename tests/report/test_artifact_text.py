@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -124,6 +125,15 @@ def test_a_latex_document_is_balanced_whatever_the_names(description):
     table = body[body.index(r"\caption{Expected") :]
     rows = [line for line in table[: table.index(r"\end{table*}")].splitlines() if line.count("&")]
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(description.header) - 1}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
+def test_latex_sets_the_document_whatever_the_names(description, tmp_path):
+    (tmp_path / "artifact.tex").write_text(latex(description), encoding="utf-8")
+    command = ["pdflatex", "-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error", "artifact.tex"]
+    said = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert said.returncode == 0, said.stdout.decode(errors="replace")[-2000:]
+    assert (tmp_path / "artifact.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_description_has_the_parts_that_sc_asks_for(description):
