@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
 from scalebench.strategies.traffic import every_epochs
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Training
 
 
 @register()
@@ -53,6 +56,13 @@ class FedAvg(Averaging):
             )
         return []
 
+    def check_training(self, training: Training) -> None:
+        if training.shuffle not in ("none", "in_block"):
+            raise StudyError(
+                f"strategy {self.name}: shuffle {training.shuffle} moves rows between clients, whose data never leave "
+                "them; write shuffle: in_block or none"
+            )
+
     def chosen_of(self, workers: int) -> int:
         """How many clients a round has."""
         return int(self.fraction * workers + 1e-9)
@@ -69,7 +79,7 @@ class FedAvg(Averaging):
         takes_part = worker.rank in self.clients(worker.seed, epoch // self.local_epochs, worker.size)
         for batch in worker.batches(epoch):
             if not takes_part:
-                break  # the epoch was begun all the same: rows may move between workers
+                break
             self.step(worker, batch)
         if self.ends_round(epoch, worker.epochs):
             if worker.size > 1:

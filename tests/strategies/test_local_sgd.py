@@ -352,6 +352,14 @@ def test_a_set_up_that_cannot_work_is_refused_in_one_line(name, options, workers
         registry.create(name, options).check(workers, 2)
 
 
+@pytest.mark.parametrize("shuffle", ["rotate_blocks", "pairwise", "global"])
+def test_data_of_clients_never_leave_them(make_run, shuffle):
+    for name in ("fedavg", "fedprox"):
+        with pytest.raises(StudyError, match=f"strategy {name}: shuffle {shuffle} moves rows between clients"):
+            registry.create(name, {}).check_training(make_run(name, 4, shuffle=shuffle))
+        registry.create(name, {}).check_training(make_run(name, 4))
+
+
 def test_odd_set_ups_are_warned_of():
     said = registry.create("hierarchical_local_sgd", {"groups": {2: 2}}).check(4, 2)
     assert "no group holds all 4 workers" in said[0]
