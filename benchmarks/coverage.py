@@ -22,6 +22,7 @@ from scalebench.analysis.bootstrap import bootstrap_bounds
 from scalebench.analysis.intervals import (
     LEVEL_WHEN_STOPPED,
     Bounds,
+    apart,
     calibration_bounds,
     mean_bounds,
     median_bounds,
@@ -196,6 +197,25 @@ def virtual_ratio_checked(noise: Noise, n: int, studies: int, random: Random) ->
     return _checked(noise, n, studies, random, 2)
 
 
+def agreement_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """Virtual over native time, `n` draws of one calibration and `n` undelayed-on-average runs, where both agree."""
+    virtual, native = _calibrations(noise, n, studies, random), noise.draw(random, studies, n)
+    return holds(apart(calibration_bounds(virtual), mean_bounds(native)), 0.0)
+
+
+def ratio_calibrations(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The ratio of virtual times of two calibrations."""
+    top, bottom = (calibration_bounds(_calibrations(noise, n, studies, random)) for _ in range(2))
+    return holds(apart(top, bottom), 0.0)
+
+
+def virtual_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The calibration interval of a ratio paired by draw: two thirds of the time is the step that both resample, and
+    each has a part whose blocks are its own."""
+    shared = [_calibrations(noise, n, studies, random) for _ in range(3)]
+    return holds(calibration_bounds((shared[1] - shared[2]) / 3), 0.0)
+
+
 def metric_mean(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The t interval of accuracy over seeds: 360 test samples, 0.95 with a deviation of 0.01 between seeds, so that
     values repeat; 1 in 10 seeds, where the noise has odd runs, ends lower by 0.03."""
@@ -271,6 +291,9 @@ INTERVALS = (
     Claim("virtual time: calibration", virtual_time, (2, 3, 5)),
     Claim("virtual time: with error", virtual_time_checked, (2, 3, 5)),
     Claim("virtual ratio: with error", virtual_ratio_checked, (2, 3, 5)),
+    Claim("virtual / native", agreement_ratio, (2, 3, 5)),
+    Claim("virtual ratio: calibration", virtual_ratio, (2, 3, 5)),
+    Claim("ratio of two calibrations", ratio_calibrations, (2, 3, 5)),
     Claim("metric: mean, t", metric_mean, (2, 3, 5)),
     Claim("metric: difference by seed", metric_difference, (2, 3, 5)),
 )

@@ -1,6 +1,6 @@
 """Centres of a few repeated values and how far they may be off.
 
-Times are compared on a log scale: their noise multiplies, and a ratio of times is a difference of logs. Four intervals,
+Times are compared on a log scale: their noise multiplies, and a ratio of times is a difference of logs. The intervals,
 each from the number of values at which it covers what it says (docs/statistics.md, by simulation):
 
     mean            mean(x) +- t(n-1) s / sqrt(n), on logs for times and their ratios            from MEAN_FROM
@@ -8,6 +8,7 @@ each from the number of values at which it covers what it says (docs/statistics.
     median          between two order statistics, interpolated (Hettmansperger and Sheather,
                     Statistics & Probability Letters 4, 1986): right whatever the noise          from MEDIAN_FROM
     calibration     mean(x) +- sqrt(t(n-1)^2 s^2 (1 + 1/n) + e^2), for virtual times             from MEAN_FROM
+    apart           a difference of two of these that vary independently: half widths in quadrature
 
 The repetitions of a virtual run are bootstrap draws of one calibration: their spread s, not s / sqrt(n), is how far the
 calibration may be off, and more of them only tell s better. e is what a comparison with real runs adds to it.
@@ -108,6 +109,27 @@ def calibration_interval(logs: Sequence[float], error: float = 0.0, level: float
     `error` is the half width, on logs, that the comparison with real runs adds (`validation.VirtualError`).
     """
     return _exp(_estimate(calibration_bounds(logs, error, level), len(logs)))
+
+
+def virtual_native_ratio(virtual: Sequence[float], native: Sequence[float]) -> Estimate:
+    """T_virtual / T_native, how far the calibration may be off and how native runs vary both inside its interval.
+
+    Draws of one calibration are no sample: the spread of the virtual times is not divided by sqrt(n).
+    """
+    top, bottom = calibration_bounds(np.log(virtual)), mean_bounds(np.log(native))
+    return _exp(_estimate(apart(top, bottom), min(len(virtual), len(native))))
+
+
+def ratio_of_calibrations(top: Sequence[float], bottom: Sequence[float], level: float = LEVEL) -> Estimate:
+    """Ratio of virtual times of two calibrations, which vary independently."""
+    bounds = apart(*(calibration_bounds(np.log(times), level=level) for times in (top, bottom)))
+    return _exp(_estimate(bounds, min(len(top), len(bottom))))
+
+
+def apart(top: Bounds, bottom: Bounds) -> Bounds:
+    """The difference of two centres that vary independently, each with its interval: half widths in quadrature."""
+    half = np.hypot(top.high - top.centre, bottom.high - bottom.centre)
+    return _around(top.centre - bottom.centre, half)
 
 
 def mean_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:

@@ -24,6 +24,7 @@ from scalebench.analysis.intervals import (
     interval_name,
     level_of,
     mean_interval,
+    ratio_of_calibrations,
     time_interval,
     unpaired_ratio,
     welch_bounds,
@@ -169,7 +170,7 @@ def _row(a: Cell, b: Cell, same_draws: bool, level: float, threshold: float, met
     elif a.execution in MEASURED:
         ratio = unpaired_ratio(above, below, level)
     else:
-        ratio = _of_two_calibrations(above, below, level)
+        ratio = ratio_of_calibrations(above, below, level)
     return _facts(a, b, ratio, _metric(a, b), level, threshold, metric_margin) | {"paired": paired}
 
 
@@ -205,15 +206,6 @@ def _time(cell: Cell, level: float) -> tuple[float, float, float]:
     if cell.execution in MEASURED:
         return time_interval(seconds, level)[:3]
     return calibration_interval(np.log(seconds).tolist(), level=level)[:3]
-
-
-def _of_two_calibrations(above: list[float], below: list[float], level: float) -> Estimate:
-    """The ratio of virtual times whose calibrations vary independently: their half widths add in quadrature."""
-    top, bottom = (calibration_interval(np.log(times).tolist(), level=level) for times in (above, below))
-    centre = math.log(top.centre / bottom.centre)
-    half = math.hypot(math.log(top.high / top.centre), math.log(bottom.high / bottom.centre))
-    bounds = (math.exp(centre), math.exp(centre - half), math.exp(centre + half))
-    return Estimate(*bounds, min(top.n, bottom.n))
 
 
 def _metric(a: Cell, b: Cell) -> Estimate:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import timed
-from scalebench.analysis.intervals import LEVEL, quantile, time_interval, unpaired_ratio
+from scalebench.analysis.intervals import LEVEL, quantile, time_interval, virtual_native_ratio
 from scalebench.analysis.reading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
@@ -44,10 +44,10 @@ class VirtualError:
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
 
-    The interval is Welch's on logs, as repetitions of the two have nothing in common that would pair them. A strategy
-    that ran on several native engines is compared on the first of mpi, nccl, gloo, horovod. Only virtual runs of the
-    cluster that the native ones had are compared. Oversubscribed native runs are marked: there the machine is not the
-    one that virtual workers stand for.
+    Its interval holds how far the calibration may be off and the noise of the native runs (`virtual_native_ratio`); the
+    two have nothing in common that would pair them. A strategy that ran on several native engines is compared on the
+    first of mpi, nccl, gloo, horovod. Only virtual runs of the cluster that the native ones had are compared.
+    Oversubscribed native runs are marked: there the machine is not the one that virtual workers stand for.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
@@ -60,7 +60,7 @@ def agreement(results: Results) -> pd.DataFrame:
         virtual = virtual[alike & virtual["cluster"].isin(native["cluster"])]
         if virtual.empty:
             continue
-        ratio = unpaired_ratio(virtual["train_s"].tolist(), native["train_s"].tolist())
+        ratio = virtual_native_ratio(virtual["train_s"].tolist(), native["train_s"].tolist())
         rows.append(
             {
                 "label": label,

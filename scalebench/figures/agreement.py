@@ -65,7 +65,7 @@ class Agreement(Figure):
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
-            "Geometric means; error bars in (b): 95 % interval of the ratio of two independent samples on logs.",
+            "Geometric means; error bars in (b): calibration and native 95 % confidence interval in quadrature.",
             median,
             "No timing of these native runs enters the calibration.",
             describe_oversubscription(table),

@@ -223,7 +223,9 @@ def _agreement(results: Results) -> Table:
     columns = (
         *(STRATEGY, Column("engine", numeric=False), WORKERS),
         *(Column("native"), Column("virtual")),
-        Column("virtual / native", "ratio of two independent samples, with Welch's 95 % interval"),
+        Column(
+            "virtual / native", "with the calibration interval and the native 95 % confidence interval in quadrature"
+        ),
         Column("runs", "native, virtual"),
     )
     rows = [

@@ -10,22 +10,26 @@ import pytest
 from benchmarks.coverage import ALARMS, GROUPS, INTERVALS, NOISES, share, taken_for_two, time_mean_of_all
 
 QUIET, *ODD = NOISES
+# t quantiles of few values, added in quadrature, are more than they need be: 97 % from five values on.
+QUADRATURE = {"virtual / native": 1.0, "ratio of two calibrations": 1.0}
 # Where delayed runs make an interval hold more or less than 93 to 97 %, which docs/statistics.md says with the number.
 WIDE = {
     "ratio, independent: Welch": 0.99,
     "virtual time: with error": 1.0,  # the delays are inside the error as well as in the calibration
     "virtual ratio: with error": 1.0,
+    **QUADRATURE,
 }
 NARROW = {
     "time: stopped when narrow": 0.895,
     "virtual time: calibration": 0.8,
+    "virtual / native": 0.92,
 }
 
 
 @pytest.mark.parametrize("claim", INTERVALS, ids=lambda claim: claim.name)
 def test_an_interval_covers_95_percent_from_where_it_is_offered(claim):
     quiet = share(claim, QUIET, claim.numbers[0], 4000)
-    assert 0.93 <= quiet <= (0.985 if claim.name == "virtual time: with error" else 0.97)
+    assert 0.93 <= quiet <= (QUADRATURE | {"virtual time: with error": 0.985}).get(claim.name, 0.97)
 
 
 @pytest.mark.parametrize("noise", ODD, ids=lambda noise: noise.name)

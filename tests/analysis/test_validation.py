@@ -41,6 +41,16 @@ def test_known_gap_lies_inside_the_interval(study):
     assert inside.mean() > 0.8
 
 
+def test_more_draws_of_one_calibration_do_not_make_the_agreement_surer(study):
+    """The virtual half width is t s sqrt(1 + 1/n), the native one t s / sqrt(n), added in quadrature on logs."""
+    rows = [run("allreduce", 2, math.exp(x), repetition=r) for r, x in enumerate((-0.1, 0.0, 0.1))]
+    rows += [run("allreduce", 2, math.exp(x), "native", repetition=r) for r, x in enumerate((-0.2, 0.0, 0.2))]
+    row = only(agreement(study(rows=rows)), workers=2)
+    t = stats.t.ppf(0.975, 2)
+    half = math.hypot(t * 0.1 * math.sqrt(1 + 1 / 3), t * 0.2 / math.sqrt(3))
+    assert (math.log(row.ratio_low), math.log(row.ratio_high)) == pytest.approx((-half, half))
+
+
 def checked_study(factors, native_noise=0.0):
     """Virtual times off by `factors` at 1, 1 (another strategy), 2, 4 ... workers."""
     points = [("serial", 1), ("allreduce", 1), ("allreduce", 2), ("allreduce", 4), ("allreduce", 8)]
