@@ -84,9 +84,18 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
                 _where(single),
                 f"repeat every point: --repetitions {ENOUGH_RUNS}",
             )
-        if len(few) and execution in MEASURED:
+        if len(few) and execution not in MEASURED:
             yield Finding(
                 "note",
+                "few-runs",
+                f"{_cells(len(few))} of {execution} times {_rest(len(few))} on {_range(few['n'])} draws of the "
+                "calibration: their spread, which the interval is made of, is hardly known",
+                _where(few),
+                f"--repetitions {ENOUGH_RUNS}, which tells the spread better",
+            )
+        if len(few) and execution in MEASURED:
+            yield Finding(
+                "warning",
                 "few-runs",
                 f"{_cells(len(few))} of {execution} times {_rest(len(few))} on {_range(few['n'])} runs: intervals are "
                 "wide, and no test of a paired difference is within reach",

@@ -32,13 +32,13 @@ def test_a_steady_study_with_enough_runs_raises_no_doubt(study):
     assert claims.findings(study(rows=rows)) == []
 
 
-def test_one_run_is_a_warning_and_few_are_a_note(study):
+def test_one_run_is_a_warning_and_so_are_few(study):
     found = claims.findings(
         study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)])
     )
     assert [(one.severity, one.where) for one in found if one.rule == "few-runs"] == [
         ("warning", "allreduce at 2 (mpi)"),
-        ("note", "allreduce at 4 (mpi)"),
+        ("warning", "allreduce at 4 (mpi)"),
     ]
     assert "rests on one run" in found[0].what
     assert "rests on 3 runs" in found[1].what
@@ -46,7 +46,11 @@ def test_one_run_is_a_warning_and_few_are_a_note(study):
 
 def test_virtual_repetitions_are_not_judged_like_runs(study):
     rows = [*repeated([1.0, 2.0, 9.0], execution="virtual"), *repeated([1.0] * 3, "epoch_average", execution="virtual")]
-    assert set(rules(study(rows=rows))) <= {"virtual-error", "unsettled"}
+    found = claims.findings(study(rows=rows))
+    assert {one.rule for one in found} <= {"virtual-error", "unsettled", "few-runs"}
+    (few,) = [one for one in found if one.rule == "few-runs"]
+    assert few.severity == "note"
+    assert "3 draws of the calibration" in few.what
 
 
 def test_wide_spread_is_told_widest_first(study):
