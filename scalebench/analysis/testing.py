@@ -115,7 +115,7 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
     blocks of the run order (`paired`), else Welch's. `test`, `p`, `p_adjusted` (Holm over the worker counts) and
     `significant` are empty where no test is offered; then `repetitions_needed` is how many repetitions of both would
     offer one (0 where none ever is, as for virtual times), and `note` says why. An oversubscribed `b` is no baseline:
-    no ratio, no test.
+    no ratio, no test. An oversubscribed `a` is not tested and not of the family.
     `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
 
     Raises:
@@ -168,7 +168,7 @@ def _comparable(a: Cell, b: Cell) -> bool:
 
 def _family(pairs: list[tuple[Cell, Cell]], ratios: list[Ratio], alpha: float) -> list[dict[str, object]]:
     """The rows of one execution and pair of engines, tested together."""
-    asked = [n for n, (_, b) in enumerate(pairs) if not b.oversubscribed]
+    asked = [n for n, (a, b) in enumerate(pairs) if not (a.oversubscribed or b.oversubscribed)]
     tests = [_test(a, ratio, alpha / max(1, len(asked))) for (a, _), ratio in zip(pairs, ratios, strict=True)]
     p = [test.p if test else math.nan for test in tests]
     adjusted = dict(zip(asked, holm([p[n] for n in asked]), strict=True))
@@ -215,6 +215,8 @@ def _verdict(
     note, needed = "", 0
     if b.oversubscribed:
         note = f"{b.label} is oversubscribed at {b.workers} workers and so no baseline"
+    elif a.oversubscribed:
+        note = f"{a.label} is oversubscribed at {a.workers} workers and so not tested"
     elif a.execution not in MEASURED:
         note = f"{a.execution} times get no test"
     elif test is None:

@@ -156,6 +156,19 @@ def test_an_oversubscribed_baseline_is_none_and_in_no_family(study):
     assert math.isnan(both.ratio)
 
 
+def test_an_oversubscribed_strategy_is_in_no_family_either(study):
+    rows = two_strategies(6, execution="native")
+    crowded = [
+        row.model_copy(update={"oversubscribed": True}) if (row.workers, row.strategy) == (2, "epoch_average") else row
+        for row in rows
+    ]
+    table = differences(study(rows=crowded), "epoch_average", "allreduce")
+    alone, both = only(table, workers=1), only(table, workers=2)
+    assert (alone.test, alone.p_adjusted) == ("Wilcoxon signed-rank", pytest.approx(2 / 2**6))
+    assert (both.test, both.repetitions_needed) == ("", 0)
+    assert both.note == "epoch_average is oversubscribed at 2 workers and so not tested"
+
+
 def test_metrics_are_paired_by_seed_in_every_execution(study):
     rows = []
     for seed, (a, b) in enumerate([(0.90, 0.95), (0.80, 0.86), (0.70, 0.77)]):
