@@ -43,6 +43,12 @@ class Command:
         zygote.stdin.flush()
         self.pid = int(zygote.stdout.readline())
 
+    def is_alive(self) -> bool:
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
     def send(self, signum: int) -> None:
         if psutil.pid_exists(self.pid):
             os.kill(self.pid, signum)
