@@ -39,7 +39,8 @@ def load_weights(path: Path, parameters: int) -> Tensor:
             name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
             vector = np.array(archive[name], dtype=np.float64).reshape(-1)
     except (OSError, ValueError, IndexError, EOFError, AttributeError) as error:
-        raise ModelError(f"init_weights: cannot read {path}: {' '.join(str(error).split())}") from None
+        reason = getattr(error, "strerror", None) or "no .npz file of numbers; --save-weights writes such files"
+        raise ModelError(f"init_weights: cannot read {path}: {reason}") from None
     if vector.size != parameters:
         raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")
     return torch.from_numpy(vector)

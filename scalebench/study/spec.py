@@ -26,7 +26,19 @@ from scalebench.study.workers import parse_workers
 NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
 Execution = Literal["native", "paced", "virtual"]
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+MOST_SEED = 2**32 - 1  # what every generator takes; a repetition's seed is the study's plus its number
+
+
+def _study_name(value: Any) -> Any:
+    """`value` if it can name a folder, said in words where pydantic would show the pattern."""
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", value):
+        raise ValueError(
+            f"a name has letters, digits, . _ -, at most 80, and begins with a letter or digit; got {value[:60]!r}"
+        )
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
 
 
 class Component(BaseModel):
@@ -222,7 +234,7 @@ class Study(Training):
     repetitions: PositiveInt = 3
     until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
-    seed: NonNegativeInt = 0
+    seed: int = Field(0, ge=0, le=MOST_SEED)
     execution: Literal["auto", "native", "paced", "virtual"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")

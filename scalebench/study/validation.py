@@ -70,11 +70,29 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
         return f"{where}: unknown key {path!r}; {nearest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
     if first["type"] == "missing":
         return f"{where}: key {path!r} is missing"
-    message = _one_line(first["msg"].removeprefix("Value error, "))
+    message = _in_words(_one_line(first["msg"].removeprefix("Value error, ")))
     got = first.get("input")
     shown = "" if first["type"] in {"value_error", "model_type"} else f", got {_short(got)}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{where}: key {path!r}: {message[:1].lower() + message[1:]}{shown}{more}" if path else f"{where}: {message}"
+    if not path:
+        return f"{where}: {message}"
+    flag = where.removeprefix("--").replace("-", "_")
+    key = "" if path in (flag, {"strategy": "strategies"}.get(flag)) else f"key {path!r}: "
+    return f"{where}: {key}{message[:1].lower() + message[1:]}{shown}{more}"
+
+
+def _in_words(message: str) -> str:
+    """Pydantic's message as a sentence about what its reader wrote."""
+    if few := re.fullmatch(r"\w+ should have at least (\d+) items? after validation, not \d+", message):
+        return f"expected at least {few[1]} item{'s' if few[1] != '1' else ''}"
+    message = re.sub(r"^Input should be (greater|less) ", r"expected a number \1 ", message)
+    return re.sub(r"^Input should be (a valid (?=integer|number|string))?", _expected, message)
+
+
+def _expected(match: re.Match[str]) -> str:
+    if not match[1]:
+        return "expected "
+    return "expected an " if match.string[match.end() :].startswith("integer") else "expected a "
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]

@@ -7,6 +7,7 @@ from typing import Any
 
 _EXPECTED = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
 _LIMIT = 1_000_000
+_MOST_DIGITS = 18  # read of a number, which is far beyond the limit already
 
 
 def parse_workers(value: Any) -> list[int]:
@@ -27,14 +28,14 @@ def parse_workers(value: Any) -> list[int]:
 
 
 def _expand(text: str) -> list[int]:
-    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?", text)
+    match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+)(?::([0-9]+))?)?", text)
     if not match:
-        raise ValueError(f"cannot read the worker counts {text!r}; {_EXPECTED}")
-    first, last, step = (int(group) if group else None for group in match.groups())
+        raise ValueError(f"cannot read the worker counts {text[:60]!r}; {_EXPECTED}")
+    first, last, step = (int(group[:_MOST_DIGITS]) if group else None for group in match.groups())
     assert first is not None
     last = first if last is None else last
-    if first < 1 or step == 0 or last > _LIMIT:
-        raise ValueError(f"worker counts lie between 1 and {_LIMIT:,}, got {text!r}; {_EXPECTED}")
+    if first < 1 or step == 0 or max(first, last) > _LIMIT:
+        raise ValueError(f"worker counts lie between 1 and {_LIMIT:,}, got {text[:60]!r}; {_EXPECTED}")
     if last < first:
         raise ValueError(f"the range {text!r} runs backwards; write {last}..{first}")
     if step:

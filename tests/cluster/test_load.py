@@ -58,11 +58,11 @@ def test_an_unknown_name_gets_the_nearest() -> None:
     ("old", "new", "message"),
     [
         (", source: counted", "", "key 'node.source' is missing"),
-        ("cores: 4", "cores: 0", "key 'node.cores': input should be greater than 0, got 0"),
+        ("cores: 4", "cores: 0", "key 'node.cores': expected a number greater than 0, got 0"),
         ("cores: 4", "coers: 4", r"unknown key 'node.coers'; did you mean 'cores'\?"),
         ("intra:", "intar:", r"unknown key 'links.intar'; did you mean 'intra'\?"),
         ("nodes: 2", "nodes: 2\ndescripton: x", r"unknown key 'descripton'; did you mean 'description'\?"),
-        ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': input should be a valid number"),
+        ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': expected a number"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
