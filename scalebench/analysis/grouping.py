@@ -11,6 +11,7 @@ from scalebench.analysis.blocks import CELL as CELL
 from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.intervals import (
     MEDIAN_FROM,
+    SAME_METRIC,
     Array,
     interval_name,
     level_of,
@@ -59,7 +60,8 @@ def cells(results: Results) -> pd.DataFrame:
     table["spread"] = np.sqrt(np.expm1(deviation**2))
     metric = groups["final_metric"]
     table["metric"] = metric.mean()
-    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), metric.std(), metric.count())
+    varies = metric.std().where(metric.max() - metric.min() > SAME_METRIC)  # as in intervals.metric_interval
+    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), varies, metric.count())
     table["time_to_target_s"] = groups["time_to_target_s"].median()
     measured = groups[SPLIT].count().eq(table["n"], axis=0)
     table[SPLIT] = groups[SPLIT].mean().where(measured)

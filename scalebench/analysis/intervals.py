@@ -36,6 +36,8 @@ LEVEL = 0.95
 # covers 93.6 to 97 %, whatever the noise and wherever it stops.
 LEVEL_WHEN_STOPPED = 0.97
 
+SAME_METRIC = 1e-9  # metrics no further apart are equal but for rounding
+
 MEAN_FROM, WELCH_FROM, MEDIAN_FROM = 2, 3, 6
 
 Array = NDArray[np.float64]
@@ -71,8 +73,20 @@ def interval_name(execution: str, *, checked: bool = False) -> str:
 
 
 def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Arithmetic mean with a t interval, for metrics."""
+    """Arithmetic mean with a t interval."""
     return _estimate(mean_bounds(values, level), len(values))
+
+
+def metric_interval(values: Sequence[float]) -> Estimate:
+    """`mean_interval` without bounds where all values are equal, and not zero.
+
+    A metric counts samples: a few seeds that agree on a grid of 1 / n_test say nothing of how far others would lie.
+    Differences that are all zero are of one computation made twice, and stay [0, 0].
+    """
+    found = mean_interval(values)
+    if len(values) > 1 and np.ptp(np.asarray(values)) <= SAME_METRIC < abs(found.centre):
+        return found._replace(low=math.nan, high=math.nan)
+    return found
 
 
 def time_interval(seconds: Sequence[float], level: float = LEVEL) -> Estimate:

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalebench.analysis.blocks import Cell, by_block
-from scalebench.analysis.intervals import mean_interval, time_interval
+from scalebench.analysis.intervals import mean_interval, metric_interval, time_interval
 from scalebench.analysis.pairing import NONE, Ratio, Ratios
 from scalebench.analysis.reading import Results
 from scalebench.errors import UsageError, nearest
@@ -236,7 +236,7 @@ def _verdict(
 def _metrics(a: Cell, b: Cell) -> dict[str, object]:
     seeds = sorted(a.metrics.keys() & b.metrics.keys())
     top, bottom = [a.metrics[seed] for seed in seeds], [b.metrics[seed] for seed in seeds]
-    difference = mean_interval([x - y for x, y in zip(top, bottom, strict=True)])
+    difference = metric_interval([x - y for x, y in zip(top, bottom, strict=True)])
     return {
         "metric_name": a.metric_name,
         "metric_n": difference.n,

@@ -180,6 +180,17 @@ def test_metrics_are_paired_by_seed_in_every_execution(study):
     assert (row.metric_low, row.metric_high) == pytest.approx((-0.06 - half, -0.06 + half))
 
 
+def test_seeds_that_agree_on_a_difference_give_it_no_interval(study):
+    rows = []
+    for seed, (a, b) in enumerate([(345, 350), (344, 349), (347, 352)]):  # of 360 test samples
+        rows.append(run("epoch_average", 2, 1.0, repetition=seed, seed=seed, final_metric=a / 360))
+        rows.append(run("allreduce", 2, 1.0, repetition=seed, seed=seed, final_metric=b / 360))
+    row = only(differences(study(rows=rows), "epoch_average", "allreduce"), workers=2)
+    assert (row.metric_difference, row.metric_n) == (pytest.approx(-5 / 360), 3)
+    assert math.isnan(row.metric_low)
+    assert math.isnan(row.metric_high)
+
+
 def test_against_compares_all_with_the_baseline(study):
     results = study(rows=[*two_strategies(3), *block_runs("ddp", 2, [3.0] * 3, 2)])
     table = against(results)
