@@ -87,6 +87,16 @@ class Communicator(Protocol):
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         """What each rank gave; not to be written into."""
 
+    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """What `combine` makes of all that an allgather brings, alike on every rank; not to be written into."""
+
+    def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
+        """Merge all workers' tensors, a power of two of them, in lg K exchanges with ever farther partners.
+
+        `merge(a, b)` puts what two become in place of `a`, of the lower ranks. Of two partners the higher merges and
+        answers with the result. Counted as messages.
+        """
+
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Give tensor i to rank i; return what each rank gave. Shapes but the first dimension must agree."""
 

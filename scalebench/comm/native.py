@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -110,6 +110,9 @@ class NativeCommunicator(ABC):
         self._leave()
         return gathered
 
+    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return combine(self.allgather(tensor))
+
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:
             raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
@@ -132,6 +135,20 @@ class NativeCommunicator(ABC):
         if add:
             tensor.add_(target)
         self.clock.did(Task.COMM)
+
+    def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
+        lower, stride = torch.empty_like(tensor), 1
+        while stride < self.size:
+            partner = self.rank ^ stride
+            if self.rank < partner:
+                self.send(tensor, partner)
+                self.recv_(tensor, partner)
+            else:
+                self.recv_(lower, partner)
+                merge(lower, tensor)
+                self.send(lower, partner)
+                tensor.copy_(lower)
+            stride *= 2
 
     def _tally(self, collectives: int, nbytes: int) -> None:
         comm: NativeCommunicator | None = self

@@ -58,7 +58,7 @@ class Adasum(AdasumOptions):
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
-        worker.state.merge_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
+        worker.state.adasum_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
 
     def step(self, worker: Worker, batch: Batch) -> None:
         before = worker.state.before
@@ -67,25 +67,8 @@ class Adasum(AdasumOptions):
         if worker.size > 1:
             worker.parameters.sub_(before)
             worker.comm.count(0)  # one synchronisation; its messages count their bytes
-            self._merge_with_all_(worker, worker.parameters)
+            worker.comm.merge_(worker.parameters, worker.state.adasum_)
             worker.parameters.add_(before)
-
-    def _merge_with_all_(self, worker: Worker, vector: Tensor) -> None:
-        """Of two partners the higher rank merges and answers with the result, so that it is computed once."""
-        import torch
-
-        lower, stride = torch.empty_like(vector), 1
-        while stride < worker.size:
-            partner = worker.rank ^ stride
-            if worker.rank < partner:
-                worker.comm.send(vector, partner)
-                worker.comm.recv_(vector, partner)
-            else:
-                worker.comm.recv_(lower, partner)
-                worker.state.merge_(lower, vector)
-                worker.comm.send(lower, partner)
-                vector.copy_(lower)
-            stride *= 2
 
 
 @register("horovod")
@@ -132,7 +115,7 @@ class Merging:
         for wide, narrow in zip(self._wide, pieces, strict=True):
             torch._foreach_copy_(wide, narrow)
         for left, right, wide_left, wide_right in zip(*pieces, *self._wide, strict=True):
-            product = float(wide_left @ wide_right)
-            lengths = float(wide_left @ wide_left), float(wide_right @ wide_right)
+            product = float(torch.dot(wide_left, wide_right))
+            lengths = float(torch.dot(wide_left, wide_left)), float(torch.dot(wide_right, wide_right))
             share, other = (1 - product / (2 * length) if length >= _TINY else 1.0 for length in lengths)
             left.mul_(share).add_(right, alpha=other)

@@ -64,12 +64,16 @@ class TopK:
         places = self.residual.abs().topk(self._k, sorted=False).indices
         values = self.residual[places]
         self.residual[places] = 0
-        split = values.nbytes
         message = torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
-        every = torch.stack(self._comm.allgather(message))
+        vector.copy_(self._comm.allgather_combined(message, self._mean))
+
+    def _mean(self, messages: list[Tensor]) -> Tensor:
+        import torch
+
+        every, split = torch.stack(messages), self._k * self.residual.element_size()
+        values = every[:, :split].reshape(-1).clone().view(self.residual.dtype)
         places = every[:, split:].reshape(-1).clone().view(torch.int32)
-        values = every[:, :split].reshape(-1).clone().view(vector.dtype)
-        vector.zero_().index_add_(0, places, values).div_(self._comm.size)
+        return torch.zeros_like(self.residual).index_add_(0, places, values).div_(len(messages))
 
     def forget(self) -> None:
         self.residual.zero_()

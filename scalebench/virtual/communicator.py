@@ -16,6 +16,7 @@ from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
 from scalebench.virtual.meeting import Group, Meeting
+from scalebench.virtual.pairing import Lap, exchange_laps, merge_pairs_
 from scalebench.virtual.reduction import reduce_tensors
 from scalebench.virtual.scheduler import Scheduler
 
@@ -111,6 +112,12 @@ class VirtualCommunicator:
         meeting = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
         return list(meeting.payloads)
 
+    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        self.count(tensor.nbytes)
+        seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
+        result: Tensor = self._meet("allgather", tensor, combine, seconds).result
+        return result
+
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))
         meeting = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
@@ -175,6 +182,28 @@ class VirtualCommunicator:
         else:
             tensor.copy_(sent)
 
+    def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
+        """Each different merge is made once, and each message charged at both its ends."""
+
+        def effect(payloads: list[Any]) -> None:
+            merge_pairs_([payload[0] for payload in payloads], merge)
+
+        def seconds(source: int, to: int) -> float:
+            return self.costs.message(tensor.nbytes, self._group.ranks[source], self._group.ranks[to])
+
+        if self.size == 1:
+            return
+        laps: list[Lap] = []
+        meeting = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
+        if meeting.end is not None and self.clock.running:
+            of_ranks = exchange_laps([payload[1] for payload in meeting.payloads], seconds)
+            for payload, of_rank in zip(meeting.payloads, of_ranks, strict=True):
+                payload[2].extend(of_rank)
+        self._sleep_through(meeting)
+        for until, waited in laps:
+            self._tally(0, tensor.nbytes)
+            self.clock.communicated(until, waited)
+
     def split(self, color: int, key: int = 0) -> VirtualCommunicator:
         groups: dict[int, Group] = {}
         with self.clock.paused():
@@ -199,14 +228,14 @@ class VirtualCommunicator:
             comm = comm._parent
 
     def _meet(
-        self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
+        self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
     ) -> Meeting:
         meeting = self._start(what, payload, effect, seconds)
         self.await_end(meeting)
         return meeting
 
     def _start(
-        self, what: str, payload: Any, effect: Callable[[list[Any]], None], seconds: Callable[[], float]
+        self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
     ) -> Meeting:
         call, self._calls = self._calls, self._calls + 1
         meeting = self._group.meetings.get(call)
@@ -218,21 +247,24 @@ class VirtualCommunicator:
         if not meeting.missing:
             del self._group.meetings[call]
             if self._arithmetic:
-                effect(meeting.payloads)
+                meeting.result = effect(meeting.payloads)
             meeting.end = meeting.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
         return meeting
 
     def await_end(self, meeting: Meeting) -> None:
         """Sleep until the meeting is over, and book the time."""
+        self._sleep_through(meeting)
+        assert meeting.end is not None
+        if self.clock.running:
+            now = self.clock.now
+            self.clock.communicated(max(now, meeting.end), max(0.0, min(meeting.latest, meeting.end) - now))
+
+    def _sleep_through(self, meeting: Meeting) -> None:
         if meeting.end is None:
             meeting.sleepers.append((self.world_rank, self.clock.now))
             self.scheduler.block(self.world_rank, meeting.what)
         else:
             self._rouse(meeting)
-        assert meeting.end is not None
-        if self.clock.running:
-            now = self.clock.now
-            self.clock.communicated(max(now, meeting.end), max(0.0, min(meeting.latest, meeting.end) - now))
 
     def _rouse(self, meeting: Meeting) -> None:
         assert meeting.end is not None

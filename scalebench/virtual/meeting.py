@@ -13,11 +13,12 @@ from scalebench.virtual.overlap import Stream
 class Meeting:
     """One collective operation of `size` workers: what they brought, by rank in the group, and when it is over."""
 
-    __slots__ = ("end", "latest", "missing", "payloads", "sleepers", "what")
+    __slots__ = ("end", "latest", "missing", "payloads", "result", "sleepers", "what")
 
     def __init__(self, what: str, size: int) -> None:
         self.what = what
         self.payloads: list[Any] = [None] * size
+        self.result: Any = None  # of the arithmetic, which is done once for all
         self.missing = size  # workers that have not come yet
         self.latest = 0.0  # when the last one came
         self.sleepers: list[tuple[int, float]] = []  # (world rank, its time)

@@ -10,6 +10,7 @@ from scalebench.clock import Task
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
+from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
@@ -272,3 +273,63 @@ def test_a_round_at_a_server_is_what_the_cost_model_says(shards):
     transfer = (world.costs.message(nbytes, 1, 0) - latency) / shards
     ends = sorted(clock.now for clock in world.clocks)[1:]
     assert ends == pytest.approx([2 * latency + 3 * transfer, 2 * latency + 4 * transfer])
+
+
+# --- arithmetic that is done once for all ---------------------------------------------------------------------------
+
+
+@given(
+    levels=st.integers(0, 4),
+    size=st.integers(1, 20),
+    ahead=st.lists(st.floats(0.0, 1e-3), min_size=16, max_size=16),
+    seed=st.integers(0, 99),
+)
+def test_merging_is_that_of_the_messages_spelled_out(levels, size, ahead, seed):
+    """Vectors, clocks, books and bytes, bit for bit; the merge is not associative, so that order shows."""
+    workers = 2**levels
+    values = np.random.default_rng(seed).standard_normal((workers, size))
+    merges = {"spelled": 0, "once": 0}
+    found = {}
+    for way in merges:
+        world = World(workers, ahead[:workers])
+
+        def merge(a, b, way=way):
+            merges[way] += 1
+            a.mul_(0.75).add_(b * b)
+
+        def program(comm, way=way, merge=merge):
+            vectors = []
+            for _ in range(2):
+                vector = torch.tensor(values[comm.rank])
+                spelled = NativeCommunicator.merge_ if way == "spelled" else VirtualCommunicator.merge_
+                spelled(comm, vector, merge)
+                vectors.append(vector.tolist())
+            return vectors
+
+        vectors = world.run(program)
+        books = [
+            (clock.now, clock.ledger.comm_s, clock.ledger.wait, comm.collectives, comm.bytes_sent)
+            for clock, comm in zip(world.clocks, world.comms, strict=True)
+        ]
+        found[way] = (vectors, books)
+    assert found["once"] == found["spelled"]
+    assert merges == {"spelled": workers * levels, "once": 2 * (workers - 1)}
+
+
+@given(workers=st.integers(1, 6), size=st.integers(1, 9))
+def test_what_is_gathered_is_combined_once_and_costs_an_allgather(workers, size):
+    world, plain, made = World(workers), World(workers), []
+
+    def combine(tensors):
+        made.append([tensor.tolist() for tensor in tensors])
+        return torch.stack(tensors).sum(0)
+
+    def mine(comm):
+        return torch.full((size,), float(comm.rank + 1))
+
+    results = world.run(lambda comm: comm.allgather_combined(mine(comm), combine).tolist())
+    plain.run(lambda comm: comm.allgather(mine(comm)))
+    assert made == [[[rank + 1.0] * size for rank in range(workers)]]
+    assert set(map(tuple, results.values())) == {(workers * (workers + 1) / 2,) * size}
+    assert [clock.now for clock in world.clocks] == [clock.now for clock in plain.clocks]
+    assert [comm.bytes_sent for comm in world.comms] == [comm.bytes_sent for comm in plain.comms]

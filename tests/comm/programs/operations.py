@@ -158,6 +158,7 @@ def check(engine):
     assert len(gathered) == size
     expect("allgather", torch.stack(gathered), every)
     expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
+    expect("allgather combined", comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)), every.sum(0))
     give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
     got = comm.alltoallv(give)
     for source, tensor in enumerate(got):
@@ -190,6 +191,10 @@ def check(engine):
         expect("message", tensor, np.arange(5) + before)
         if rank != 0:
             comm.send(torch.arange(5.0) + rank, after, tag=3)
+        if size & (size - 1) == 0:
+            tensor = torch.tensor([float(rank + 1)])
+            comm.merge_(tensor, lambda a, b: a.mul_(10).add_(b))
+            expect("merge", tensor, [{1: 1, 2: 12, 4: 154}[size]])  # ((1, 2), (3, 4)): 10 * 12 + 34
     except EngineError as error:
         lacks.append(str(error))
 
