@@ -20,7 +20,7 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path), required=False)
-@click.option("--strategy", metavar="NAME", help="The strategy; default: the study's, if it has one only.")
+@click.option("--strategy", metavar="NAME", help="The strategy to trace; needed unless STUDY has only one.")
 @click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
 @click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
 @click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
@@ -92,8 +92,12 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
         if chosen[key] is None and key not in said:
             chosen[key] = value
     wanted = load_study(study, chosen, list(sets))
+    if len(wanted.strategies) > 1:
+        names = ", ".join(str(strategy) for strategy in wanted.strategies)
+        raise UsageError(f"a timeline is of one strategy; choose one of {names} with --strategy")
     with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
-        return trace(plan_study(wanted), Path(folder)), slug(wanted.name)
+        own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
+        return trace(plan_study(wanted), Path(folder)), slug(own)
 
 
 def _window(text: str | None) -> tuple[float, float] | None:

@@ -65,11 +65,13 @@ class ScalingLaws(Figure):
             panel.blank(panels[0])
         fitted = table[_keys(table).isin([_key(one) for one in found])]
         canvas.legend_of_series(fitted["series"], look)
+        bands = any(not no_band(one.series) for one in found)
+        banded = [(Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0), "95 % band")] if bands else []
         canvas.legend_of_executions(
             fitted,
             (Line2D([], [], color=NEUTRAL), "law"),
             (Line2D([], [], color=NEUTRAL, linestyle="--"), "beyond the measured"),
-            (Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0), "95 % band"),
+            *banded,
             (Line2D([], [], **KNEE), "knee"),
         )
         names = sorted({interval_name(one.series.execution) for one in found if not no_band(one.series)})

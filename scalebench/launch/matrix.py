@@ -83,9 +83,7 @@ def matrix_markdown() -> str:
         ]
         lines.append(f"| {capability.value} | {' | '.join(marks)} |")
     lines += ["", "## One worker", ""]
-    lines += [
-        "One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"
-    ]
+    lines += ["One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"]
     lines += ["workers are refused), but for these:", ""]
     lines += [f"- `{entry.name}`: {entry.alone}" for entry in entries if entry.alone]
     lines += ["", "## Sources", ""]

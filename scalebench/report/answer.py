@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scalebench.analysis import Results, agreement, median_error
+from scalebench.analysis import Results, agreement, median_error, virtual_error
 from scalebench.analysis.formatting import seconds
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.report.comparison import BASELINE, Comparison, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
 
+ABOUT_EQUAL = 0.05  # an interval of the saving within +- this share shows that there is none worth the name
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
 
 
@@ -70,12 +71,16 @@ def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
     several = math.isfinite(one.saved_low)
     if not several:
         yield Phrase(f"{one.label} took {change}", "strong")
-    elif one.saved_low <= 0 <= one.saved_high:
-        yield Phrase(f"{one.label} takes no less and no more time", "strong")
-        yield Phrase(", as far as these runs can show,")
-    else:
+        yield Phrase(f" than {baseline}")
+    elif not one.saved_low <= 0 <= one.saved_high:
         yield Phrase(f"{one.label} takes {change}", "strong")
-    yield Phrase(f" than {baseline}")
+        yield Phrase(f" than {baseline}")
+    elif max(-one.saved_low, one.saved_high) <= ABOUT_EQUAL:
+        yield Phrase(f"{one.label} takes about as long", "strong")
+        yield Phrase(f" as {baseline}")
+    else:
+        yield Phrase(f"whether {one.label} saves time is not shown", "strong")
+        yield Phrase(f" against {baseline}")
     low, high, word = one.saved_low, one.saved_high, "less"
     if high < 0:
         low, high, word = -high, -low, "more"
@@ -119,11 +124,12 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
             start = f"{where[:1].upper()}{where[1:]}, at {other.workers} workers: "
             yield (Phrase(start), *_clauses(other, other.baseline))
     if first.execution == "virtual":
-        error = median_error(agreement(results))
+        error, within = median_error(agreement(results)), virtual_error(results)
+        rms = f", and {share(math.expm1(within.rms))} RMS, which the intervals hold" if within else ""
         yield _plain(
             "No native run checks the virtual times of this study."
             if error is None
-            else f"Where both ran, virtual times are off native ones by {share(error)} in the median."
+            else f"Where both ran, virtual times are off native ones by {share(error)} in the median{rms}."
         )
 
 

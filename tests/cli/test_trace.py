@@ -86,7 +86,7 @@ def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--workers", "2,4", "--strategy", "allreduce"], "a timeline is of one run, the study has 2"),
-        (["--workers", "2"], "choose with --strategy, --workers and --execution"),
+        (["--workers", "2"], "a timeline is of one strategy; choose one of serial, allreduce, horovod"),
         ([*SHORT, "--window", "3:1"], "--window 3:1: expected BEGIN:END in seconds, such as 0.5:1.5"),
         ([*SHORT, "--window", "100:"], "nothing happened between 100 and inf s"),
         (["--horovod-timeline", "no-such.json"], "cannot read no-such.json: No such file"),

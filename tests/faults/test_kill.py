@@ -29,11 +29,7 @@ def test_a_sweep_that_is_killed_again_and_again_ends_as_if_undisturbed(place):
             before = place.whole_lines(output)
             command = place.start("run", "study.yaml", "--output", output, "--jobs", "1")
             if draw.random() < 0.5:  # at any moment of the command
-                if draw.random() < 0.5:
                 time.sleep(draw.uniform(0.0, whole))
-            else:  # where starting takes most of the time: once this command has kept a row, or ended
-                place.until(lambda: place.whole_lines(output) != before or not command.is_running(), "a row")  # noqa: B023
-                time.sleep(draw.uniform(0.0, whole / 8))
             else:  # at any moment of its runs, which take a small part of it
                 place.until(lambda: place.whole_lines(output) != before or not command.is_alive(), "a row")  # noqa: B023
                 time.sleep(draw.uniform(0.0, whole / 10))

@@ -61,6 +61,8 @@ def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency
         raise ResultsError(f"{results.folder} holds no completed run of a strategy but serial; nothing there scales")
     for name in strategies:
         known = {one.label for one in found} | {one.label.partition("(")[0] for one in found}
+        if name == "serial":
+            raise UsageError("strategy serial runs at one worker, and no law is fitted to it; name another --strategy")
         if name not in known:
             raise UsageError(f"no completed run of strategy {name!r} in {results.folder}; {nearest(name, known)}")
     if strategies:

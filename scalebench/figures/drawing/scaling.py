@@ -60,7 +60,8 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
 
     canvas.legend_of_series(table["series"], look)
     ideal = (Line2D([], [], color="#888888", linestyle=":"), "ideal")
-    canvas.legend_of_executions(table, ideal)
+    drawn = table["efficiency"].notna().any() or (not weak and _serial(table).any())
+    canvas.legend_of_executions(table, *([ideal] if drawn else []))
     formula = "T(serial, 1) / T(N)" if weak else "T(serial, 1) / (N T(N))"
     canvas.say(
         describe_study(results),
@@ -72,7 +73,11 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     )
 
 
+def _serial(table: pd.DataFrame) -> pd.Series[bool]:
+    return (table["strategy"] == "serial") & (table["workers"] == 1)
+
+
 def _ideal_time(panel: Panel, table: pd.DataFrame, counts: list[int]) -> None:
-    serial = table[(table["strategy"] == "serial") & (table["workers"] == 1)]
+    serial = table[_serial(table)]
     for base in serial.to_dict("records"):
         panel.reference(counts, [base["train_s"] / count for count in counts], f"ideal ({base['execution']})")
