@@ -67,7 +67,7 @@ class Convergence(Figure):
             describe_study(results),
             describe_executions(results, bars=False),
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
-            f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables hold geometric ones).",
+            f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
             "Serial (one worker) is drawn in every panel.",
             describe_oversubscription(table[table["workers"].isin(counts)]),
         )
