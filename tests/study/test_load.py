@@ -106,7 +106,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         (b"\x00\x01binary", "not YAML"),
         ("a: " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
-    ids=range(30),
+    ids=range(34),
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, content)
@@ -132,7 +132,7 @@ def test_a_set_that_does_not_fit_is_refused_by_name(item: str, message: str) -> 
 
 
 def test_a_flag_that_does_not_fit_is_named_as_the_flag() -> None:
-    assert refusal(None, {"batch_per_worker": 0}).startswith("--batch-per-worker: key 'batch_per_worker'")
+    assert refusal(None, {"batch_per_worker": 0}).startswith("--batch-per-worker: expected a number greater than 0")
 
 
 @pytest.mark.parametrize("path", ["missing.yaml", "."])
