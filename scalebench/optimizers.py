@@ -8,9 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from scalebench.errors import StudyError, nearest
+from scalebench.registry import first_fault
+from scalebench.stated import Stated
 from scalebench.study.spec import Component, Training
 
 if TYPE_CHECKING:
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Options(Stated):
     weight_decay: float = Field(0.0, ge=0)
 
 
@@ -84,7 +85,7 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     return kind(parameters, lr=lr, **options, foreach=False if flat else None)
 
 
-def check_optimizer(component: Component) -> BaseModel:
+def check_optimizer(component: Component) -> Stated:
     """The options of the optimizer `component`.
 
     Raises:
@@ -100,10 +101,7 @@ def check_optimizer(component: Component) -> BaseModel:
     try:
         return options(**component.options)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        hint = f"; {nearest(name, options.model_fields)}" if name not in options.model_fields else ""
-        raise StudyError(f"optimizer {component.name}: option {name!r}: {first['msg']}{hint}") from None
+        raise StudyError(f"optimizer {component.name}: {first_fault(error, options)}") from None
 
 
 def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:

@@ -11,15 +11,14 @@ import pkgutil
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from scalebench.errors import UsageError, nearest
+from scalebench.stated import Stated
 
 
-class Choice(BaseModel):
+class Choice(Stated):
     """Something a study can name; its fields are the options it takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -76,7 +75,7 @@ class Registry(Generic[C]):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            raise self._error(f"{self.kind} {name}: {_first_fault(error, cls)}") from None
+            raise self._error(f"{self.kind} {name}: {first_fault(error, cls)}") from None
 
     def _load(self) -> None:
         if self._loaded:
@@ -95,7 +94,8 @@ class Registry(Generic[C]):
         self._loaded = True
 
 
-def _first_fault(error: ValidationError, cls: type[Choice]) -> str:
+def first_fault(error: ValidationError, cls: type[Stated]) -> str:
+    """What does not fit the options of `cls`, in half a line that names the option."""
     fault = error.errors()[0]
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":

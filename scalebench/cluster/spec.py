@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.errors import ClusterError
+from scalebench.stated import Stated
 from scalebench.study.spec import Name, SlowLinks, Training, Unevenness
 
 _Source = Field(
@@ -16,11 +17,7 @@ _Source = Field(
 )
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Node(_Block):
+class Node(Stated):
     """One machine of the cluster."""
 
     cores: PositiveInt
@@ -31,7 +28,7 @@ class Node(_Block):
     source: str = _Source
 
 
-class Link(_Block):
+class Link(Stated):
     """latency_s + n / bandwidth_bytes_per_s seconds for n bytes, in each direction."""
 
     latency_s: PositiveFloat
@@ -39,7 +36,7 @@ class Link(_Block):
     source: str = _Source
 
 
-class Links(_Block):
+class Links(Stated):
     """Inside a node, and between nodes (of one network card)."""
 
     intra: Link
@@ -57,14 +54,14 @@ class Links(_Block):
         return self.inter.bandwidth_bytes_per_s / max(factors, default=1.0)
 
 
-class Reduction(_Block):
+class Reduction(Stated):
     """gamma: adding n bytes to n bytes reads both and writes one, 3 n bytes at the speed of memory."""
 
     seconds_per_byte: PositiveFloat
     source: str = _Source
 
 
-class StepTime(_Block):
+class StepTime(Stated):
     """One worker's seconds for one batch of one model."""
 
     model: str = Field(description="as a study's model prints: a name, with its options in brackets")
@@ -81,7 +78,7 @@ class StepTime(_Block):
         return self.forward_s + self.backward_s + self.update_s
 
 
-class Cluster(_Block):
+class Cluster(Stated):
     """What a virtual run pretends to run on."""
 
     name: Name
@@ -93,7 +90,7 @@ class Cluster(_Block):
     compute: Literal["this-machine", "stated"] = Field(
         "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
     )
-    step_times: list[StepTime] = []
+    step_times: list[StepTime] = Field([])
     uneven: Unevenness = Field(Unevenness(), description="slow workers, windows, jitter: where a study says nothing")
 
     def with_slow_links(self, slow: SlowLinks) -> Cluster:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from scalebench.stated import Stated
 from scalebench.study.shares import parse_share
 from scalebench.study.workers import parse_workers
 
@@ -41,13 +41,11 @@ def _study_name(value: Any) -> Any:
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
 
 
-class Component(BaseModel):
+class Component(Stated):
     """A strategy, data set, model or optimizer: its name and raw options, checked where it is resolved.
 
     Written as `name`, as `{name: {option: value}}` or as `{name: NAME, option: value}`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -75,10 +73,8 @@ class Component(BaseModel):
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in sorted(self.options.items()))})"
 
 
-class SlowWindow(BaseModel):
+class SlowWindow(Stated):
     """A worker computes `factor` times as long between two moments of the training time."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rank: NonNegativeInt
     from_s: float = Field(0.0, ge=0, description="seconds after training began")
@@ -103,10 +99,8 @@ def _link_name(key: Any) -> str:
 SlowLinks = dict[Annotated[str, BeforeValidator(_link_name)], Annotated[float, Field(ge=1)]]
 
 
-class Unevenness(BaseModel):
+class Unevenness(Stated):
     """How workers and links differ; a study says it of its runs, a cluster file of the cluster."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
     jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
@@ -141,15 +135,13 @@ class VirtualOptions(Unevenness):
 _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}
 
 
-class Until(BaseModel):
+class Until(Stated):
     """Repeat each point until its training time is known well enough.
 
     Known well enough: the 95 % interval of its times, low to high, is at most `ci_width` of their geometric mean wide,
     (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %. The interval is the t interval of
     logs at a nominal 97 %, which covers 95 % although it stops the study where it happens to be narrow.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     ci_width: Annotated[float, BeforeValidator(parse_share), Field(gt=0, le=1), WithJsonSchema(_SHARE)]
     at_least: int = Field(3, ge=2, description="runs of each point before its interval is looked at")
@@ -162,10 +154,10 @@ class Until(BaseModel):
         return self
 
 
-class Training(BaseModel):
+class Training(Stated):
     """Everything that one run of a study shares with the others."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(validate_default=True)
 
     dataset: Component = Component(name="digits_shifted")
     data_dir: Path | None = None

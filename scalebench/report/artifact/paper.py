@@ -6,20 +6,17 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import figure_names
+from scalebench.stated import Stated
 from scalebench.study.validation import explain, read_mapping
 
 Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Author(_Model):
+class Author(Stated):
     """Who answers for the artifact."""
 
     name: Line
@@ -27,24 +24,24 @@ class Author(_Model):
     affiliation: Line | None = None
 
 
-class Contribution(_Model):
+class Contribution(Stated):
     """A claim of the paper, and the figures of the study that carry it."""
 
     text: Line
     figures: list[str] = Field(min_length=1)
 
 
-class Paper(_Model):
+class Paper(Stated):
     """`elements` says where in the paper a figure of the study stands: `{strong-scaling: Figure 3}`."""
 
     title: Line | None = None
-    authors: list[Author] = []
+    authors: list[Author] = Field([])
     license: str | None = Field(None, pattern=r"^[A-Za-z0-9.+-]+$", description="SPDX identifier, such as CC-BY-4.0")
     doi: str | None = Field(None, pattern=r"^10\.\d{4,9}/\S+$", description="of the artifact, not of the paper")
     url: str | None = Field(None, pattern=r"^https?://\S+$", description="where the artifact can be had")
     published: date | None = Field(None, description="when; by default the day of the last run")
-    contributions: list[Contribution] = []
-    elements: dict[str, Line] = {}
+    contributions: list[Contribution] = Field([])
+    elements: dict[str, Line] = Field({})
 
 
 def load_paper(path: Path | None) -> Paper:
