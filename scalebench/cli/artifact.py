@@ -7,11 +7,13 @@ from pathlib import Path
 
 import rich_click as click
 
+from scalebench.cli.options import results_argument, study_folder
+
 _MOST_JOBS = 4
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option(
     "--paper",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -42,11 +44,10 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
         if results is not None or paper is not None:
             raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")
         return _verify(verify, jobs)
-    from scalebench.records.newest import newest_study
     from scalebench.report.artifact import load_paper, write_artifact
 
     said = load_paper(paper)
-    made = write_artifact(results if results is not None else newest_study(Path("results")), output, said, jobs=jobs)
+    made = write_artifact(study_folder(results), output, said, jobs=jobs)
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
+
+from scalebench.cli.options import results_argument, study_folder
 
 if TYPE_CHECKING:
     from scalebench.analysis.findings import Finding
@@ -22,7 +24,7 @@ _WIDEST = 110
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option("--ignore", multiple=True, metavar="RULE", help="Leave this rule out; repeatable.")
 @click.option("--rules", is_flag=True, help="List the rules, and who keeps each of Hoefler and Belli's twelve.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -37,9 +39,8 @@ def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: b
         return 0
     from scalebench.analysis.methodology import check as apply
     from scalebench.analysis.methodology import evidence_in
-    from scalebench.records.newest import newest_study
 
-    folder = results if results is not None else newest_study(Path("results"))
+    folder = study_folder(results)
     evidence = evidence_in(folder)
     report = apply(evidence, ignore)
     if as_json:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import rich_click as click
 
+from scalebench.cli.options import results_argument, study_folder
+
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option("--parquet", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="One file per table.")
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="One file.")
 @click.option(
@@ -27,9 +29,8 @@ def export(results: Path | None, parquet: Path | None, json_file: Path | None, m
         raise click.UsageError("name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR")
     from scalebench.analysis import load
     from scalebench.export import write_json, write_mlflow, write_parquet
-    from scalebench.records.newest import newest_study
 
-    found = load(results if results is not None else newest_study(Path("results")))
+    found = load(study_folder(results))
     written = write_parquet(found, parquet) if parquet is not None else []
     if json_file is not None:
         written.append(write_json(found, json_file))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import rich_click as click
 
+from scalebench.cli.options import results_argument, study_folder
+
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
 @click.option(
     "--efficiency",
@@ -39,9 +41,8 @@ def laws(
     from scalebench.analysis.laws import scaling_laws, write_extrap
     from scalebench.analysis.laws.telling import as_values, laws_text
     from scalebench.cli.carrying_out import results_console
-    from scalebench.records.newest import newest_study
 
-    study = load(results if results is not None else newest_study(Path("results")))
+    study = load(study_folder(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
         click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))

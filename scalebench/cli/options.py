@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +21,18 @@ def verbosity_options(command: _F) -> _F:
         "--verbose", "-v", is_flag=True, expose_value=False, callback=_set(1), help="Print what is being done."
     )
     return quiet(verbose(command))
+
+
+def results_argument(command: _F) -> _F:
+    """`RESULTS`, the folder of a study, which may be left out; read with `study_folder`."""
+    return click.argument("results", required=False, type=click.Path(path_type=Path))(command)
+
+
+def study_folder(results: Path | None) -> Path:
+    """`results`, or where none is given the folder of the newest study in results/."""
+    from scalebench.records.newest import newest_study
+
+    return results if results is not None else newest_study(Path("results"))
 
 
 def keep_going_option(command: _F) -> _F:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import rich_click as click
 
+from scalebench.cli.options import results_argument, study_folder
 from scalebench.figures import FORMATS, plot_folder
-from scalebench.records.newest import newest_study
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option("--figure", "figures", multiple=True, metavar="NAME", help="Draw this one only; repeatable.")
 @click.option(
     "--output",
@@ -31,8 +31,8 @@ def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: 
 
     Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it.
     """
-    folder = results if results is not None else newest_study(Path("results"))
-    drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=min(_MOST_JOBS, len(os.sched_getaffinity(0))))
+    jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+    drawn = plot_folder(study_folder(results), output, figures, formats or FORMATS, jobs=jobs)
     for figure in drawn:
         if figure.files:
             click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")

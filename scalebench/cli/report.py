@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
+import rich_click as click
+
+from scalebench.cli.options import results_argument, study_folder
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option(
     "--output",
     "-o",
@@ -25,10 +27,11 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     """
     import webbrowser
 
-    from scalebench.records.newest import newest_study
     from scalebench.report.page import write_report
 
-    page = write_report(results if results is not None else newest_study(Path("results")), output)
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise click.UsageError(f"--output {output}: expected a name that ends in .html")
+    page = write_report(study_folder(results), output)
     click.echo(page)
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

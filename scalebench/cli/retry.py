@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
+import rich_click as click
 
-from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.cli.options import keep_going_option, results_argument, study_folder, verbosity_options
 from scalebench.errors import ResultsError
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time; default: all cores.")
+@results_argument
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @keep_going_option
 @verbosity_options
 def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
@@ -22,11 +22,12 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     """
     from scalebench.cli.carrying_out import carry_out
     from scalebench.launch.planning import plan_study
-    from scalebench.records.newest import newest_study
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
-    folder = (results if results is not None else newest_study(Path("results"))).absolute()
+    folder = study_folder(results)
+    if folder.name in ("", ".."):  # as `.` and `..` are
+        folder = folder.resolve()
     if not (folder / "study.yaml").is_file():
         raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")
     failures = progress_of(folder).failures

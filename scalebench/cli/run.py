@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie.")
 @click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
-@click.option("--epochs", type=int)
+@click.option("--epochs", type=int, help="Passes over the training data in each run.")
 @click.option("--repetitions", type=int, help="Runs of every point, each with its own seed.")
-@click.option("--until", metavar="WIDTH", help="Repeat each point until the interval of its time is so wide, as 5%.")
+@click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="Samples fixed in all, or per worker.")
 @click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
 @click.option("--batch-global", type=int, help="Samples in one step of all workers.")
@@ -33,14 +33,19 @@ if TYPE_CHECKING:
     type=click.Choice(["constant", "linear", "cosine", "step", "optimizer_steps"]),
     help="linear: multiplied by the workers; step and optimizer_steps: decayed every --set lr_decay_every=N.",
 )
-@click.option("--execution", type=click.Choice(["auto", "native", "paced", "virtual"]))
+@click.option(
+    "--execution",
+    type=click.Choice(["auto", "native", "paced", "virtual"]),
+    help="native: real processes at their own speed; paced: real processes slowed to --device-step-time; virtual: "
+    "simulated time; auto: virtual, and native where the cores allow.",
+)
 @click.option(
     "--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine of all strategies."
 )
 @click.option("--cluster", metavar="NAME|FILE", help="What virtual runs stand for.")
 @click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
-@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]))
-@click.option("--seed", type=int)
+@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]), help="Of weights and gradients.")
+@click.option("--seed", type=int, help="Of the first repetition; each further one adds 1.")
 @click.option("--name", metavar="NAME", help="Name of the study, and of its results folder.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
 @click.option("--save-weights", is_flag=True, default=None, help="Keep each run's initial and final weights as .npz.")
@@ -48,8 +53,14 @@ if TYPE_CHECKING:
 @click.option(
     "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge virtual runs by this file."
 )
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time; default: all cores.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder that gets one folder per study.",
+)
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")

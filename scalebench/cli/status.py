@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
+
+from scalebench.cli.options import results_argument, study_folder
 
 if TYPE_CHECKING:
     from scalebench.records.progress import Progress
@@ -17,7 +19,7 @@ _SHOWN = 5  # failed runs
 
 
 @click.command()
-@click.argument("results", required=False, type=click.Path(path_type=Path))
+@results_argument
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(results: Path | None, as_json: bool) -> None:
     """Say what of the study in RESULTS (default: the newest in results/) is done and left, and how long it will take.
@@ -25,10 +27,9 @@ def status(results: Path | None, as_json: bool) -> None:
     The expected time is that of the finished runs of the same execution and engine.
     """
     from scalebench.launch.lock import owner_of
-    from scalebench.records.newest import newest_study
     from scalebench.records.progress import progress_of
 
-    folder = results if results is not None else newest_study(Path("results"))
+    folder = study_folder(results)
     gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
     try:
         progress, owner = progress_of(folder), owner_of(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -74,7 +75,13 @@ def test_retry_runs_the_failed_cells_and_nothing_else(half_failed, tmp_path):
     assert after.startswith(before)
     assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [["2", "completed"]]
     assert "5 of 5 runs done, 0 failed" in half_failed("status")
-    assert "no failed runs" in half_failed("retry")
+    assert "no failed runs in results/mine/" in half_failed("retry")
+
+
+def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
+    shutil.copy("given.json", "results/mine")  # a path in a study begins where the command runs
+    monkeypatch.chdir(tmp_path / "results" / "mine")
+    assert "2 runs completed, 3 were there before" in half_failed("retry", ".", "--jobs", "1")
 
 
 def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
