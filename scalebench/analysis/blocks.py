@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pandas as pd
 
+from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
@@ -42,12 +43,14 @@ class Cell:
         return any(self.crowded)
 
 
+@once
 def timed(results: Results) -> pd.DataFrame:
     """The completed runs that have a positive training time."""
     runs = results.completed
     return runs[runs["train_s"] > 0]
 
 
+@once
 def by_block(results: Results) -> list[Cell]:
     """Every cell of the completed runs."""
     found: dict[tuple[object, ...], Cell] = {}

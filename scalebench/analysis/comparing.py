@@ -19,6 +19,7 @@ import pandas as pd
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import time_interval
+from scalebench.analysis.once import once
 from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
 from scalebench.analysis.reading import Results
 
@@ -37,6 +38,7 @@ class Baseline(NamedTuple):
 Index: TypeAlias = dict[tuple[object, str, int], list[Cell]]  # by execution, strategy and workers
 
 
+@once
 def ratios(results: Results) -> pd.DataFrame:
     """One row per cell and baseline.
 

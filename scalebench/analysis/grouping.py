@@ -19,6 +19,7 @@ from scalebench.analysis.intervals import (
     quantile,
     t_bounds,
 )
+from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import virtual_error
 
@@ -28,6 +29,7 @@ SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
 
 
+@once
 def cells(results: Results) -> pd.DataFrame:
     """One row per execution, engine, strategy with options, worker count and batch, over its completed repetitions.
 

@@ -7,6 +7,7 @@ import json
 import typing
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +31,13 @@ _TEXT = pd.StringDtype("python", na_value=np.nan)  # not pyarrow's, which is slo
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": _TEXT}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """The latest attempts at the runs of one study, whatever became of them, and their epochs.
 
     `runs` has the columns of runs.csv and `label`, the strategy with its options as written; its `oversubscribed`
-    includes paced runs that could not keep the pace. `epochs` has the columns of epochs.csv.
+    includes paced runs that could not keep the pace. `epochs` has the columns of epochs.csv. Neither is to be
+    changed in place: statistics are computed once for each Results (`once`).
     """
 
     folder: Path
@@ -44,12 +46,12 @@ class Results:
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def completed(self) -> pd.DataFrame:
         """The runs that enter statistics: not those that were made to warm up."""
         return self.runs[(self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)]
 
-    @property
+    @cached_property
     def failed(self) -> pd.DataFrame:
         """The runs that were not completed."""
         return self.runs[self.runs["status"] != "completed"]

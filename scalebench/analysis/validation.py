@@ -10,6 +10,7 @@ import pandas as pd
 
 from scalebench.analysis.blocks import timed
 from scalebench.analysis.intervals import LEVEL, quantile, time_interval, virtual_native_ratio
+from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
@@ -41,6 +42,7 @@ class VirtualError:
         return float(quantile(self.checks, level)) * self.rms * math.sqrt(times)
 
 
+@once
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
 
@@ -87,6 +89,7 @@ def median_error(table: pd.DataFrame) -> float | None:
     return float(fair["error"].abs().median()) if len(fair) else None
 
 
+@once
 def virtual_error(results: Results) -> VirtualError | None:
     """What `agreement` says of all virtual times of the study; None below CHECKED_FROM checks."""
     fair = _fair(agreement(results))
