@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_T = TypeVar("_T")
 
 
 class Capability(StrEnum):
@@ -89,6 +91,12 @@ class Communicator(Protocol):
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """What `combine` makes of all that an allgather brings, alike on every rank; not to be written into."""
+
+    def once(self, make: Callable[[], _T]) -> _T:
+        """What `make` computes from what is alike on every rank; not to be written into.
+
+        Nothing travels: each process computes it, and of virtual workers the first one does for all.
+        """
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Merge all workers' tensors, a power of two of them, in lg K exchanges with ever farther partners.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from scalebench.clock import Clock, Task
 from scalebench.comm.base import Request
 from scalebench.errors import EngineError
 
+_T = TypeVar("_T")
 OPS = ("sum", "mean", "max", "min")
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -112,6 +113,9 @@ class NativeCommunicator(ABC):
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return combine(self.allgather(tensor))
+
+    def once(self, make: Callable[[], _T]) -> _T:
+        return make()
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scalebench.errors import ModelError
@@ -107,6 +108,7 @@ class PowerSgd:
             )
         self._pieces.reverse()  # as the backward pass meets them
         self.residual = worker.gradients.new_zeros(at)
+        self._kept = self._matrices_of(self.residual)
         self.forget()
 
     def forget(self) -> None:
@@ -127,25 +129,37 @@ class PowerSgd:
         if self._steps <= self._start:
             self._comm.allreduce_(vector, "mean")
             return
-        matrices = [vector[place].view(n, m) for place, n, m, _ in self._pieces]
-        residuals = [self.residual[place].view(n, m) for place, n, m, _ in self._pieces]
-        for matrix, residual in zip(matrices, residuals, strict=True):
-            matrix.add_(residual)
-            residual.copy_(matrix)
-        products = [matrix @ _orthonormal(q) for matrix, q in zip(matrices, self._q, strict=True)]
-        sent = torch.cat([*(vector[place] for place in self._rest), *(product.view(-1) for product in products)])
-        self._comm.allreduce_(sent, "mean")
-        parts = torch.split(sent, [at.stop - at.start for at in self._rest] + [p.numel() for p in products])
-        for place, part in zip(self._rest, parts, strict=False):
-            vector[place] = part
-        bases = [_orthonormal(p.view_as(q)) for p, q in zip(parts[len(self._rest) :], products, strict=True)]
-        sent = torch.cat([(matrix.T @ p).view(-1) for matrix, p in zip(matrices, bases, strict=True)])
-        self._comm.allreduce_(sent, "mean")
-        factors = torch.split(sent, [q.numel() for q in self._q])
-        self._q = [factor.view_as(q) for factor, q in zip(factors, self._q, strict=True)]
-        for matrix, residual, p, q in zip(matrices, residuals, bases, self._q, strict=True):
-            torch.mm(p, q.T, out=matrix)
-            residual.sub_(matrix)
+        matrices, rest = self._matrices_of(vector), [vector[place] for place in self._rest]
+        torch._foreach_add_(self._kept, matrices)
+        bases = self._comm.once(lambda: [_orthonormal(q) for q in self._q])
+        products = ((kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True))
+        first = torch.cat([*rest, *products])
+        self._comm.allreduce_(first, "mean")
+        means, bases = self._comm.once(lambda: self._read_first(first))
+        second = torch.cat([(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)])
+        self._comm.allreduce_(second, "mean")
+        self._q, agreed = self._comm.once(lambda: self._read_second(second, bases))
+        torch._foreach_copy_([*rest, *matrices], [*means, *agreed])
+        torch._foreach_sub_(self._kept, agreed)
+
+    def _read_first(self, message: Tensor) -> tuple[Sequence[Tensor], list[Tensor]]:
+        """The means of what travels as it is, and P of each matrix, orthonormal."""
+        import torch
+
+        parts = torch.split(message, [at.stop - at.start for at in self._rest] + [n * r for _, n, _, r in self._pieces])
+        products = zip(parts[len(self._rest) :], self._pieces, strict=True)
+        return parts[: len(self._rest)], [_orthonormal(p.view(n, r)) for p, (_, n, _, r) in products]
+
+    def _read_second(self, message: Tensor, bases: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Q of each matrix, and P Q^T."""
+        import torch
+
+        parts = torch.split(message, [q.numel() for q in self._q])
+        factors = [part.view_as(q) for part, q in zip(parts, self._q, strict=True)]
+        return factors, [p @ q.T for p, q in zip(bases, factors, strict=True)]
+
+    def _matrices_of(self, vector: Tensor) -> list[Tensor]:
+        return [vector[place].view(n, m) for place, n, m, _ in self._pieces]
 
 
 def shrinks(n: int, m: int, rank: int) -> bool:

@@ -6,7 +6,7 @@ A collective completes at max(arrival) + cost. A non-blocking one runs beside co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from scalebench.virtual.meeting import Group, Meeting
 from scalebench.virtual.pairing import Lap, exchange_laps, merge_pairs_
 from scalebench.virtual.reduction import reduce_tensors
 from scalebench.virtual.scheduler import Scheduler
+
+_T = TypeVar("_T")
 
 
 class VirtualRequest:
@@ -61,6 +63,7 @@ class VirtualCommunicator:
         self._arithmetic = arithmetic
         self._parent = parent
         self._calls = 0
+        self._made = 0
 
     # --- collectives ------------------------------------------------------------------------------------------
 
@@ -117,6 +120,17 @@ class VirtualCommunicator:
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
         result: Tensor = self._meet("allgather", tensor, combine, seconds).result
         return result
+
+    def once(self, make: Callable[[], _T]) -> _T:
+        call, self._made = self._made, self._made + 1
+        if call not in self._group.results:
+            self._group.results[call] = [make(), self.size]
+        result = self._group.results[call]
+        result[1] -= 1
+        if result[1] == 0:
+            del self._group.results[call]
+        made: _T = result[0]
+        return made
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))

@@ -33,10 +33,12 @@ class Meeting:
 
 @dataclass
 class Group:
-    """The workers of one communicator, by world rank, their meetings under way and their mail."""
+    """The workers of one communicator, by world rank, their meetings under way, their mail, and what one of them
+    computed for all: [result, how many have not taken it yet], by call."""
 
     ranks: tuple[int, ...]
     meetings: dict[int, Meeting] = field(default_factory=dict)
     mail: dict[tuple[int, int, int], list[tuple[float, Tensor]]] = field(default_factory=dict)
+    results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stream: Stream = field(default_factory=Stream)

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.comm.base import Capability
+from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import StudyError
-from scalebench.strategies import registry
+from scalebench.strategies import compression, registry
 from scalebench.strategies.compression import PowerSgd, TopK
+from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.engine import simulate
 
 POWERSGD = Path(__file__).parent / "programs" / "powersgd.py"
@@ -38,6 +40,9 @@ class Recording:
 
     def allreduce_(self, tensor, op, **_):
         self.sent.append(tensor.clone())
+
+    def once(self, make):
+        return make()
 
 
 def lone_worker(model=None, n=None):
@@ -101,6 +106,23 @@ def test_powersgd_keeps_what_the_factors_miss_and_is_exact_for_matrices_of_its_r
         torch.testing.assert_close(gradient[: 9 * 12].view(9, 12), one, atol=1e-12, rtol=0)
 
 
+def test_virtual_workers_share_one_orthonormalisation(play, monkeypatch):
+    """Five workers that each compute all they have in common end with the same bits; together they compute it once."""
+    options, counted = {"allreduce": {"compression": "powersgd", "rank": 2}}, []
+
+    def counting(matrix, plain=compression._orthonormal):
+        counted.append(matrix)
+        return plain(matrix)
+
+    monkeypatch.setattr(compression, "_orthonormal", counting)
+    _, together = play(options, 5, epochs=3, model=WIDE)
+    of_one, counted[:] = len(counted), []
+    monkeypatch.setattr(VirtualCommunicator, "once", NativeCommunicator.once)
+    _, each = play(options, 5, epochs=3, model=WIDE)
+    assert torch.equal(together["final"], each["final"])
+    assert len(counted) == 5 * of_one > 0
+
+
 def test_powersgd_is_allreduce_until_it_starts(play):
     _, reduced = play("allreduce", 4, epochs=2, model=WIDE)
     for start, same in ((6, True), (5, False)):
@@ -142,10 +164,10 @@ def test_ddp_has_the_same_factors_and_the_same_bytes(play):
         assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 2, 3) for epoch in range(2)) == 2 + 4 * 2
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_half_precision_under_ddp_is_that_of_allreduce(play, compression):
-    outcome, weights = play({"ddp": {"compression": compression}}, 4, epochs=2)
-    _, expected = play({"allreduce": {"compression": compression}}, 4, epochs=2)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_under_ddp_is_that_of_allreduce(play, precision):
+    outcome, weights = play({"ddp": {"compression": precision}}, 4, epochs=2)
+    _, expected = play({"allreduce": {"compression": precision}}, 4, epochs=2)
     assert torch.equal(weights["final"], expected["final"])
     assert outcome.workers[0].bytes_sent == 2 * weights["final"].numel() * outcome.workers[0].syncs
 
@@ -158,12 +180,12 @@ def test_torch_wants_two_plain_steps_before_powersgd():
 # --- half precision -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("compression", "epsilon"), [("fp16", 2**-11), ("bf16", 2**-8)])
-def test_half_precision_rounds_each_contribution(play, compression, epsilon):
+@pytest.mark.parametrize(("precision", "epsilon"), [("fp16", 2**-11), ("bf16", 2**-8)])
+def test_half_precision_rounds_each_contribution(play, precision, epsilon):
     """One step: the mean of K rounded gradients, itself rounded, is off by at most two relative roundings."""
     options = {"epochs": 1, "optimizer": "sgd", "batch_per_worker": 24}
     _, reduced = play("allreduce", 4, **options)
-    _, weights = play({"allreduce": {"compression": compression}}, 4, **options)
+    _, weights = play({"allreduce": {"compression": precision}}, 4, **options)
     off = (weights["final"] - reduced["final"]).abs().max()
     assert 0 < off < 4 * epsilon * 0.1  # learning rate 0.1, gradients below 1
 

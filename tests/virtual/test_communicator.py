@@ -333,3 +333,19 @@ def test_what_is_gathered_is_combined_once_and_costs_an_allgather(workers, size)
     assert set(map(tuple, results.values())) == {(workers * (workers + 1) / 2,) * size}
     assert [clock.now for clock in world.clocks] == [clock.now for clock in plain.clocks]
     assert [comm.bytes_sent for comm in world.comms] == [comm.bytes_sent for comm in plain.comms]
+
+
+@given(workers=st.integers(1, 6), ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6))
+def test_what_all_compute_alike_is_computed_once_and_costs_nothing(workers, ahead):
+    """Also where a worker is a call ahead of another: each call has its own result."""
+    world, made = World(workers, ahead[:workers]), []
+
+    def program(comm):
+        taken = [comm.once(lambda: made.append(1) or len(made)), comm.once(lambda: made.append(2) or len(made))]
+        comm.barrier()
+        return [*taken, comm.once(lambda: made.append(3) or len(made))]
+
+    results = world.run(program)
+    assert list(results.values()) == [[1, 2, 3]] * workers
+    assert made == [1, 2, 3]
+    assert all(not comm._group.results and comm.bytes_sent == comm.collectives == 0 for comm in world.comms)

@@ -159,6 +159,7 @@ def check(engine):
     expect("allgather", torch.stack(gathered), every)
     expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
     expect("allgather combined", comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)), every.sum(0))
+    expect("once", torch.tensor(comm.once(lambda: float(rank))), rank)  # nothing travels: each computes its own
     give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
     got = comm.alltoallv(give)
     for source, tensor in enumerate(got):
