@@ -24,6 +24,8 @@ from scalebench.lifeline import open_nursery
 from scalebench.models.registry import build_model
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
+from scalebench.study.spec import Until
+from scalebench.virtual.engine import Scenery
 from scalebench.weights import load_weights
 
 __all__ = ["Reporter", "Tally", "run_study"]
@@ -50,9 +52,7 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
-    elsewhere = Elsewhere()
-    time.sleep(_LOOK_S)
-    others = elsewhere.cores()
+    others = _cores_elsewhere()
     if plan.sweep.of("virtual"):
         open_nursery()
     plan.prepared.notes += _check_model(plan)
@@ -67,44 +67,67 @@ def run_study(
                 replication = replication.of(store.failed())
             else:
                 keep_plan(folder, replication)
-            for note in plan.notes:
+            notes = [*plan.notes, *_noise(others)] if replication.left() else plan.notes
+            for note in notes:
                 reporter.note(note)
-            if disturbed(others) and replication.left():
-                reporter.note(
-                    f"other programs keep {others:.1f} of {engines.cores()} cores busy: "
-                    "times measured now are not those of a quiet machine"
-                )
-
-            def stopping() -> bool:
-                return interruption.asked() or (fail_fast and bool(tally.failed))
-
             if replication.left():
+                provenance = collect()
+                provenance["provenance"] = store.keep_provenance(provenance)
+                keeper = Keeper(store, reporter, tally, provenance, interruption, replication)
+
+                def stopping() -> bool:
+                    return interruption.asked() or (fail_fast and bool(tally.failed))
+
+                conduct = Conduct(plan, replication, folder, keeper, reporter, stopping)
                 with suppress(AbandonedError):
-                    provenance = collect()
-                    provenance["provenance"] = store.keep_provenance(provenance)
-                    keeper = Keeper(store, reporter, tally, provenance, interruption, replication)
-                    conduct = Conduct(plan, replication, folder, keeper, reporter, stopping)
-                    scenery = None
-                    if conduct.left(virtual=True):
-                        reporter.phase("calibration", 0)
-                        scenery = scenery_for(
-                            study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
-                            folder=folder, cache=cache_folder("engines"), host=str(provenance["host_hash"]),
-                            note=reporter.note,
-                        )  # fmt: skip
+                    scenery = _scenery(plan, conduct, folder, reporter, str(provenance["host_hash"]))
                     with interruption.runs_under_way():
                         conduct.real()
                         if scenery is not None:
                             conduct.virtual(scenery, jobs or engines.cores())
             tally.interrupted = interruption.signum
             tally.remaining = len(replication.left())
-            if replication.grows and not tally.remaining and (wide := replication.wide()):
-                assert study.until is not None
-                reporter.note(
-                    f"{len(wide)} points are still wider than {study.until.ci_width:.3g} of their time: "
-                    f"{', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
-                )
+            for note in _too_wide(replication, study.until):
+                reporter.note(note)
     return tally
+
+
+def _scenery(plan: Plan, conduct: Conduct, folder: Path, reporter: Reporter, host: str) -> Scenery | None:
+    """What virtual runs are charged by, measured now or before; None if none is left."""
+    if not conduct.left(virtual=True):
+        return None
+    reporter.phase("calibration", 0)
+    return scenery_for(
+        plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
+        folder=folder, cache=cache_folder("engines"), host=host, note=reporter.note,
+    )  # fmt: skip
+
+
+def _cores_elsewhere() -> float:
+    elsewhere = Elsewhere()
+    time.sleep(_LOOK_S)
+    return elsewhere.cores()
+
+
+def _noise(others: float) -> list[str]:
+    """What is wrong with times that are measured while others keep `others` cores busy."""
+    if not disturbed(others):
+        return []
+    return [
+        f"other programs keep {others:.1f} of {engines.cores()} cores busy: "
+        "times measured now are not those of a quiet machine"
+    ]
+
+
+def _too_wide(replication: Replication, until: Until | None) -> list[str]:
+    """Which points are not known as well as asked, once no run is left."""
+    wide = [] if replication.left() else replication.wide()
+    if until is None or not wide:
+        return []
+    return [
+        f"{len(wide)} points are still wider than {until.ci_width:.3g} of their time: "
+        f"{', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
+    ]
 
 
 def _replication(plan: Plan, done: Mapping[tuple[str, str], float | None]) -> Replication:
