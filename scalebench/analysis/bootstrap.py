@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import CELL, Cell, by_block
-from scalebench.analysis.intervals import LEVEL, Array, Bounds, Estimate, level_of
+from scalebench.analysis.bounds import LEVEL, Array, Bounds
+from scalebench.analysis.intervals import Estimate, level_of
 from scalebench.analysis.reading import Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError

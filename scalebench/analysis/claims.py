@@ -14,11 +14,12 @@ from functools import cached_property
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.bounds import quantile
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import percent
 from scalebench.analysis.grouping import cells
-from scalebench.analysis.intervals import CONFIDENCE, quantile
+from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
 from scalebench.analysis.testing import ALPHA, MEASURED, holm

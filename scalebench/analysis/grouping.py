@@ -9,16 +9,8 @@ import pandas as pd
 
 from scalebench.analysis.blocks import CELL as CELL
 from scalebench.analysis.blocks import timed as timed
-from scalebench.analysis.intervals import (
-    MEDIAN_FROM,
-    SAME_METRIC,
-    Array,
-    interval_name,
-    level_of,
-    median_ranks,
-    quantile,
-    t_bounds,
-)
+from scalebench.analysis.bounds import MEDIAN_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
+from scalebench.analysis.intervals import interval_name, level_of, t_bounds
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import virtual_error
@@ -52,8 +44,10 @@ def cells(results: Results) -> pd.DataFrame:
     error, level = virtual_error(results) if virtual.any() else None, level_of(results.study)
     mean, deviation = groups["log"].mean(), groups["log"].std()
     # What a virtual time owes to one draw from the calibration does not average out: intervals.calibration_interval.
-    own = deviation * np.sqrt(1 / table["n"] + virtual) * quantile(table["n"] - 1, level)
-    half = np.hypot(own, np.where(virtual, error.half_width(1, level) if error else 0.0, 0.0))
+    parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
+    if error:
+        parts.append(Part(np.where(virtual, error.rms**2, 0.0), np.where(virtual, error.checks, table["n"] - 1)))
+    half = half_width(parts, level)
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
     table["q1_s"], table["q3_s"] = groups["train_s"].quantile(0.25), groups["train_s"].quantile(0.75)

@@ -70,6 +70,6 @@ class Ratios:
         if not (above and below):
             return NONE
         if top.execution == "virtual":
-            error = self.error.half_width(2, self.level) if self.error and top is not bottom else 0.0
+            error = self.error.part(2) if self.error and top is not bottom else None
             return calibration_interval((np.log(above) - np.log(below)).tolist(), error, self.level)
         return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)

@@ -19,7 +19,6 @@ from scalebench.analysis.blocks import Cell, by_block, paired_times
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
-    SAME_METRIC,
     Estimate,
     calibration_interval,
     interval_name,
@@ -28,8 +27,8 @@ from scalebench.analysis.intervals import (
     metric_interval,
     ratio_of_calibrations,
     time_interval,
+    unpaired_metric,
     unpaired_ratio,
-    welch_bounds,
 )
 from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
@@ -217,10 +216,7 @@ def _metric(a: Cell, b: Cell) -> Estimate:
         return metric_interval([b.metrics[seed] - a.metrics[seed] for seed in seeds])
     if not (a.metrics and b.metrics):
         return Estimate(math.nan, math.nan, math.nan, 0)
-    bounds = welch_bounds(list(b.metrics.values()), list(a.metrics.values()))
-    if not float(bounds.high - bounds.low) > SAME_METRIC:  # all equal on either side, as in `metric_interval`
-        return Estimate(float(bounds.centre), math.nan, math.nan, min(len(a.metrics), len(b.metrics)))
-    return Estimate(float(bounds.centre), float(bounds.low), float(bounds.high), min(len(a.metrics), len(b.metrics)))
+    return unpaired_metric(list(b.metrics.values()), list(a.metrics.values()))
 
 
 def _test(rows: list[dict[str, Any]], pairs: list[tuple[Cell, Cell]]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import timed
-from scalebench.analysis.intervals import LEVEL, quantile, time_interval, virtual_native_ratio
+from scalebench.analysis.bounds import Part
+from scalebench.analysis.intervals import median_time, time_interval, virtual_native_ratio
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
@@ -17,7 +19,7 @@ PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine st
 CHECKED_FROM = 3  # checks
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
-    *("native_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
+    *("native_s", "native_median_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
 ]
 
 
@@ -25,21 +27,27 @@ _COLUMNS = [
 class VirtualError:
     """The error of virtual times: root mean square of ln(T_virtual / T_native) over so many independent `checks`.
 
-    It is not centred: an error that all share is an error. The noise of the native runs is in it, which makes it too
-    large rather than too small. All points of one worker check the same step time, and count as one.
+    T_native is the median of the runs, which a delayed one among three does not move. It is not centred: an error that
+    all share is an error. The noise of the native runs is in it, which makes it too large rather than too small. All
+    points of one worker check the same step time, and count as one.
     """
 
     rms: float
     checks: int
 
-    def half_width(self, times: int = 1, level: float = LEVEL) -> float:
-        """How far, on logs, a result made of so many virtual times may be off: t(checks) rms sqrt(times).
+    @classmethod
+    def of(cls, squares: Sequence[float]) -> VirtualError:
+        """From the square of ln(T_virtual / T_native) of every check."""
+        return cls(math.sqrt(sum(squares) / len(squares)), len(squares))
+
+    def part(self, times: int = 1) -> Part:
+        """What it adds to the variance, on logs, of a result made of so many virtual times: rms^2 times.
 
         A ratio is made of two. What their errors have in common cancels in it, such as a step time that was measured
         too short; none of it is taken to cancel, and none to point in opposite directions: independent errors add up
         to sqrt(2) times one.
         """
-        return float(quantile(self.checks, level)) * self.rms * math.sqrt(times)
+        return Part(self.rms**2 * times, self.checks)
 
 
 @once
@@ -71,6 +79,7 @@ def agreement(results: Results) -> pd.DataFrame:
                 "engine": engine,
                 "oversubscribed": bool(native["oversubscribed"].any()),
                 "native_s": time_interval(native["train_s"].tolist()).centre,
+                "native_median_s": median_time(native["train_s"].tolist()).centre,
                 "virtual_s": time_interval(virtual["train_s"].tolist()).centre,
                 "ratio": ratio.centre,
                 "ratio_low": ratio.low,
@@ -93,10 +102,10 @@ def median_error(table: pd.DataFrame) -> float | None:
 def virtual_error(results: Results) -> VirtualError | None:
     """What `agreement` says of all virtual times of the study; None below CHECKED_FROM checks."""
     fair = _fair(agreement(results))
-    squares = np.log(fair["ratio"].astype(float)) ** 2
+    squares = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)) ** 2
     alone = fair["workers"] == 1
     checks = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
-    return VirtualError(math.sqrt(sum(checks) / len(checks)), len(checks)) if len(checks) >= CHECKED_FROM else None
+    return VirtualError.of(checks) if len(checks) >= CHECKED_FROM else None
 
 
 def _fair(table: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ A cell with a failed run is left as it is until that run has been made again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -134,7 +135,7 @@ class Replication:
 
 def relative_width(seconds: Sequence[float]) -> float:
     """(high - low) / centre of the interval of these times, at the level for what stops a study."""
-    from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, time_interval
+    from scalebench.analysis import bounds
+    from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED
 
-    estimate = time_interval(seconds, LEVEL_WHEN_STOPPED)
-    return (estimate.high - estimate.low) / estimate.centre
+    return float(bounds.relative_width([math.log(second) for second in seconds], LEVEL_WHEN_STOPPED))

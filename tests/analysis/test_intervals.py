@@ -11,21 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from scalebench.analysis.intervals import (
+from scalebench.analysis.bounds import (
     LEVEL,
-    LEVEL_WHEN_STOPPED,
     MEDIAN_FROM,
     WELCH_FROM,
+    Part,
+    enough_of_both,
+    half_width,
+    median_bounds,
+    metric_bounds,
+    relative_width,
+)
+from scalebench.analysis.intervals import (
+    LEVEL_WHEN_STOPPED,
     calibration_interval,
     level_of,
     mean_interval,
-    median_bounds,
     median_ratio,
     median_time,
+    metric_interval,
     paired_ratio,
+    ratio_of_calibrations,
     t_bounds,
     time_interval,
+    unpaired_metric,
     unpaired_ratio,
+    virtual_native_ratio,
 )
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
@@ -46,6 +57,10 @@ def test_a_textbook_interval():
         time_interval([2.0]),
         paired_ratio([4.0], [2.0]),
         unpaired_ratio([4.0] * 2, [2.0] * 9),
+        unpaired_ratio([4.0], [2.0]),
+        unpaired_metric([4.0], [2.0] * 3),
+        virtual_native_ratio([4.0] * 2, [2.0] * 3),
+        ratio_of_calibrations([4.0] * 3, [2.0] * 2),
         calibration_interval([math.log(2)]),
         median_time([2.0] * 5),
         median_ratio([4.0] * 5, [2.0] * 5),
@@ -78,13 +93,59 @@ def test_a_ratio_and_its_inverse_say_the_same(pairs):
     assert ratio.centre == pytest.approx(time_interval(top).centre / time_interval(bottom).centre, rel=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(WELCH_FROM, WELCH_FROM), (4, 9)])
-def test_welch_is_that_of_scipy(sizes):
+@pytest.mark.parametrize("sizes", [(WELCH_FROM, WELCH_FROM + 1), (4, 9)])
+def test_welch_of_unequal_numbers_is_that_of_scipy(sizes):
     random = np.random.default_rng(sizes)
     top, bottom = (random.lognormal(0, sigma, n) for n, sigma in zip(sizes, (0.1, 0.4), strict=True))
     ours = unpaired_ratio(top, bottom)
     theirs = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False).confidence_interval(0.95)
     assert (ours.low, ours.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)), rel=1e-9)
+
+
+def test_welch_of_equal_numbers_has_the_degrees_of_freedom_of_his_paper():
+    # Variances of the means 1 and 4, of 9 degrees of freedom each: 25 / (1/11 + 16/11) - 2 = 14.176; scipy has 13.235.
+    half = half_width([Part(1.0, 9), Part(4.0, 9)])
+    assert half == pytest.approx(stats.t.ppf(0.975, 25 / (17 / 11) - 2) * math.sqrt(5), rel=1e-9)
+    assert half < stats.t.ppf(0.975, 25 / (17 / 9)) * math.sqrt(5)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 1e6), st.integers(1, 50)), min_size=1, max_size=4), st.sampled_from([0.95, 0.97])
+)
+def test_a_half_width_lies_between_those_of_the_fewest_and_of_all_degrees_of_freedom(parts, level):
+    half = half_width([Part(*part) for part in parts], level)
+    scale = math.sqrt(sum(variance for variance, _ in parts))
+    freedoms = [freedom for _, freedom in parts]
+    tail = (1 + level) / 2
+    assert half >= stats.t.ppf(tail, sum(freedoms)) * scale * (1 - 1e-9)
+    assert half <= stats.t.ppf(tail, min(freedoms)) * scale * (1 + 1e-9)
+
+
+def test_a_part_that_is_nothing_changes_nothing():
+    alone = half_width([Part(2.0, 3)])
+    assert half_width([Part(2.0, 3), Part(0.0, 1)]) == pytest.approx(alone)
+    assert half_width([Part(0.0, 1), Part(0.0, 5)]) == 0
+    assert math.isnan(half_width([Part(math.nan, 0), Part(2.0, 3)]))
+
+
+@pytest.mark.parametrize(("n", "m", "enough"), [(1, 1, False), (2, 2, True), (2, 3, False), (3, 20, True)])
+def test_two_samples_need_two_values_each_or_three_where_one_has_more(n, m, enough):
+    assert enough_of_both(n, m) == enough
+
+
+def test_metrics_that_agree_have_no_interval_unless_they_are_differences_of_nothing():
+    assert math.isnan(metric_interval([0.95, 0.95]).low)
+    assert metric_interval([0.0, 0.0])[:3] == (0, 0, 0)
+    assert math.isnan(unpaired_metric([0.95] * 3, [0.9] * 3).low)
+    many = metric_bounds([[0.95, 0.95], [0.0, 0.0], [0.9, 1.0]])
+    np.testing.assert_array_equal(np.isnan(many.low), [True, False, False])
+
+
+@given(TIMES)
+def test_the_relative_width_is_that_of_the_interval_of_a_time(seconds):
+    estimate = time_interval(seconds)
+    expected = (estimate.high - estimate.low) / estimate.centre
+    assert relative_width(np.log(seconds)) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_a_ratio_of_constant_samples_is_exact():
@@ -128,10 +189,12 @@ def test_more_draws_from_a_calibration_do_not_narrow_its_interval(n):
     assert low * high == pytest.approx(1)
 
 
-@given(st.floats(0, 1))
-def test_an_error_adds_to_a_calibration_in_quadrature(error):
-    alone, both = calibration_interval([-0.1, 0.0, 0.1]), calibration_interval([-0.1, 0.0, 0.1], error)
-    assert math.log(both.high) == pytest.approx(math.hypot(math.log(alone.high), error), rel=1e-9)
+@given(st.floats(0.01, 1))
+def test_the_variance_of_an_error_adds_to_that_of_a_calibration(error):
+    both = calibration_interval([-0.1, 0.0, 0.1], Part(error**2, 5))
+    own, other = 0.01 * 4 / 3, error**2  # of 2 and 5 degrees of freedom
+    freedom = (own + other) ** 2 / (own**2 / 2 + other**2 / 5)
+    assert math.log(both.high) == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(own + other), rel=1e-9)
 
 
 def test_a_study_that_stops_when_narrow_has_a_level_of_its_own():

@@ -42,12 +42,12 @@ def test_known_gap_lies_inside_the_interval(study):
 
 
 def test_more_draws_of_one_calibration_do_not_make_the_agreement_surer(study):
-    """The virtual half width is t s sqrt(1 + 1/n), the native one t s / sqrt(n), added in quadrature on logs."""
+    """Variances s^2 (1 + 1/n) and s^2 / n, of two degrees of freedom each: Welch's have at most four."""
     rows = [run("allreduce", 2, math.exp(x), repetition=r) for r, x in enumerate((-0.1, 0.0, 0.1))]
     rows += [run("allreduce", 2, math.exp(x), "native", repetition=r) for r, x in enumerate((-0.2, 0.0, 0.2))]
     row = only(agreement(study(rows=rows)), workers=2)
-    t = stats.t.ppf(0.975, 2)
-    half = math.hypot(t * 0.1 * math.sqrt(1 + 1 / 3), t * 0.2 / math.sqrt(3))
+    variance = 0.1**2 * (1 + 1 / 3) + 0.2**2 / 3  # two equal parts
+    half = stats.t.ppf(0.975, 4) * math.sqrt(variance)
     assert (math.log(row.ratio_low), math.log(row.ratio_high)) == pytest.approx((-half, half))
 
 
@@ -65,8 +65,20 @@ def test_the_virtual_error_is_a_root_mean_square_in_which_one_worker_counts_once
     error = virtual_error(study(rows=checked_study([1.1, 1.1, 0.9, 1.2])))
     expected = math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2 + math.log(1.2) ** 2) / 3)
     assert (error.rms, error.checks) == (pytest.approx(expected), 3)
-    assert error.half_width() == pytest.approx(stats.t.ppf(0.975, 3) * expected)
-    assert error.half_width(2) == pytest.approx(math.sqrt(2) * error.half_width())
+    assert error.part() == pytest.approx((expected**2, 3))
+    assert error.part(2) == pytest.approx((2 * expected**2, 3))
+
+
+def test_a_delayed_native_run_among_three_is_no_error_of_the_simulation(study):
+    rows = [
+        row.model_copy(update={"train_s": 3 * row.train_s})
+        if row.execution == "native" and row.repetition == 2
+        else row
+        for row in checked_study([1.1, 1.1, 0.9, 1.2])
+    ]
+    assert virtual_error(study(rows=rows)).rms == pytest.approx(
+        virtual_error(study(rows=checked_study([1.1, 1.1, 0.9, 1.2]))).rms
+    )
 
 
 def test_two_checks_are_too_few(study):
@@ -76,12 +88,13 @@ def test_two_checks_are_too_few(study):
 def test_virtual_intervals_hold_the_error_and_say_so(study):
     results = study(rows=checked_study([1.1, 1.1, 0.9, 1.2, 1.0]))
     error = virtual_error(results)
+    half = stats.t.ppf(0.975, error.checks) * error.rms  # the draws are equal: nothing else varies
     cell = only(cells(results), execution="virtual", workers=8)
     assert cell.interval == "calibration interval with virtual-native error"
-    assert math.log(cell.high_s / cell.train_s) == pytest.approx(error.half_width())
+    assert math.log(cell.high_s / cell.train_s) == pytest.approx(half)
     table = ratios(results)
     ratio = only(table, execution="virtual", workers=8, baseline="serial")
-    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(error.half_width(2))
+    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(math.sqrt(2) * half)
     assert ratio.interval == cell.interval
     itself = only(table, execution="virtual", label="serial", baseline="serial")
     assert (itself.ratio_low, itself.ratio_high) == pytest.approx((1, 1)), "what is divided by itself is 1"
