@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from scalebench.clock import Task
 
+_LEFT_OUT = 0.2  # of the blocks, at either end
+
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 
 
@@ -43,7 +45,11 @@ class StepTable(BaseModel):
 
 
 class StepTimes:
-    """One repetition's step times: the table with its blocks resampled once, for all strategies and worker counts."""
+    """One repetition's step times: the table with its blocks resampled once, for all strategies and worker counts.
+
+    Of the resampled blocks the fifth with the shortest steps and the fifth with the longest are left out, and the rest
+    averaged: what held up single blocks while the machine was measured is not part of the program that is simulated.
+    """
 
     def __init__(self, table: StepTable, *, seed: int, repetition: int) -> None:
         draw = np.random.default_rng([seed, repetition, 0xCA11])
@@ -52,8 +58,8 @@ class StepTimes:
         rows = []
         for batch in sorted(table.batches, key=lambda batch: batch.samples):
             blocks = batch.blocks()
-            chosen = draw.integers(blocks.shape[1], size=blocks.shape[1])
-            rows.append(blocks[:, chosen].mean(axis=1))
+            chosen = blocks[:, draw.integers(blocks.shape[1], size=blocks.shape[1])]
+            rows.append(_middle(chosen).mean(axis=1))
         self._seconds = np.array(rows)  # (sizes, tasks)
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
@@ -68,3 +74,10 @@ class StepTimes:
         if samples > largest:
             return float(column[-1]) * samples / largest
         return float(np.interp(samples, self._sizes, column))
+
+
+def _middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle three fifths of `blocks` (tasks, blocks) by the time of a whole step; all of fewer than five."""
+    by_length = blocks[:, np.argsort(blocks.sum(axis=0), kind="stable")]
+    cut = int(_LEFT_OUT * blocks.shape[1])
+    return by_length[:, cut : blocks.shape[1] - cut]
