@@ -20,6 +20,7 @@ from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import percent
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.intervals import CONFIDENCE
+from scalebench.analysis.places import PLACE, counted, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
@@ -80,27 +81,26 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "few-runs",
-                f"{_cells(len(single))} of {execution} times {_rest(len(single))} on one run: nothing says how far it "
-                "would repeat",
-                _where(single),
+                f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
+                place(single),
                 f"repeat every point: --repetitions {ENOUGH_RUNS}",
             )
         if len(few) and execution not in MEASURED:
             yield Finding(
                 "note",
                 "few-runs",
-                f"{_cells(len(few))} of {execution} times {_rest(len(few))} on {_range(few['n'])} draws of the "
+                f"{_times(execution, len(few))} on {_range(few['n'])} draws of the "
                 "calibration: their spread, which the interval is made of, is hardly known",
-                _where(few),
+                place(few),
                 f"--repetitions {ENOUGH_RUNS}, which tells the spread better",
             )
         if len(few) and execution in MEASURED:
             yield Finding(
                 "warning",
                 "few-runs",
-                f"{_cells(len(few))} of {execution} times {_rest(len(few))} on {_range(few['n'])} runs: intervals are "
+                f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
                 "wide, and no test of a paired difference is within reach",
-                _where(few),
+                place(few),
                 f"--repetitions {ENOUGH_RUNS} for useful intervals; `differences` says how many a test needs",
             )
 
@@ -114,8 +114,8 @@ def wide_spread(evidence: Evidence) -> Iterator[Finding]:
                 "warning",
                 "spread",
                 f"{_of(len(wide), len(own))} {execution} cells vary by more than {100 * SPREAD_LIMIT:.0f} % between "
-                f"repetitions, at most by {_share(wide['spread'].iloc[0])}",
-                _where(wide),
+                f"repetitions, at most by {_share(wide['spread'].iloc[0])} ({place(wide[:1])})",
+                place(wide),
                 "look for other work on the machine, bind the processes, or repeat more often and read the medians",
             )
 
@@ -130,7 +130,7 @@ def odd_runs(evidence: Evidence) -> Iterator[Finding]:
                 "odd-runs",
                 f"in {_of(len(odd), len(own))} {execution} cells the mean time lies outside the median's interval: "
                 "single runs were unlike the others and move the mean",
-                _where(odd),
+                place(odd),
                 "quote the median and its interval (median_s, median_low_s, median_high_s)",
             )
 
@@ -149,7 +149,7 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
                 "two-groups",
                 f"the times of {_of(len(split), len(known))} {execution} cells fall into two groups: the machine seems "
                 "to have had two states, and a mean of both describes neither",
-                _named(split),
+                place(_rows(split)),
                 "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
             )
 
@@ -165,7 +165,7 @@ def moving_times(evidence: Evidence) -> Iterator[Finding]:
                 "drift",
                 f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
                 f"(p = {found.p:.2g}): the machine was not the same throughout",
-                f"{_cells(len(own))} of {execution} times",
+                f"{counted(len(own), 'cell')} of {execution} times",
                 "ratios within a block are hardly touched, times are: repeat on an idle, warmed-up machine",
             )
 
@@ -182,7 +182,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
             "virtual-error",
             f"fewer than {CHECKED_FROM} native points check the virtual times: their interval holds the calibration's "
             "spread only",
-            f"{_cells(len(virtual))} of virtual times",
+            f"{counted(len(virtual), 'cell')} of virtual times",
             "run natively what this machine can hold: --execution auto",
         )
     elif error.rms > VIRTUAL_ERROR_LIMIT:
@@ -191,7 +191,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
             "virtual-error",
             f"virtual times differ from native ones by {_share(math.expm1(error.rms))} (root mean square of "
             f"{error.checks} checks)",
-            f"{_cells(len(virtual))} of virtual times",
+            f"{counted(len(virtual), 'cell')} of virtual times",
             "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
         )
 
@@ -209,7 +209,7 @@ def unsettled_signs(evidence: Evidence) -> Iterator[Finding]:
             "unsettled",
             f"whether time is saved against allreduce is open in {_of(len(own), several)} {execution} comparisons: the "
             "interval of the reduction holds zero",
-            _where(own),
+            place(own),
             _to_settle(own),
         )
 
@@ -240,12 +240,8 @@ def _to_settle(table: pd.DataFrame) -> str:
     return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"
 
 
-def _cells(count: int) -> str:
-    return f"{count} cell{'s' if count > 1 else ''}"
-
-
-def _rest(count: int) -> str:
-    return "rest" if count > 1 else "rests"
+def _times(execution: str, count: int) -> str:
+    return f"{counted(count, 'cell')} of {execution} times {'rest' if count > 1 else 'rests'}"
 
 
 def _of(count: int, total: int) -> str:
@@ -261,14 +257,5 @@ def _range(numbers: pd.Series[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _where(table: pd.DataFrame) -> str:
-    return _listed([f"{cell['label']} at {cell['workers']} ({cell['engine']})" for cell in table.to_dict("records")])
-
-
-def _named(own: Sequence[Cell]) -> str:
-    return _listed([f"{cell.label} at {cell.workers} ({cell.engine})" for cell in own])
-
-
-def _listed(names: Sequence[str], shown: int = 3) -> str:
-    """The first ones by name, and how many more there are."""
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+def _rows(own: Sequence[Cell]) -> pd.DataFrame:
+    return pd.DataFrame([(cell.execution, cell.engine, cell.label, cell.workers) for cell in own], columns=PLACE)

@@ -8,13 +8,14 @@ import pandas as pd
 
 from scalebench.records.progress import group_of
 
+PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 
 
 def place(runs: pd.DataFrame) -> str:
     """The cells of `runs` in few words: `ddp, horovod at 2, 4 workers (virtual); ddp at 2 workers (native gloo)`."""
     at: dict[tuple[str, str], list[int]] = {}
-    cells = runs[["execution", "engine", "label", "workers"]].drop_duplicates()
+    cells = runs[PLACE].drop_duplicates()
     for execution, engine, label, workers in cells.itertuples(index=False):
         at.setdefault((group_of(execution, engine), label), []).append(int(workers))
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.claims import Evidence, doubts
 from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
+from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import agreement, median_error
 
@@ -96,7 +97,7 @@ def summary_table(results: Results) -> Table:
     evidence = Evidence.of(results)
     metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
     repetitions = int(results.runs["repetition"].nunique())
-    title = Text(f"{results.runs['study'].iloc[-1]}: {repetitions} repetition{'s' if repetitions > 1 else ''}")
+    title = Text(f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}")
     notes = Text("\n".join(_notes(evidence)))
     table = Table(title=title, caption=notes, caption_justify="left", title_justify="left")
     for name in summary_header(results):

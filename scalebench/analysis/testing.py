@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.intervals import mean_interval, metric_interval, time_interval
 from scalebench.analysis.pairing import NONE, Ratio, Ratios
+from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 from scalebench.errors import UsageError, nearest
 
@@ -221,8 +222,7 @@ def _verdict(
         note = f"{a.execution} times get no test"
     elif test is None:
         needed = repetitions_needed(family, paired=ratio.paired, alpha=alpha)
-        counts = f"{family} worker count{'s' if family > 1 else ''}"
-        note = f"a test of {counts} needs {needed} repetitions to reach {alpha:g}"
+        note = f"a test of {counted(family, 'worker count')} needs {needed} repetitions to reach {alpha:g}"
     return {
         "test": test.name if test else "",
         "p": test.p if test else math.nan,

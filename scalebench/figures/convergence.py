@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.places import counted
 from scalebench.figures.base import FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -45,10 +46,9 @@ class Convergence(Figure):
         word = METRIC_WORDS.get(str(results.completed["metric_name"].iloc[0]), "test metric")
         for column, count in enumerate(counts):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
-            plural = "s" if count > 1 else ""
             for row, x in enumerate(("epochs", "elapsed_s")):
                 panel = panels[row * len(counts) + column]
-                panel.title("", f"{count} worker{plural}")
+                panel.title("", counted(count, "worker"))
                 panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
                 if column == 0:
                     panel.ax.set_ylabel(word)

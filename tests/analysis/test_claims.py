@@ -37,8 +37,8 @@ def test_one_run_is_a_warning_and_so_are_few(study):
         study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)])
     )
     assert [(one.severity, one.where) for one in found if one.rule == "few-runs"] == [
-        ("warning", "allreduce at 2 (mpi)"),
-        ("warning", "allreduce at 4 (mpi)"),
+        ("warning", "allreduce at 2 workers (native mpi)"),
+        ("warning", "allreduce at 4 workers (native mpi)"),
     ]
     assert "rests on one run" in found[0].what
     assert "rests on 3 runs" in found[1].what
@@ -53,24 +53,25 @@ def test_virtual_repetitions_are_not_judged_like_runs(study):
     assert "3 draws of the calibration" in few.what
 
 
-def test_wide_spread_is_told_widest_first(study):
+def test_wide_spread_is_told_with_the_widest(study):
     rows = [*repeated([1.0, 1.2, 1.4, 1.1, 1.3]), *repeated([1.0, 2.0, 3.0, 1.5, 2.5], workers=4)]
     found = rules(study(rows=rows))["spread"]
     assert found.severity == "warning"
-    assert found.where == "allreduce at 4 (mpi), allreduce at 2 (mpi)"
+    assert found.where == "allreduce at 2, 4 workers (native mpi)"
+    assert found.what.endswith("(allreduce at 4 workers (native mpi))")
     assert "2 of 2 native cells vary by more than 10 %" in found.what
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
 
 def test_an_odd_run_that_moves_the_mean_is_told(study):
     seconds = [1.0, 1.001, 1.002, 1.003, 1.004, 1.005, 1.006, 1.2]
-    assert rules(study(rows=repeated(seconds)))["odd-runs"].where == "allreduce at 2 (mpi)"
+    assert rules(study(rows=repeated(seconds)))["odd-runs"].where == "allreduce at 2 workers (native mpi)"
     assert "odd-runs" not in rules(study(rows=repeated(seconds[:-1])))
 
 
 def test_two_groups_are_told(study):
     rows = repeated([1.0, 1.3, 1.001, 1.301, 1.002, 1.302, 1.003, 1.303])
-    assert rules(study(rows=rows))["two-groups"].where == "allreduce at 2 (mpi)"
+    assert rules(study(rows=rows))["two-groups"].where == "allreduce at 2 workers (native mpi)"
     assert "two-groups" not in rules(study(rows=repeated(steady(8, 0.1))))
 
 
@@ -106,7 +107,7 @@ def test_an_open_sign_is_told_with_the_repetitions_that_may_settle_it(study):
     ratios = [1.10, 0.98, 1.07, 0.99, 1.06]
     rows = [*repeated(ratios), *repeated([1.0] * 5, "epoch_average", place=1)]
     found = rules(study(rows=rows))["unsettled"]
-    assert found.where == "epoch_average at 2 (mpi)"
+    assert found.where == "epoch_average at 2 workers (native mpi)"
     # mean log ratio 0.0386, s 0.0522: the smallest n with t(n - 1) s / sqrt(n) below it is 10.
     assert "about 10 repetitions" in found.fix
     rows = [*repeated([1.5, 1.51, 1.49, 1.5, 1.52]), *repeated([1.0] * 5, "epoch_average", place=1)]

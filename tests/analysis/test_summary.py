@@ -44,7 +44,7 @@ def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
     assert "+50 % [50, 50]" in line
     rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
     notes = summary_notes(study(rows=rows))
-    assert any("vary by more than 10 %" in note and "epoch_average at 2 (mpi)" in note for note in notes)
+    assert any("vary by more than 10 %" in note and "epoch_average at 2 workers (native mpi)" in note for note in notes)
 
 
 def test_the_time_to_a_stated_target_stands_beside_the_time(study):

@@ -11,6 +11,7 @@ import pandas as pd
 
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.laws.workload import Workload, workload_of
+from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -48,7 +49,7 @@ class Series:
         counts = self.counts
         if len(counts) >= FEWEST_COUNTS:
             return ""
-        measured = f"{len(counts)} worker count{'s' if len(counts) != 1 else ''}"
+        measured = counted(len(counts), "worker count")
         listed = f" ({', '.join(f'{count:.0f}' for count in counts)})" if len(counts) else ""
         return (
             f"{measured}{listed} that {'was' if len(counts) == 1 else 'were'} not oversubscribed; "

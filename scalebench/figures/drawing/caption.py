@@ -10,6 +10,7 @@ from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.formatting import percent
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, interval_name
+from scalebench.analysis.places import counted
 
 
 def describe_study(results: Results) -> str:
@@ -24,7 +25,7 @@ def describe_study(results: Results) -> str:
         sizes = (runs["n_train"] / runs["workers"]).dropna()
         samples = f"{round(sizes.median()):,} training samples" if len(sizes) else "a fixed number of samples"
         scaling = f"Weak scaling: {last['model']}{parameters} on {last['dataset']} ({samples} per worker)"
-    epochs = f"{int(last['epochs'])} epoch{'s' if last['epochs'] > 1 else ''}"
+    epochs = counted(int(last["epochs"]), "epoch")
     optimizer = f"{last['optimizer']} at lr {last['lr']:g} ({last['lr_policy']})"
     return f"{scaling}, {epochs}, {last['dtype']}, {optimizer}. {_batch(runs)}"
 
