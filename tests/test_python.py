@@ -62,8 +62,9 @@ def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monk
     assert len(cells) == len(printed) == 7
     for cell in cells.to_dict("records"):
         key = (cell["label"], cell["workers"])
-        _, _, time, spread, speedup, reduction, metric, execution = printed[key[0], str(key[1])]
+        _, _, time, median, spread, speedup, reduction, metric, execution = printed[key[0], str(key[1])]
         assert time.startswith(seconds(cell["train_s"]))
+        assert median == seconds(cell["median_s"])
         assert spread == percent(cell["spread"]).lstrip("+")
         assert speedup == f"{digits(ratios['speedup']['serial', *key])}x"
         saved = ratios["reduction"].get(("allreduce", *key), math.nan)

@@ -8,10 +8,13 @@ weights, and with them their metrics, but not the noise of their times.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
@@ -75,6 +78,11 @@ def by_block(results: Results) -> list[Cell]:
         if math.isfinite(run["final_metric"]):
             cell.metrics[int(run["seed"])] = float(run["final_metric"])
     return list(found.values())
+
+
+def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:
+    """The coefficient of variation of lognormal times, sqrt(exp(s^2) - 1) with s the deviation of logs; NaN of one."""
+    return math.sqrt(math.expm1(float(np.var(logs, ddof=1)))) if len(logs) > 1 else math.nan
 
 
 def share_blocks(a: Cell, b: Cell) -> bool:

@@ -1,21 +1,23 @@
 """Whether B is slower than A: two studies, or two strategies of one, cell by cell.
 
 Two studies are independent samples: Welch's interval on logs and the rank-sum test. Virtual times of one calibration
-are paired by their draw from it, and those of two calibrations vary by both. Two strategies of one study are compared
-as `testing.differences` compares them. Metrics are paired by seed where seeds are shared. What follows for each cell
-is said by `verdicts`.
+are paired by their draw from it, and those of two calibrations vary by both; how far virtual times were from native
+ones is inside either interval, where it was measured. Only equal virtual times are equal whatever the simulation's
+error. Two strategies of one study are compared as `testing.differences` compares them. Metrics are paired by seed
+where seeds are shared. What follows for each cell is said by `verdicts`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block, paired_times
+from scalebench.analysis.blocks import Cell, by_block, paired_times, spread
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
@@ -24,6 +26,7 @@ from scalebench.analysis.intervals import (
     interval_name,
     level_of,
     mean_interval,
+    median_time,
     metric_interval,
     ratio_of_calibrations,
     time_interval,
@@ -34,6 +37,7 @@ from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.surroundings import calibration_of
 from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
+from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.analysis.verdicts import (
     COLUMNS,
     METRIC_MARGIN,
@@ -45,6 +49,32 @@ from scalebench.analysis.verdicts import (
     verdict_of_time,
 )
 from scalebench.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What all cells of a comparison are judged by."""
+
+    level: float
+    threshold: float
+    metric_margin: float
+    errors: tuple[VirtualError | None, VirtualError | None]  # of the virtual times of A and B
+
+    def of_time(self, side: int) -> float:
+        """Half width, on logs, by which a virtual time of A (0) or B (1) may be off; where only one study was checked,
+        its error stands for both."""
+        error = self.errors[side] or self.errors[1 - side]
+        return error.half_width(1, self.level) if error else 0.0
+
+    @property
+    def of_ratio(self) -> float:
+        """The same of T_B / T_A: as in `VirtualError.half_width`, nothing is taken to cancel."""
+        return math.hypot(self.of_time(0), self.of_time(1))
+
+    def interval(self, execution: str) -> str:
+        """What the interval of a time or ratio is called."""
+        return interval_name(execution, checked=any(self.errors))
+
 
 _TAKEN_OVER = ("paired", "interval", "test", "p", "p_adjusted", "repetitions_needed", "note")  # from `differences`
 
@@ -78,7 +108,8 @@ def compare_studies(
     overridden = refuse_unless_equal(a, b, _frame(common), ignore)
     same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
     level = max(level_of(a.study), level_of(b.study))
-    rows = [_row(first[cell], second[cell], same_draws, level, threshold, metric_margin) for cell in common]
+    limits = _Limits(level, threshold, metric_margin, (virtual_error(a), virtual_error(b)))
+    rows = [_row(first[cell], second[cell], same_draws, limits) for cell in common]
     _test(rows, [(first[cell], second[cell]) for cell in common])
     absent = [cell for cell in first if cell not in second]
     tried = {tuple(cell) for cell in b.runs[MATCH].itertuples(index=False)}
@@ -92,6 +123,7 @@ def compare_studies(
         failed=[cell for cell in absent if cell in tried],
         changed=changed(a, b),
         overridden=overridden,
+        virtual_errors=limits.errors,
     )
 
 
@@ -115,6 +147,8 @@ def compare_strategies(
         found = found[found["execution"] == execution]
     if found.empty:
         raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
+    error = virtual_error(results)
+    limits = _Limits(level_of(results.study), threshold, metric_margin, (error, error))
     cells = {tuple(cell.key[name] for name in MATCH): cell for cell in by_block(results)}
     rows = []
     for row in found.to_dict("records"):
@@ -123,11 +157,8 @@ def compare_strategies(
         ]  # `differences` has them the other way
         ratio = Estimate(row["ratio"], row["ratio_low"], row["ratio_high"], int(row["n"]))
         metric = Estimate(row["metric_difference"], row["metric_low"], row["metric_high"], int(row["metric_n"]))
-        rows.append(
-            _facts(own[0], own[1], ratio, metric, level_of(results.study), threshold, metric_margin)
-            | {name: row[name] for name in _TAKEN_OVER}
-        )
-    return Comparison(labels[0], labels[1], threshold, metric_margin, _ordered(rows))
+        rows.append(_facts(own[0], own[1], ratio, metric, limits) | {name: row[name] for name in _TAKEN_OVER})
+    return Comparison(labels[0], labels[1], threshold, metric_margin, _ordered(rows), virtual_errors=limits.errors)
 
 
 def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[CellName, Cell]:
@@ -160,53 +191,60 @@ def _label(results: Results, name: str) -> str:
     return str(labels[0])
 
 
-def _row(a: Cell, b: Cell, same_draws: bool, level: float, threshold: float, metric_margin: float) -> dict[str, Any]:
+def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
     """Two studies' cells: independent, unless they are virtual and of one calibration."""
     paired = a.execution not in MEASURED and same_draws
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
+    level = limits.level
     if paired:
-        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), level=level)
+        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio, level)
         if above and above == below:  # the same computation: nothing varies
             ratio = Estimate(1.0, 1.0, 1.0, len(above))
     elif a.execution in MEASURED:
         ratio = unpaired_ratio(above, below, level)
     else:
-        ratio = ratio_of_calibrations(above, below, level)
-    return _facts(a, b, ratio, _metric(a, b), level, threshold, metric_margin) | {"paired": paired}
+        ratio = _widened(ratio_of_calibrations(above, below, level), limits.of_ratio)
+    return _facts(a, b, ratio, _metric(a, b), limits) | {"paired": paired}
 
 
-def _facts(
-    a: Cell, b: Cell, ratio: Estimate, metric: Estimate, level: float, threshold: float, metric_margin: float
-) -> dict[str, Any]:
+def _widened(ratio: Estimate, error: float) -> Estimate:
+    """With a half width on logs more, in quadrature."""
+    half = math.hypot(math.log(ratio.high / ratio.centre), error)
+    return ratio._replace(low=ratio.centre * math.exp(-half), high=ratio.centre * math.exp(half))
+
+
+def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits) -> dict[str, Any]:
     """The columns that both kinds of comparison fill alike."""
     crowded = a.oversubscribed or b.oversubscribed
-    verdict: Verdict = "not compared" if crowded else verdict_of_time(ratio, threshold)
+    verdict: Verdict = "not compared" if crowded else verdict_of_time(ratio, limits.threshold)
     facts: dict[str, Any] = {
         "execution": a.execution,
         "workers": a.workers,
-        "interval": interval_name(a.execution) if math.isfinite(ratio.low) else "",
+        "interval": limits.interval(a.execution) if math.isfinite(ratio.low) else "",
         "verdict": verdict,
         "test": "",
         "repetitions_needed": 0,
         "metric_name": a.metric_name,
         "metric_n": metric.n,
-        "metric_verdict": verdict_of_metric(metric, metric_margin) if metric.n else "not compared",
+        "metric_verdict": verdict_of_metric(metric, limits.metric_margin) if metric.n else "not compared",
         "note": "oversubscribed" if crowded else "",
     }
     shared = a.metrics.keys() & b.metrics.keys()
-    for name, cell in (("a", a), ("b", b)):
+    for side, (name, cell) in enumerate((("a", a), ("b", b))):
         facts |= {f"engine_{name}": cell.engine, f"label_{name}": cell.label, f"n_{name}": len(cell.seconds)}
-        facts |= dict(zip((f"{name}_s", f"{name}_low", f"{name}_high"), _time(cell, level), strict=True))
+        facts |= dict(zip((f"{name}_s", f"{name}_low", f"{name}_high"), _time(cell, limits, side), strict=True))
+        times = list(cell.seconds.values())
+        facts |= {f"{name}_median_s": median_time(times).centre, f"{name}_spread": spread(np.log(times))}
         facts[f"metric_{name}"] = mean_interval([cell.metrics[seed] for seed in shared or cell.metrics]).centre
     facts |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio[:3], strict=True))
     return facts | dict(zip(("metric_difference", "metric_low", "metric_high"), metric[:3], strict=True))
 
 
-def _time(cell: Cell, level: float) -> tuple[float, float, float]:
+def _time(cell: Cell, limits: _Limits, side: int) -> tuple[float, float, float]:
     seconds = list(cell.seconds.values())
     if cell.execution in MEASURED:
-        return time_interval(seconds, level)[:3]
-    return calibration_interval(np.log(seconds).tolist(), level=level)[:3]
+        return time_interval(seconds, limits.level)[:3]
+    return calibration_interval(np.log(seconds).tolist(), limits.of_time(side), limits.level)[:3]
 
 
 def _metric(a: Cell, b: Cell) -> Estimate:

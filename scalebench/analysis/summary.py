@@ -10,14 +10,19 @@ from scalebench.analysis.claims import Evidence, doubts
 from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
 from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
+from scalebench.analysis.screen import Column, Screen
 from scalebench.analysis.validation import agreement, median_error
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
 OVERSUBSCRIBED = "×"
-HEADER = ("strategy", "workers", "time [interval]", "spread", "speedup", "vs allreduce", "metric", "execution")
+HEADER = (
+    *("strategy", "workers", "time [interval]", "median", "spread"),
+    *("speedup", "vs allreduce", "metric", "execution"),
+)
+_SHARED = ("strategy", "execution")  # of the rows that stand together
+_SPARE = ("speedup", "spread", "median")  # where a terminal is narrow, from the last
 _KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
@@ -59,6 +64,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool) -> tupl
         str(cell["workers"]),
         seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
         *([seconds(cell["time_to_target_s"])] if aims else []),
+        seconds(cell["median_s"]),
         percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
         percent_with_interval(cell["reduction"], cell["reduction_low"], cell["reduction_high"]),
@@ -89,30 +95,28 @@ def _notes(evidence: Evidence) -> list[str]:
     return notes
 
 
-def summary_table(results: Results) -> Table:
-    """The summary for a terminal, with its notes as the caption."""
-    from rich.table import Table
+def summary_table(results: Results) -> Screen:
+    """The summary for a terminal, with its notes."""
     from rich.text import Text
 
     evidence = Evidence.of(results)
     metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
     repetitions = int(results.runs["repetition"].nunique())
-    title = Text(f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}")
-    notes = Text("\n".join(_notes(evidence)))
-    table = Table(title=title, caption=notes, caption_justify="left", title_justify="left")
-    for name in summary_header(results):
-        right = name not in ("strategy", "execution")
-        table.add_column(
-            Text(metrics if name == "metric" else name), justify="right" if right else "left", no_wrap=True
+    columns = [
+        Column(
+            metrics if name == "metric" else name,
+            left=name in _SHARED,
+            shared=name in _SHARED,
+            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
         )
-    previous = None
-    for row in _rows(evidence):
-        block = (row[0], row[-1].split()[0])
-        if previous is not None and block != previous:
-            table.add_section()
-        previous = block
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+        for name in summary_header(results)
+    ]
+    rows = []
+    for label, workers, *numbers, execution in _rows(evidence):
+        mark = execution.removeprefix(plain := execution.removesuffix(f" {OVERSUBSCRIBED}"))
+        rows.append([Text(cell) for cell in (label, workers + mark, *numbers, plain)])
+    title = f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}"
+    return Screen(title, columns, rows, _notes(evidence))
 
 
 def _agreement_note(results: Results) -> list[str]:

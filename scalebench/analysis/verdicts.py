@@ -20,6 +20,7 @@ import pandas as pd
 
 from scalebench.analysis.comparability import Difference
 from scalebench.analysis.intervals import Estimate
+from scalebench.analysis.validation import VirtualError
 
 CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of comparability.MATCH
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
@@ -27,7 +28,8 @@ Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not co
 VERDICTS: tuple[Verdict, ...] = ("regression", "improvement", "unchanged", "undecided", "not compared")
 COLUMNS = [
     *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "n_a", "n_b"),
-    *("a_s", "a_low", "a_high", "b_s", "b_low", "b_high", "ratio", "ratio_low", "ratio_high", "interval", "verdict"),
+    *("a_s", "a_low", "a_high", "a_median_s", "a_spread", "b_s", "b_low", "b_high", "b_median_s", "b_spread"),
+    *("ratio", "ratio_low", "ratio_high", "interval", "verdict"),
     *("test", "p", "p_adjusted", "repetitions_needed"),
     *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high"),
     *("metric_verdict", "note"),
@@ -39,7 +41,8 @@ class Comparison:
     """`table` has a row per cell that A and B both have, under `COLUMNS`; `missing` are cells of A that B lacks.
 
     `failed` are those of them that B tried and did not complete. `changed` is what differs and may, `overridden` what
-    differs and should not.
+    differs and should not. `virtual_errors` is what native runs say of the virtual times of A and of B, None where too
+    few check them.
     """
 
     a: str
@@ -51,6 +54,7 @@ class Comparison:
     failed: list[CellName] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
+    virtual_errors: tuple[VirtualError | None, VirtualError | None] = (None, None)
 
     def count(self, verdict: Verdict) -> int:
         """The cells whose time has this verdict."""

@@ -34,7 +34,7 @@ def results_console() -> Console:
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=140)
+    return console if console.is_terminal else Console(width=200)
 
 
 def _summarise(tally: Tally) -> None:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Hashable, Sequence
 
+    from rich.text import Text
+
+    from scalebench.analysis.screen import Screen
+    from scalebench.analysis.validation import VirtualError
     from scalebench.analysis.verdicts import CellName, Comparison
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
@@ -118,59 +122,73 @@ def _show(found: Comparison) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(found: Comparison) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from scalebench.analysis.formatting import EMPTY, digits, seconds
+def _table(found: Comparison) -> Screen:
+    from scalebench.analysis.screen import Column, Screen
 
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
-    tested = any(row["test"] for row in rows)
     metrics = {row["metric_name"] for row in rows} - {""}
-    header = {
-        "strategy": not one_pair,
-        "workers": True,
-        "A": True,
-        "B": True,
-        "B / A [interval]": True,
-        "p (Holm)": tested,
-        f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A": True,
-        "execution": True,
-        "verdict": True,
+    columns = {
+        "strategy": Column("strategy", left=True, shared=True),
+        "workers": Column("workers"),
+        **{
+            name: Column(name, spare=spare)
+            for x in "AB"
+            for name, spare in ((x, 1), (f"{x} median", 5), (f"{x} spread", 4))
+        },
+        "ratio": Column("B / A [interval]"),
+        "p": Column("p (Holm)", spare=3),
+        "metric": Column(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
+        "execution": Column("execution", left=True, shared=True),
+        "verdict": Column("verdict", left=True),
     }
-    table = Table(title=Text(_title(found, rows[0])), title_justify="left")
-    for name in (name for name, shown in header.items() if shown):
-        left = name in ("strategy", "execution", "verdict")
-        table.add_column(Text(name), justify="left" if left else "right", no_wrap=name != "verdict")
-    previous = None
-    for row in rows:
-        kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
-        kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
-        if previous not in (None, (row["label_a"], kind)):
-            table.add_section()
-        previous = (row["label_a"], kind)
-        ratio = digits(row["ratio"])
-        if math.isfinite(row["ratio_low"]):
-            ratio += f" [{digits(row['ratio_low'])}, {digits(row['ratio_high'])}]"
-        verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
-        if row["note"] == "oversubscribed":
-            verdict.append(", oversubscribed")
-        if row["metric_verdict"] in ("regression", "improvement"):
-            verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
-        cells = [str(row["workers"]), seconds(row["a_s"]), seconds(row["b_s"]), ratio]
-        cells += [f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY] if tested else []
-        cells += [_difference(row), kind]
-        table.add_row(*([] if one_pair else [Text(row["label_a"])]), *(Text(cell) for cell in cells), verdict)
-    return table
+    if one_pair:
+        del columns["strategy"]
+    if not any(row["test"] for row in rows):
+        del columns["p"]
+    texts = [_texts(row) for row in rows]
+    return Screen(_title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts])
 
 
-def _title(found: Comparison, first: dict[Any, Any]) -> str:
+def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
+    """What the columns say of one cell."""
+    from rich.text import Text
+
+    from scalebench.analysis.formatting import EMPTY, digits, percent, seconds
+
+    kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
+    kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
+    ratio = digits(row["ratio"])
+    if math.isfinite(row["ratio_low"]):
+        ratio += f" [{digits(row['ratio_low'])}, {digits(row['ratio_high'])}]"
+    cells = {
+        "strategy": row["label_a"],
+        "workers": str(row["workers"]),
+        "A": seconds(row["a_s"]),
+        "A median": seconds(row["a_median_s"]),
+        "A spread": percent(row["a_spread"]).lstrip("+"),
+        "B": seconds(row["b_s"]),
+        "B median": seconds(row["b_median_s"]),
+        "B spread": percent(row["b_spread"]).lstrip("+"),
+        "ratio": ratio,
+        "p": f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY,
+        "metric": _difference(row),
+        "execution": kind,
+    }
+    verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
+    if row["note"] == "oversubscribed":
+        verdict.append(", oversubscribed")
+    if row["metric_verdict"] in ("regression", "improvement"):
+        verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
+    return {name: Text(text) for name, text in cells.items()} | {"verdict": verdict}
+
+
+def _title(found: Comparison, first: dict[Hashable, Any]) -> str:
     pair = f" ({first['label_a']})" if first["label_a"] == first["label_b"] else ""
     return f"A: {found.a}   B: {found.b}" + (pair if found.table["label_a"].nunique() == 1 else "")
 
 
-def _difference(row: dict[Any, Any]) -> str:
+def _difference(row: dict[Hashable, Any]) -> str:
     from scalebench.analysis.formatting import EMPTY
 
     if not math.isfinite(row["metric_difference"]):
@@ -192,6 +210,8 @@ def _notes(found: Comparison) -> list[str]:
     kinds = sorted(set(found.table["interval"]) - {""})
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
+    if (found.table["execution"] == "virtual").any():
+        notes.append(_simulation(found.virtual_errors))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:
         notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
@@ -209,6 +229,27 @@ def _notes(found: Comparison) -> list[str]:
         f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
     )
     return notes
+
+
+def _simulation(errors: Sequence[VirtualError | None]) -> str:
+    """What is known of the error of virtual times."""
+    from scalebench.analysis.formatting import percent
+    from scalebench.analysis.validation import CHECKED_FROM
+
+    known = {
+        name: f"{percent(math.expm1(error.rms)).lstrip('+')} in {name} ({error.checks} checks)"
+        for name, error in zip("AB", errors, strict=True)
+        if error
+    }
+    if not known:
+        return (
+            f"virtual times: fewer than {CHECKED_FROM} native points check them, so that no virtual-native error is "
+            "known: verdicts on them are on the simulation"
+        )
+    if len(known) == 2 and errors[0] == errors[1]:
+        known = {"A": known["A"].replace(" in A", "")}
+    alone = "" if None not in errors else "; it stands for the other study too, which has fewer native points to check"
+    return f"virtual times: the virtual-native error inside their intervals is {', '.join(known.values())}{alone}"
 
 
 def _cells(names: list[CellName]) -> str:
@@ -236,6 +277,10 @@ def _facts(found: Comparison) -> dict[str, Any]:
         "failed": [dict(zip(MATCH, cell, strict=True)) for cell in found.failed],
         "missing": [dict(zip(MATCH, cell, strict=True)) for cell in found.missing],
         "changed": found.changed,
+        "virtual_error": {
+            name: None if error is None else asdict(error)
+            for name, error in zip("ab", found.virtual_errors, strict=True)
+        },
         "overridden": [asdict(difference) for difference in found.overridden],
         "cells": [{key: _plain(value) for key, value in row.items()} for row in found.table.to_dict("records")],
     }

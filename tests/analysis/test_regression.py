@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scalebench.analysis import differences, load
+from scalebench.analysis import cells, differences, load
 from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.errors import UsageError
 from tests.doctored import Doctored, make_sound
@@ -102,10 +102,100 @@ def test_virtual_times_of_one_calibration_are_paired_by_their_draw(studies):
     def scatter(study):
         study.change(lambda row: not native(row), train_s=lambda row: row.train_s * 1.2**row.repetition)
 
-    a, b = studies(lambda study: study.change(train_s=lambda row: 1.1 * row.train_s), both=scatter)
-    row = cell(compare_studies(a, b), "allreduce", 4, "virtual")
+    def unchecked(study):
+        scatter(study)
+        study.drop(native)
+
+    a, b = studies(lambda study: study.change(train_s=lambda row: 1.1 * row.train_s), both=unchecked)
+    found = compare_studies(a, b)
+    row = cell(found, "allreduce", 4, "virtual")
     assert (row["verdict"], row["paired"], row["interval"]) == ("regression", True, "calibration interval")
     assert [row["ratio_low"], row["ratio_high"]] == pytest.approx([1.1, 1.1])
+    assert found.virtual_errors == (None, None)
+
+
+def off_by(*logs):
+    """Native times of the three strategies that lie so far, on logs, from the virtual ones; serial's is the first."""
+
+    def doctor(study):
+        means = {}
+        for row in study.rows:
+            if not native(row):
+                means.setdefault((row.strategy, row.workers), []).append(math.log(row.train_s))
+        errors = dict(zip([("serial", 1), ("allreduce", 2), ("allreduce", 4), ("epoch_average", 2)], logs, strict=True))
+        study.drop(lambda row: native(row) and (row.strategy, row.workers) not in errors)
+        study.change(
+            native,
+            train_s=lambda row: math.exp(np.mean(means[row.strategy, row.workers]) - errors[row.strategy, row.workers]),
+        )
+
+    return doctor
+
+
+@pytest.mark.parametrize("same_draws", [True, False])
+def test_the_error_of_the_simulation_is_inside_a_virtual_difference(studies, same_draws):
+    """Against the formula, from the rows: t(4) rms of four checks of each study, in quadrature with the draws' own."""
+    first, second = (0.1, -0.1, 0.2, 0.0), (0.05, 0.05, -0.1, 0.1)
+
+    def make_b(study):
+        rng = np.random.default_rng(0)
+        study.change(lambda row: not native(row), train_s=lambda row: row.train_s * 1.3 * math.exp(rng.normal(0, 0.02)))
+        off_by(*second)(study)
+
+    a, b = studies(make_b, both=off_by(*first))
+    if not same_draws:
+        for results, numbers in ((a, [1]), (b, [2])):
+            (results.folder / "calibration.json").write_text(json.dumps({"tables": numbers}))
+    found = compare_studies(a, b, ignore=["calibration"])
+    row = cell(found, "allreduce", 4, "virtual")
+
+    logs = [
+        np.log(results.runs.query("execution == 'virtual' and label == 'allreduce' and workers == 4")["train_s"])
+        for results in (a, b)
+    ]
+    t = stats.t(4).ppf(0.975)
+    errors = [t * math.sqrt(np.mean(np.square(own))) for own in (first, second)]
+    spreads = [(logs[1] - logs[0]).std(ddof=1)] if same_draws else [own.std(ddof=1) for own in logs]
+    half = math.hypot(*errors, *(t * s * math.sqrt(1 + 1 / 5) for s in spreads))
+    centre = (logs[1] - logs[0]).mean()
+    assert np.log([row["ratio_low"], row["ratio_high"]]) == pytest.approx([centre - half, centre + half])
+    assert (row["verdict"], row["interval"]) == ("undecided", "calibration interval with virtual-native error")
+    assert [round(error.rms, 6) for error in found.virtual_errors] == [
+        round(math.sqrt(np.mean(np.square(own))), 6) for own in (first, second)
+    ]
+    half_a = math.hypot(errors[0], t * logs[0].std(ddof=1) * math.sqrt(1 + 1 / 5))
+    assert math.log(row["a_high"] / row["a_s"]) == pytest.approx(half_a)
+
+
+def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
+    def unchecked(study):
+        study.drop(native)
+        study.change(train_s=lambda row: 1.1 * row.train_s)
+
+    a, b = studies(unchecked, both=off_by(0.1, -0.1, 0.2, 0.0))
+    for pair in ((a, b), (b, a)):
+        row = cell(compare_studies(*pair), "allreduce", 4, "virtual")
+        half = stats.t(4).ppf(0.975) * math.sqrt(0.06 / 4) * math.sqrt(2)
+        assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half)
+
+
+def test_two_strategies_of_a_checked_study_show_the_error_of_the_simulation_too(studies):
+    a, _ = studies(both=off_by(0.1, -0.1, 0.2, 0.0))
+    found = compare_strategies(a, "allreduce", "epoch_average", execution="virtual")
+    table = cells(a).query("execution == 'virtual' and workers == 4").set_index("label")
+    row = cell(found, "allreduce", 4, "virtual")
+    assert [row["a_low"], row["a_high"]] == pytest.approx(table.loc["allreduce", ["low_s", "high_s"]].tolist())
+    assert [row["b_low"], row["b_high"]] == pytest.approx(table.loc["epoch_average", ["low_s", "high_s"]].tolist())
+    assert row["interval"] == "calibration interval with virtual-native error"
+    assert found.virtual_errors[0].checks == 4
+
+
+def test_medians_and_spread_stand_beside_the_means(studies):
+    a, b = studies(lambda study: study.change(native, train_s=lambda row: row.train_s**1.5))
+    row = cell(compare_studies(a, b), "allreduce", 4)
+    for side, results in (("a", a), ("b", b)):
+        own = cells(results).query("execution == 'native' and label == 'allreduce' and workers == 4").iloc[0]
+        assert (row[f"{side}_median_s"], row[f"{side}_spread"]) == pytest.approx((own["median_s"], own["spread"]))
 
 
 def test_the_same_computation_is_unchanged_even_if_it_ran_once(studies):
@@ -118,6 +208,7 @@ def test_the_same_computation_is_unchanged_even_if_it_ran_once(studies):
 def test_virtual_times_of_two_calibrations_vary_by_both(studies):
     def scatter(study):
         study.change(lambda row: not native(row), train_s=lambda row: row.train_s * 1.1**row.repetition)
+        study.drop(native)
 
     a, b = studies(both=scatter)
     for results, numbers in ((a, [1]), (b, [2])):

@@ -7,13 +7,13 @@ import math
 import pytest
 from rich.console import Console
 
-from scalebench.analysis import summary_notes, summary_table
+from scalebench.analysis import summary_notes, summary_rows, summary_table
 from scalebench.analysis.formatting import digits, percent, percent_with_interval, seconds, seconds_with_interval
 from tests.analysis.test_comparing import run
 
 
-def text(results) -> str:
-    console = Console(width=140)
+def text(results, width=140) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(summary_table(results))
     return capture.get()
@@ -26,6 +26,7 @@ def test_a_row_says_time_speedup_reduction_metric_and_execution(study):
     assert [cell.strip() for cell in line.strip("│").split("│")] == [
         "epoch_average",
         "4",
+        "4.00 s",
         "4.00 s",
         "–",
         "4.00x",
@@ -40,7 +41,7 @@ def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
     rows = [run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r) for r, t in enumerate(speeds)]
     rows += [run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1) for r, t in enumerate(speeds)]
     line = next(line for line in text(study(rows=rows)).splitlines() if "epoch_average" in line)
-    assert "9.6 %" in line
+    assert "1.10 s │  9.6 %" in line, "the median beside the spread"
     assert "+50 % [50, 50]" in line
     rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
     notes = summary_notes(study(rows=rows))
@@ -74,7 +75,8 @@ def test_notes_tell_of_failures_agreement_and_oversubscription(study):
         "1 diverged, 1 failed of 5 runs, not in the table; "
         "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
     )
-    assert "native mpi ×" in text(results)
+    (line,) = [line for line in text(results).splitlines() if "allreduce" in line and "native mpi" in line]
+    assert "4 ×" in line
 
 
 def test_a_study_in_which_everything_failed_has_a_table_of_notes(study):
@@ -86,10 +88,14 @@ def test_markup_in_names_stays_text(study):
     assert "[red]x" in text(study(rows=[run("[red]x", 1, 1.0)]))
 
 
-def test_the_default_study_fits_a_terminal(study):
-    page = text(study())
-    assert max(len(line) for line in page.splitlines()) <= 120
-    assert "epoch_average" in page
+@pytest.mark.parametrize("width", [80, 100, 120, 140])
+def test_the_default_study_fits_a_terminal(study, width):
+    results = study()
+    lines = text(results, width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert not any("…" in line for line in lines), "nothing is cut short"
+    times = [row[2] for row in summary_rows(results)]
+    assert [time for time in times if not any(time in line for line in lines)] == []
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_programs_read_the_cells(call):
     facts = json.loads(call("before", "after", "--json")[0])
     assert list(facts) == [
         *("schema", "a", "b", "threshold", "metric_margin", "regressed", "time", "metric"),
-        *("failed", "missing", "changed", "overridden", "cells"),
+        *("failed", "missing", "changed", "virtual_error", "overridden", "cells"),
     ]
     assert (facts["schema"], facts["threshold"], facts["regressed"]) == (1, 0.05, True)
     assert facts["time"]["regression"] == 3

@@ -1,0 +1,81 @@
+"""A table in terminals of any width."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from scalebench.analysis.screen import Column, Screen
+
+COLUMNS = (
+    Column("strategy", left=True, shared=True),
+    Column("workers"),
+    Column("time"),
+    Column("median", spare=2),
+    Column("spread", spare=2),
+    Column("accuracy", spare=1),
+)
+ROWS = (
+    ("allreduce", "1", "1.00 s", "1.01 s", "2.0 %", "0.95"),
+    ("allreduce", "64", "4.00 s", "4.01 s", "3.0 %", "0.94"),
+    ("epoch_average", "64", "2.00 s", "2.01 s", "4.0 %", "0.93"),
+)
+
+
+def lines(width, rows=ROWS, columns=COLUMNS, notes=("a note",)):
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(Screen("a title", columns, [[Text(cell) for cell in row] for row in rows], notes))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_where_there_is_room_each_row_says_everything():
+    found = lines(100)
+    (row,) = [line for line in found if "4.00 s" in line]
+    assert row.split("│")[1:-1] == [" allreduce     ", "      64 ", " 4.00 s ", " 4.01 s ", "  3.0 % ", "     0.94 "]
+    assert (found[0], found[-1]) == ("a title", "a note")
+    assert sum(line.startswith("├") for line in found) == 1, "one rule, between the strategies"
+
+
+def test_where_there_is_little_room_what_rows_share_is_a_heading():
+    assert lines(44) == [
+        "a title",
+        "workers    time  median  spread  accuracy",
+        "allreduce",
+        "      1  1.00 s  1.01 s   2.0 %      0.95",
+        "     64  4.00 s  4.01 s   3.0 %      0.94",
+        "epoch_average",
+        "     64  2.00 s  2.01 s   4.0 %      0.93",
+        "a note",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "header", "left_out"),
+    [(40, "workers    time  accuracy", "median, spread"), (20, "workers    time", "median, spread, accuracy")],
+)
+def test_where_there_is_less_the_least_important_columns_go_and_are_named(width, header, left_out):
+    found = lines(width)
+    assert found[1] == header
+    assert f"no room for: {left_out} (widen the terminal, or write to a file)" in " ".join(found)
+
+
+def test_a_table_without_rows_is_its_notes():
+    assert lines(80, rows=()) == ["a title", "a note"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(width=st.integers(24, 140), spares=st.lists(st.integers(1, 4), min_size=3, max_size=3))
+def test_no_number_is_cut_and_no_line_is_too_long(width, spares):
+    columns = [*COLUMNS[:3], *(Column(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
+    found = lines(width, columns=columns, notes=())
+    page = " ".join(found)
+    assert max(map(len, found)) <= width
+    assert "…" not in page
+    for row in ROWS:
+        assert row[2] in page
+        for n, cell in enumerate(row[3:]):
+            assert cell in page or f"column {n}" in page[page.index("no room for") :]
