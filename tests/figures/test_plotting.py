@@ -170,6 +170,18 @@ def _texts(figure) -> Iterator[Text]:
             yield from legend.get_texts()
 
 
+def test_the_ticks_of_seconds_have_no_more_digits_than_they_need():
+    panel, *_ = Canvas("test").rows((3, 2.0))
+    panel.ax.plot([0.02, 9], [0, 1])
+    panel.seconds_axis("x")
+    shown = [label.get_text() for label in panel.ax.get_xticklabels()]
+    assert shown[:7] == ["0.01", "0.03", "0.1", "0.3", "1", "3", "10"]
+    panel, *_ = Canvas("test").rows((1, 2.0))
+    panel.ax.plot([900, 4000], [0, 1])
+    panel.seconds_axis("x")
+    assert [label.get_text() for label in panel.ax.get_xticklabels()][1:3] == ["1,000", "2,000"]
+
+
 @pytest.mark.parametrize("name", [name for name in figure_names() if name != "weak-scaling"])
 def test_no_text_covers_another(results, name):
     assert texts_overlap(results, name) == []

@@ -235,7 +235,7 @@ def share_y(panels: Sequence[Panel]) -> None:
 
 
 def _plain(value: float) -> str:
-    return digits(value, 1 if value == float(f"{value:.0e}") else 2) if value < 1000 else f"{value:g}"
+    return digits(value, 1 if math.isclose(value, float(f"{value:.0e}")) else 2)
 
 
 def _tint(color: str) -> tuple[float, float, float]:
