@@ -179,7 +179,7 @@ def test_the_ticks_of_seconds_have_no_more_digits_than_they_need():
     panel, *_ = Canvas("test").rows((1, 2.0))
     panel.ax.plot([900, 4000], [0, 1])
     panel.seconds_axis("x")
-    assert [label.get_text() for label in panel.ax.get_xticklabels()][1:3] == ["1,000", "2,000"]
+    assert [label.get_text() for label in panel.ax.get_xticklabels()][-3:] == ["1,000", "2,000", "5,000"]
 
 
 @pytest.mark.parametrize("name", [name for name in figure_names() if name != "weak-scaling"])
