@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block, paired_times, spread
+from scalebench.analysis.bounds import Part
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
@@ -60,16 +61,15 @@ class _Limits:
     metric_margin: float
     errors: tuple[VirtualError | None, VirtualError | None]  # of the virtual times of A and B
 
-    def of_time(self, side: int) -> float:
-        """Half width, on logs, by which a virtual time of A (0) or B (1) may be off; where only one study was checked,
-        its error stands for both."""
-        error = self.errors[side] or self.errors[1 - side]
-        return error.half_width(1, self.level) if error else 0.0
+    def of_time(self, side: int) -> VirtualError | None:
+        """What is known of the virtual times of A (0) or B (1); if only one study was checked, it stands for both."""
+        return self.errors[side] or self.errors[1 - side]
 
-    @property
-    def of_ratio(self) -> float:
-        """The same of T_B / T_A: as in `VirtualError.half_width`, nothing is taken to cancel."""
-        return math.hypot(self.of_time(0), self.of_time(1))
+    def of_ratio(self) -> Part | None:
+        """By how much T_B / T_A may be off: as in `VirtualError.part`, nothing is taken to cancel. Two studies of one
+        calibration check it together, so that the fewer checks count."""
+        a, b = self.of_time(0), self.of_time(1)
+        return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).part() if a and b else None
 
     def interval(self, execution: str) -> str:
         """What the interval of a time or ratio is called."""
@@ -197,20 +197,14 @@ def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
     level = limits.level
     if paired:
-        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio, level)
+        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio(), level)
         if above and above == below:  # the same computation: nothing varies
             ratio = Estimate(1.0, 1.0, 1.0, len(above))
     elif a.execution in MEASURED:
         ratio = unpaired_ratio(above, below, level)
     else:
-        ratio = _widened(ratio_of_calibrations(above, below, level), limits.of_ratio)
+        ratio = ratio_of_calibrations(above, below, level, error=limits.of_ratio())
     return _facts(a, b, ratio, _metric(a, b), limits) | {"paired": paired}
-
-
-def _widened(ratio: Estimate, error: float) -> Estimate:
-    """With a half width on logs more, in quadrature."""
-    half = math.hypot(math.log(ratio.high / ratio.centre), error)
-    return ratio._replace(low=ratio.centre * math.exp(-half), high=ratio.centre * math.exp(half))
 
 
 def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits) -> dict[str, Any]:
@@ -244,7 +238,8 @@ def _time(cell: Cell, limits: _Limits, side: int) -> tuple[float, float, float]:
     seconds = list(cell.seconds.values())
     if cell.execution in MEASURED:
         return time_interval(seconds, limits.level)[:3]
-    return calibration_interval(np.log(seconds).tolist(), limits.of_time(side), limits.level)[:3]
+    error = limits.of_time(side)
+    return calibration_interval(np.log(seconds).tolist(), error.part() if error else None, limits.level)[:3]
 
 
 def _metric(a: Cell, b: Cell) -> Estimate:

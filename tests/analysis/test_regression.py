@@ -115,26 +115,33 @@ def test_virtual_times_of_one_calibration_are_paired_by_their_draw(studies):
 
 
 def off_by(*logs):
-    """Native times of the three strategies that lie so far, on logs, from the virtual ones; serial's is the first."""
+    """Native times, alike in every repetition, of serial and three other points so far, on logs, from virtual ones."""
 
     def doctor(study):
-        means = {}
+        virtual = {}
         for row in study.rows:
             if not native(row):
-                means.setdefault((row.strategy, row.workers), []).append(math.log(row.train_s))
+                virtual.setdefault((row.strategy, row.workers), []).append(math.log(row.train_s))
         errors = dict(zip([("serial", 1), ("allreduce", 2), ("allreduce", 4), ("epoch_average", 2)], logs, strict=True))
         study.drop(lambda row: native(row) and (row.strategy, row.workers) not in errors)
-        study.change(
-            native,
-            train_s=lambda row: math.exp(np.mean(means[row.strategy, row.workers]) - errors[row.strategy, row.workers]),
-        )
+        off = {point: math.exp(np.mean(virtual[point]) - error) for point, error in errors.items()}
+        study.change(native, train_s=lambda row: off[row.strategy, row.workers])
 
     return doctor
 
 
+def half_width(*parts):
+    """Student's, of variances with their degrees of freedom, as docs/statistics.md has it for several sources."""
+    total = sum(variance for variance, _ in parts)
+    surplus = 2 if len({freedom for _, freedom in parts}) == 1 else 0
+    freedom = 1 / sum((variance / total) ** 2 / (own + surplus) for variance, own in parts) - surplus
+    freedom = min(max(freedom, *(-math.inf, min(own for _, own in parts))), sum(own for _, own in parts))
+    return stats.t(freedom).ppf(0.975) * math.sqrt(total)
+
+
 @pytest.mark.parametrize("same_draws", [True, False])
 def test_the_error_of_the_simulation_is_inside_a_virtual_difference(studies, same_draws):
-    """Against the formula, from the rows: t(4) rms of four checks of each study, in quadrature with the draws' own."""
+    """Against the formula, from the rows: the mean squares of four checks of each study beside the draws' own."""
     first, second = (0.1, -0.1, 0.2, 0.0), (0.05, 0.05, -0.1, 0.1)
 
     def make_b(study):
@@ -153,18 +160,15 @@ def test_the_error_of_the_simulation_is_inside_a_virtual_difference(studies, sam
         np.log(results.runs.query("execution == 'virtual' and label == 'allreduce' and workers == 4")["train_s"])
         for results in (a, b)
     ]
-    t = stats.t(4).ppf(0.975)
-    errors = [t * math.sqrt(np.mean(np.square(own))) for own in (first, second)]
-    spreads = [(logs[1] - logs[0]).std(ddof=1)] if same_draws else [own.std(ddof=1) for own in logs]
-    half = math.hypot(*errors, *(t * s * math.sqrt(1 + 1 / 5) for s in spreads))
+    squares = [np.mean(np.square(own)) for own in (first, second)]
+    draws = [(logs[1] - logs[0])] if same_draws else logs
+    half = half_width(*((own.var(ddof=1) * (1 + 1 / 5), 4) for own in draws), (sum(squares), 4))
     centre = (logs[1] - logs[0]).mean()
     assert np.log([row["ratio_low"], row["ratio_high"]]) == pytest.approx([centre - half, centre + half])
     assert (row["verdict"], row["interval"]) == ("undecided", "calibration interval with virtual-native error")
-    assert [round(error.rms, 6) for error in found.virtual_errors] == [
-        round(math.sqrt(np.mean(np.square(own))), 6) for own in (first, second)
-    ]
-    half_a = math.hypot(errors[0], t * logs[0].std(ddof=1) * math.sqrt(1 + 1 / 5))
-    assert math.log(row["a_high"] / row["a_s"]) == pytest.approx(half_a)
+    assert [error.rms**2 for error in found.virtual_errors] == pytest.approx(squares)
+    half = half_width((logs[0].var(ddof=1) * (1 + 1 / 5), 4), (squares[0], 4))
+    assert math.log(row["a_high"] / row["a_s"]) == pytest.approx(half)
 
 
 def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
@@ -175,7 +179,7 @@ def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
     a, b = studies(unchecked, both=off_by(0.1, -0.1, 0.2, 0.0))
     for pair in ((a, b), (b, a)):
         row = cell(compare_studies(*pair), "allreduce", 4, "virtual")
-        half = stats.t(4).ppf(0.975) * math.sqrt(0.06 / 4) * math.sqrt(2)
+        half = stats.t(4).ppf(0.975) * math.sqrt(2 * 0.06 / 4)
         assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half)
 
 

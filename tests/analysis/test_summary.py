@@ -75,8 +75,7 @@ def test_notes_tell_of_failures_agreement_and_oversubscription(study):
         "1 diverged, 1 failed of 5 runs, not in the table; "
         "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
     )
-    (line,) = [line for line in text(results).splitlines() if "allreduce" in line and "native mpi" in line]
-    assert "4 ×" in line
+    assert any("│ allreduce │     4 × │" in line for line in text(results).splitlines())
 
 
 def test_a_study_in_which_everything_failed_has_a_table_of_notes(study):
