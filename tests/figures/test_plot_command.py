@@ -9,8 +9,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from scalebench.cli.plot import newest_study, plot
+from scalebench.cli.plot import plot
 from scalebench.errors import ResultsError
+from scalebench.records.newest import newest_study
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
