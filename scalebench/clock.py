@@ -62,16 +62,12 @@ class Clock(Protocol):
     """One worker's time. Before `start` and while paused nothing is booked."""
 
     ledger: Ledger
-    arrivals: list[float]  # when this worker entered each collective of the world, on a clock that its peers share
 
     def start(self) -> None:
         """Training begins: the next lap starts here."""
 
     def did(self, task: Task, samples: int = 0) -> None:
         """Book the time since the last lap on `task`, which worked on `samples` samples."""
-
-    def arrived(self) -> None:
-        """Remember that this worker enters a collective now."""
 
     def elapsed(self) -> float:
         """Training seconds since `start`, pauses left out."""
@@ -85,36 +81,32 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Measured time. `synchronise` is called before each reading (a GPU's queue is drained by it)."""
+    """Measured time. `synchronise` is called before each reading (a GPU's queue is drained by it).
+
+    `mark` is when the last lap ended, in seconds of `time.perf_counter`.
+    """
 
     def __init__(self, synchronise: Callable[[], None] | None = None) -> None:
         self.ledger = Ledger()
-        self.arrivals: list[float] = []
         self.running = False
+        self.mark = 0.0
         self._synchronise = synchronise
-        self._mark = 0.0
 
     def start(self) -> None:
         self.ledger = Ledger()
-        self.arrivals.clear()
         self.running = True
-        self._mark = self._read()
+        self.mark = self._read()
 
     def did(self, task: Task, samples: int = 0) -> None:
         if self.running:  # once per phase of every step: as few calls as can be
             if self._synchronise is not None:
                 self._synchronise()
             now = time.perf_counter()
-            self.ledger.seconds[task] += now - self._mark
-            self._mark = now
-
-    def arrived(self) -> None:
-        if self.running:
-            self.did(Task.OTHER)
-            self.arrivals.append(self._mark)
+            self.ledger.seconds[task] += now - self.mark
+            self.mark = now
 
     def elapsed(self) -> float:
-        return self.ledger.total_s + (self._read() - self._mark if self.running else 0.0)
+        return self.ledger.total_s + (self._read() - self.mark if self.running else 0.0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -126,7 +118,7 @@ class WallClock:
             yield
         finally:
             self.running = was_running
-            self._mark = self._read()
+            self.mark = self._read()
 
     def _read(self) -> float:
         if self._synchronise is not None:

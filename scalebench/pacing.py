@@ -126,7 +126,7 @@ class PacedClock(WallClock):
                 self._learn(task)
                 return
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
-            self._pad(self._mark + self._slowed(self.step_time.of(task)), may_be_late=released)
+            self._pad(self.mark + self._slowed(self.step_time.of(task)), may_be_late=released)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
             elif task == Task.UPDATE:
@@ -134,22 +134,17 @@ class PacedClock(WallClock):
                 self._late_steps += self._is_late
                 self._is_late = False
         elif not self.running:
-            self._mark = self._read()
+            self.mark = self._read()
         elif task == Task.DATA and self._jitter is not None:
             self._factor = self._jitter(self._batches)
             self._batches += 1
         super().did(task, samples)
 
-    def arrived(self) -> None:
-        if not self.running:
-            self._mark = self._read()
-        super().arrived()
-
     def _holding(self, share: float) -> Callable[[torch.Tensor], None]:
         def hold(gradient: torch.Tensor) -> None:
             if self.running:
                 self._waiting_gradients -= 1
-                self._pad(self._mark + share * self._slowed(self.step_time.backward_s))
+                self._pad(self.mark + share * self._slowed(self.step_time.backward_s))
 
         return hold
 
@@ -170,9 +165,9 @@ class PacedClock(WallClock):
 
     def _learn(self, task: Task) -> None:
         now = self._read()
-        if self._mark:
-            self._laps[task].append(now - self._mark)
-        self._mark = now
+        if self.mark:
+            self._laps[task].append(now - self.mark)
+        self.mark = now
 
     def _split(self) -> StepTime:
         own = [median(self._laps[task]) if self._laps[task] else 0.0 for task in _STEP]

@@ -74,7 +74,16 @@ class Communicator(Protocol):
     bytes_sent: int
 
     def count(self, nbytes: int) -> None:
-        """Count one synchronisation of `nbytes` that something else carried (Horovod, DDP, a shared state)."""
+        """Count one synchronisation of `nbytes` that something else carried (DDP, inside the backward pass).
+
+        When is not known, and so nothing of this worker's waiting; of 0 bytes: its messages are known, and counted.
+        """
+
+    def carried(self, nbytes: int, among: int | None = None) -> None:
+        """Count one, and book the time since the last lap on it: something else (Horovod) has just carried it.
+
+        It was one of all workers, or of each `among` consecutive ranks.
+        """
 
     def split(self, color: int, key: int = 0) -> Communicator: ...
     def barrier(self) -> None: ...

@@ -8,9 +8,10 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from scalebench.clock import Clock
+from scalebench.clock import WallClock
 from scalebench.comm.base import Request
-from scalebench.comm.native import NativeCommunicator, concatenated
+from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.wire import concatenated
 from scalebench.errors import EngineError
 
 _OPS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -21,7 +22,7 @@ class HorovodCommunicator(NativeCommunicator):
 
     engine = "horovod"
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: WallClock) -> None:
         super().__init__(hvd.rank(), hvd.size(), clock)
         self._slots: set[int] = set()  # names in flight; freed in the order of the waits, which all ranks share
 

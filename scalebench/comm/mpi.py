@@ -15,9 +15,10 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.clock import Clock
+from scalebench.clock import WallClock
 from scalebench.comm.base import Request
-from scalebench.comm.native import NativeCommunicator, concatenated
+from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.wire import concatenated
 
 _TYPES = {
     torch.float32: MPI.FLOAT,
@@ -41,7 +42,7 @@ class MpiCommunicator(NativeCommunicator):
 
     engine = "mpi"
 
-    def __init__(self, mpi: MPI.Comm, clock: Clock, parent: NativeCommunicator | None = None) -> None:
+    def __init__(self, mpi: MPI.Comm, clock: WallClock, parent: NativeCommunicator | None = None) -> None:
         super().__init__(mpi.rank, mpi.size, clock, parent)
         self.mpi = mpi
         self._specs: dict[tuple[int, int, torch.dtype], list[Any]] = {}

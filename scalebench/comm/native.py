@@ -6,7 +6,6 @@ step: nothing is allocated, and a clock reading and a few additions are all that
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -14,45 +13,63 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from scalebench.clock import Clock, Task
+from scalebench.clock import Task, WallClock
 from scalebench.comm.base import Request
+from scalebench.comm.in_flight import InFlight
+from scalebench.comm.journal import Group, Journal
+from scalebench.comm.wire import pack, unpack
 from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
 OPS = ("sum", "mean", "max", "min")
-WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class NativeCommunicator(ABC):
     """A group of real processes; `clock` is this worker's.
 
     What is sent over a split counts for its parent too, so that a worker's communicator knows all that the worker
-    sent. `departures` are the moments at which this worker left the collectives of the world, one per
-    `clock.arrivals`; `went_elsewhere` says that something else carried synchronisations too, at moments unknown here.
+    sent. All of a worker's communicators write into one `journal`, as long as its clock runs.
     """
 
     engine: str
     share_bytes = 8 << 20  # the mean of more than this for each rank is taken in pieces
 
-    def __init__(self, rank: int, size: int, clock: Clock, parent: NativeCommunicator | None = None) -> None:
+    def __init__(self, rank: int, size: int, clock: WallClock, parent: NativeCommunicator | None = None) -> None:
         self.rank = rank
         self.size = size
         self.clock = clock
         self.collectives = 0
         self.bytes_sent = 0
-        self.departures: list[float] = []
-        self.went_elsewhere = False
+        self.journal: Journal = parent.journal if parent is not None else Journal()
         self._parent = parent
+        self._splits = 0
+        self._came = 0.0
+        self._join(())
 
     def count(self, nbytes: int) -> None:
-        """Count one synchronisation of `nbytes` that something else carried (Horovod, DDP, a shared state)."""
+        self.tally(nbytes)
+        if nbytes and self.clock.running and self.size > 1:
+            self.journal.complete = False
+
+    def tally(self, nbytes: int) -> None:
+        """Count one synchronisation of `nbytes` that the journal knows of."""
         if self.clock.running and self.size > 1:
-            self.went_elsewhere = True
-            self._tally(1, nbytes)
+            self._add(1, nbytes)
+
+    def carried(self, nbytes: int, among: int | None = None) -> None:
+        clock, members = self.clock, among or self.size
+        came = clock.mark
+        clock.did(Task.COMM)
+        if clock.running and self.size > 1:
+            self._add(1, nbytes)
+            group = (*self._group, "elsewhere", members, self.rank // members)
+            self.journal.meetings[group].extend((came, came, clock.mark))
 
     def split(self, color: int, key: int = 0) -> NativeCommunicator:
         self.clock.did(Task.OTHER)
+        self._splits += 1
         part = self._split(color, key)
+        part._join((*self._group, self._splits, color))
         self.clock.did(Task.COMM)
         return part
 
@@ -73,25 +90,26 @@ class NativeCommunicator(ABC):
                     self._allreduce(tensor, op)
             self._leave()
         else:
-            packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
+            packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
             self._enter(packed.numel() * packed.element_size())
             total = self._total(weight, op, tensor.device)
             if self.size > 1:
                 self._allreduce(packed, "sum" if op == "mean" else op)
-            _unpack(packed, tensor, total)
+            unpack(packed, tensor, total)
             self._leave()
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request:
-        packed = _pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
+        packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
         if self.clock.running and self.size > 1:
-            self._tally(1, packed.numel() * packed.element_size())
+            self._add(1, packed.numel() * packed.element_size())
         self.clock.did(Task.OTHER)
+        came = self.clock.mark
         total = self._total(weight, op, tensor.device)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
-        return _InFlight(self.clock, raw, packed, tensor, total)
+        return InFlight(raw, packed, tensor, total, self.clock, came, self._meetings)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
         self._enter(tensor.numel() * tensor.element_size())
@@ -126,19 +144,28 @@ class NativeCommunicator(ABC):
         return received
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
-        if self.clock.running:
-            self._tally(0, tensor.numel() * tensor.element_size())
-        self.clock.did(Task.OTHER)
+        clock = self.clock
+        clock.did(Task.OTHER)
+        began = clock.mark
         self._send(tensor, to, tag)
-        self.clock.did(Task.COMM)
+        clock.did(Task.COMM)
+        if clock.running:
+            self._add(0, tensor.numel() * tensor.element_size())
+            mail = (self._group, self.rank, to, tag)
+            self.journal.sent[mail].extend((began, clock.mark))
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
-        self.clock.did(Task.OTHER)
+        clock = self.clock
+        clock.did(Task.OTHER)
+        began = clock.mark
         target = torch.empty_like(tensor) if add else tensor
         self._recv(target, source, tag)
         if add:
             tensor.add_(target)
-        self.clock.did(Task.COMM)
+        clock.did(Task.COMM)
+        if clock.running:
+            mail = (self._group, source, self.rank, tag)
+            self.journal.received[mail].extend((began, clock.mark))
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         lower, stride = torch.empty_like(tensor), 1
@@ -154,7 +181,7 @@ class NativeCommunicator(ABC):
                 tensor.copy_(lower)
             stride *= 2
 
-    def _tally(self, collectives: int, nbytes: int) -> None:
+    def _add(self, collectives: int, nbytes: int) -> None:
         comm: NativeCommunicator | None = self
         while comm is not None:
             comm.collectives += collectives
@@ -165,18 +192,19 @@ class NativeCommunicator(ABC):
         clock = self.clock
         if clock.running:
             if nbytes is not None and self.size > 1:
-                self._tally(1, nbytes)
-            if self._parent is None:
-                clock.arrived()
-            else:
-                clock.did(Task.OTHER)
+                self._add(1, nbytes)
+            clock.did(Task.OTHER)
+            self._came = clock.mark
 
     def _leave(self) -> None:
         clock = self.clock
         if clock.running:
             clock.did(Task.COMM)
-            if self._parent is None:
-                self.departures.append(time.perf_counter())
+            self._meetings.extend((self._came, self._came, clock.mark))
+
+    def _join(self, group: Group) -> None:
+        self._group = group
+        self._meetings = self.journal.meetings[group]
 
     def _mean(self, tensor: Tensor) -> None:
         if tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda:
@@ -232,53 +260,3 @@ class NativeCommunicator(ABC):
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         self._lacks("point-to-point messages")
-
-
-class _InFlight:
-    """A non-blocking allreduce: the wait that compute did not hide is booked where it happens."""
-
-    def __init__(self, clock: Clock, raw: Request, packed: Tensor, target: Tensor, total: float | None) -> None:
-        self._clock, self._raw, self._packed, self._target, self._total = clock, raw, packed, target, total
-        self._landed = False
-
-    def wait(self) -> None:
-        if self._landed:
-            return
-        self._clock.did(Task.OTHER)
-        self._raw.wait()
-        _unpack(self._packed, self._target, self._total)
-        self._landed = True
-        self._clock.did(Task.COMM)
-
-    def done(self) -> bool:
-        return self._landed or self._raw.done()
-
-
-class Landed:
-    """A request whose result is already there."""
-
-    def wait(self) -> None:
-        pass
-
-    def done(self) -> bool:
-        return True
-
-
-def concatenated(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """The tensors as one along the first axis, and how many rows each brought."""
-    return torch.cat(list(tensors)), [len(tensor) for tensor in tensors]
-
-
-def _pack(tensor: Tensor, weight: float | None, wire: str | None) -> Tensor:
-    """What travels: `tensor` itself if nothing is asked, else a weighted copy in the dtype of the wire."""
-    if wire is not None and wire not in WIRES:
-        raise ValueError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
-    packed = tensor if weight is None else tensor * weight
-    return packed if wire is None else packed.to(WIRES[wire])
-
-
-def _unpack(packed: Tensor, target: Tensor, total: float | None) -> None:
-    if packed is not target:
-        target.copy_(packed)
-    if total is not None:
-        target.div_(total)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
+from scalebench.comm.journal import Served, numbers
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.errors import EngineError, RunError
 
@@ -47,6 +48,7 @@ class RankServer:
             raise EngineError(f"the server's rule is spread over {shards} ranks, but there are {len(self._hosts)}")
         spread: Any = rule
         self._spread = spread if shards > 1 else None
+        self._asked = 0
         if comm.rank == 0:
             for place, host in enumerate(self._hosts):
                 try:
@@ -58,8 +60,10 @@ class RankServer:
         """Send `payload` (flat or not) and wait for the reply: flat, in the server's dtype."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
+        asked, number = clock.mark, self._asked
+        self._asked += 1
         if payload is not None:
-            self._comm.count(payload.numel() * payload.element_size())
+            self._comm.tally(payload.numel() * payload.element_size())
         sending = [
             self._link.Isend(buffer, host, _EMPTY if payload is None else _PAYLOAD)
             for buffer, host in zip(self._parts(payload), self._hosts, strict=True)
@@ -68,6 +72,8 @@ class RankServer:
         MPI.Request.Waitall(sending)
         reply: Tensor = self._spread.joined(replies) if self._spread else replies[0]
         clock.did(Task.COMM)
+        if clock.running:
+            self._comm.journal.requests.extend((number, asked, clock.mark))
         return reply if payload is None else reply.to(payload.device)
 
     def _parts(self, payload: Tensor | None) -> list[Any]:
@@ -84,7 +90,8 @@ class RankServer:
 class ServerLoop:
     """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
 
-    `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released.
+    `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
+    when it took each up and answered it.
     """
 
     def __init__(
@@ -93,6 +100,9 @@ class ServerLoop:
         self._link, self._dtype, self._now = link, dtype, now
         self._workers = link.size - servers
         self.busy_s = 0.0
+        self.served: Served = {worker: numbers() for worker in range(self._workers)}
+        self._free = 0.0  # when it was done with the last one
+        self._taken: dict[int, tuple[float, float]] = {}  # of who waits: free before, taken up
 
     def serve(self) -> int:
         """Answer until all workers have closed; return how many requests were handled.
@@ -103,7 +113,6 @@ class ServerLoop:
         self._await_message(MPI.Status(), 0, _OPEN)
         rule: ServerRule = self._link.recv(source=0, tag=_OPEN)
         open_workers = self._workers
-        waiting: set[int] = set()
         handled = 0
         began = self._now()
         while open_workers:
@@ -111,13 +120,15 @@ class ServerLoop:
             if tag == _CLOSE:
                 open_workers -= 1
             else:
-                waiting.add(worker)
+                self._taken[worker] = (self._free, self._woken)
                 handled += 1
                 for released, reply in rule(worker, payload if tag == _PAYLOAD else None, now):
-                    self._release(released, reply, waiting)
-            self.busy_s += self._now() - self._woken
-            if waiting and len(waiting) == open_workers:
-                raise RunError(f"the server's rule leaves every worker waiting, first of all worker {min(waiting)}")
+                    self._release(released, reply)
+            self._free = self._now()
+            self.busy_s += self._free - self._woken
+            if self._taken and len(self._taken) == open_workers:
+                first = min(self._taken)
+                raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")
         return handled
 
     def _next(self, began: float) -> tuple[int, int, float, Tensor | None]:
@@ -144,10 +155,10 @@ class ServerLoop:
             time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
         self._woken = self._now()
 
-    def _release(self, worker: int, reply: Any, waiting: set[int]) -> None:
-        if worker not in waiting:
+    def _release(self, worker: int, reply: Any) -> None:
+        if worker not in self._taken:
             raise RunError(f"the server's rule answers worker {worker}, which has not asked")
-        waiting.discard(worker)
+        self.served[worker].extend((*self._taken.pop(worker), self._woken))
         self._link.Send(_bytes_of(reply), worker, _REPLY)
 
 

@@ -5,6 +5,7 @@ Asynchronous merging needs no server rank: a worker locks the window, fetches, c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from scalebench.clock import Task
+from scalebench.comm.journal import numbers
 from scalebench.comm.mpi import MpiCommunicator
 
 _HEADER = 64  # bytes before the vector: the number of accesses so far, then nothing, so that the vector is aligned
@@ -23,7 +25,8 @@ class OneSidedState:
     """Implements `comm.base.SharedState`: a window on rank `host` holds a counter and the vector.
 
     Made by all ranks together; it starts as the host's `initial` (n,). The whole of an access, from asking for the lock
-    to releasing it, is communication: whoever else wants the model waits for all of it.
+    to releasing it, is communication: whoever else wants the model waits for all of it. The counter tells afterwards
+    whose access came before whose, and so who waited for whom.
     """
 
     def __init__(self, comm: MpiCommunicator, initial: Tensor, host: int = 0) -> None:
@@ -36,6 +39,8 @@ class OneSidedState:
         self._vector = torch.from_numpy(self._fetched[_HEADER:]).view(initial.dtype)
         self._staged = torch.empty_like(initial) if initial.is_cuda else None
         self.merges = 0
+        self._visits = numbers()
+        comm.journal.visits.append(self._visits)
         if hosted:
             self._vector.copy_(initial)
             self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
@@ -48,10 +53,12 @@ class OneSidedState:
         """The vector, fetched under the lock; stored on leaving, or left as it was if the block raises."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
+        asked = clock.mark
         self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
         try:
             self._window.Get([self._fetched, MPI.BYTE], self._host)
             self._window.Flush(self._host)
+            entered = time.perf_counter()
             self.merges = int(self._counter[0])
             yield self._to_device()
             self._from_device()
@@ -60,8 +67,10 @@ class OneSidedState:
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)
+        if clock.running:
+            self._visits.extend((asked, entered, clock.mark, self.merges))
         if counted:
-            self._comm.count(self._vector.numel() * self._vector.element_size())
+            self._comm.tally(self._vector.numel() * self._vector.element_size())
 
     def close(self) -> None:
         """Give the window back; all ranks together."""

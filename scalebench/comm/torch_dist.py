@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.clock import Clock
+from scalebench.clock import WallClock
 from scalebench.comm.base import Request
-from scalebench.comm.native import NativeCommunicator, concatenated
+from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.wire import concatenated
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -19,7 +20,7 @@ class TorchCommunicator(NativeCommunicator):
     """The ranks of a process group, by default of the whole initialised world."""
 
     def __init__(
-        self, clock: Clock, group: dist.ProcessGroup | None = None, parent: NativeCommunicator | None = None
+        self, clock: WallClock, group: dist.ProcessGroup | None = None, parent: NativeCommunicator | None = None
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), clock, parent)
         self.group = group

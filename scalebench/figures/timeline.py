@@ -77,8 +77,8 @@ def _draw(
     left_out = len(timeline.lanes) - len(lanes)
     canvas.say(
         f"{timeline.about[:1].upper()}{timeline.about[1:]}.",
-        "Communication is what compute does not hide, without the waiting for others, which is shown separately (for a "
-        "message: until it is there). A black line ends an epoch.",
+        "Communication is what compute does not hide, without the waiting for others, which is shown separately. A "
+        "black line ends an epoch.",
         _of_real_runs(lanes) if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )
@@ -89,7 +89,7 @@ def _of_real_runs(lanes: list[tuple[Lane, list[Lap]]]) -> str:
     workers = [lap.activity for lane, bars in lanes for lap in bars if lane.name.startswith("worker")]
     told = ["Gaps are pauses of the training time."] if workers else []
     if workers and "waiting" not in workers:
-        told.append("Where Horovod or DDP carries the bytes, or hosts differ, waiting is part of communication.")
+        told.append("Where communication lies in backward, or hosts differ, waiting is not told apart.")
     if len(workers) < sum(len(bars) for _, bars in lanes):
         told.append("Horovod's lanes are rank 0's: waiting is negotiation, until every rank has the tensor.")
     return " ".join(told)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from scalebench.clock import Clock
+from scalebench.clock import WallClock
 from scalebench.comm.native import NativeCommunicator
 
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
@@ -24,7 +24,7 @@ _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itsel
 
 @contextmanager
 def connected(
-    engine: str, mpi: MPI.Comm, clock: Clock, *, one_node: bool, for_good: bool = False
+    engine: str, mpi: MPI.Comm, clock: WallClock, *, one_node: bool, for_good: bool = False
 ) -> Iterator[NativeCommunicator]:
     """The communicator of `engine` over the ranks of `mpi`.
 
@@ -53,7 +53,7 @@ def connected(
         yield from _process_group(engine, mpi, clock, one_node)
 
 
-def _process_group(engine: str, mpi: MPI.Comm, clock: Clock, one_node: bool) -> Iterator[NativeCommunicator]:
+def _process_group(engine: str, mpi: MPI.Comm, clock: WallClock, one_node: bool) -> Iterator[NativeCommunicator]:
     import torch.distributed as dist
 
     from scalebench.comm.torch_dist import TorchCommunicator

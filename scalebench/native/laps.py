@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from scalebench.clock import Task, WallClock
-from scalebench.native.waiting import Attendance
+from scalebench.native.waiting import Waits
 from scalebench.outcome import Lap, WorkerReport
 from scalebench.pacing import PacedClock
 
@@ -21,41 +22,48 @@ class RecordingClock(WallClock):
         self.laps = []
 
     def did(self, task: Task, samples: int = 0) -> None:
-        before, running = self._mark, self.running
+        before, running = self.mark, self.running
         super().did(task, samples)
         if running:
             activity = "communication" if task == Task.COMM else task.name.lower()
-            self.laps.append(Lap(activity, before, self._mark))
+            self.laps.append(Lap(activity, before, self.mark))
 
 
 class RecordingPacedClock(RecordingClock, PacedClock):
     """The same of a paced worker: its laps are the stretched ones."""
 
 
-def align(reports: Sequence[WorkerReport], attendances: Sequence[Attendance], *, one_clock: bool) -> float:
+def align(reports: Sequence[WorkerReport], waited: Sequence[Waits] | None, *, one_clock: bool) -> float:
     """Let all laps count from the moment training began; returns that moment as a Unix time.
 
-    Hosts have clocks of their own: then each worker counts from its own beginning, right after a barrier. On one host
-    the time between a worker's arrival at a collective and the last one's becomes `waiting`.
+    Hosts have clocks of their own: then each worker counts from its own beginning, right after a barrier. What of a
+    lap's communication was waiting, where that is known, becomes a lap of its own; a reply is waited for in the middle
+    of the exchange with its server, and drawn at the beginning.
     """
     began = [report.laps[0].begin_s if report.laps else time.perf_counter() for report in reports]
-    latest: list[float] = []
-    if one_clock and len({len(each.arrivals) for each in attendances}) == 1:
-        latest = [max(moments) for moments in zip(*(each.arrivals for each in attendances), strict=True)]
-    for report, attendance, own in zip(reports, attendances, began, strict=True):
-        last = dict(zip(attendance.arrivals, latest, strict=bool(latest))) if latest else {}
-        zero = min(began) if one_clock else own
-        report.laps = [
-            Lap(lap.activity, lap.begin_s - zero, lap.end_s - zero)
-            for whole in report.laps
-            for lap in _parted(whole, last)
-        ]
+    for worker, report in enumerate(reports):
+        zero = min(began) if one_clock else began[worker]
+        laps = parted(report.laps, waited[worker]) if waited is not None else report.laps
+        report.laps = [Lap(lap.activity, lap.begin_s - zero, lap.end_s - zero) for lap in laps]
     return time.time() - (time.perf_counter() - min(began))
 
 
-def _parted(lap: Lap, last: dict[float, float]) -> list[Lap]:
-    """A collective as waiting for the last worker, and what came then."""
-    until = min(last.get(lap.begin_s, lap.begin_s), lap.end_s)
-    if lap.activity != "communication" or until <= lap.begin_s:
-        return [lap]
-    return [Lap("waiting", lap.begin_s, until), Lap("communication", until, lap.end_s)]
+def parted(laps: Sequence[Lap], waited: Waits) -> list[Lap]:
+    """`laps` in order, and every stretch of communication within which a wait lies cut where it begins and ends."""
+    found: list[Lap] = []
+    left = deque(waited.tolist())
+    for lap in laps:
+        begin = lap.begin_s
+        while left and left[0][0] < lap.end_s:
+            since, until = max(begin, left[0][0]), min(left[0][1], lap.end_s)
+            if lap.activity == "communication" and until > since:
+                if since > begin:
+                    found.append(Lap(lap.activity, begin, since))
+                found.append(Lap("waiting", since, until))
+                begin = until
+            if left[0][1] > lap.end_s:
+                break
+            left.popleft()
+        if lap.end_s > begin:
+            found.append(Lap(lap.activity, begin, lap.end_s))
+    return found

@@ -76,7 +76,9 @@ class RankLoop:
             elif served is not None and self.world.rank < run.workers + servers:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
-                ServerLoop(served, getattr(torch, run.dtype), servers).serve()
+                loop = ServerLoop(served, getattr(torch, run.dtype), servers)
+                loop.serve()
+                served.gather(loop.served)
             self._rest()
 
     def _take_part(self, run: Run, workers: MPI.Comm, served: MPI.Comm | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import resource
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
-from scalebench.native.waiting import Attendance, waits
+from scalebench.native.waiting import Waits, by_epoch, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.strategies import registry
@@ -103,10 +105,10 @@ class Session:
         )
         if isinstance(clock, PacedClock):
             clock.attach(replica.model)
-        ends: list[int] = []
+        ends: list[float] = []
 
         def on_epoch(epoch: int) -> None:
-            ends.append(len(clock.arrivals))
+            ends.append(clock.mark)
 
         self.heart.enter(Phase.TRAINING)
         report = train(
@@ -119,8 +121,7 @@ class Session:
         if isinstance(clock, RecordingClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
-        arrivals = [] if comm.went_elsewhere else list(clock.arrivals)
-        attendance = Attendance(arrivals, list(comm.departures), ends)
+        journal = copy.deepcopy(comm.journal)  # evaluation communicates too
         self.heart.enter(Phase.EVALUATING)
         began = time.perf_counter()
         verdict = evaluate(replica, strategy, dataset)
@@ -131,31 +132,22 @@ class Session:
         for opened in servers:
             opened.close()
         self.heart.enter(Phase.REPORTING)
-        gathered = self.mpi.gather((report, verdict.evaluations, attendance))
+        served = self.served.gather(None) if self.served is not None else None
+        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends))
         if gathered is None:
             return None
-        reports, evaluations, attendances = zip(*gathered, strict=True)
-        self._book_waiting(reports, list(attendances), strategy)
+        reports, evaluations, journals, epochs = zip(*gathered, strict=True)
+        told = [book for book in served or () if book is not None]
+        waited = waits(journals, told) if strategy.split_is_measured and self.nodes == 1 else None
+        _book_waiting(reports, waited, epochs)
         self._save_weights(replica, verdict)
-        began_unix_s = align(reports, attendances, one_clock=self.nodes == 1) if self.run.trace else None
+        began_unix_s = align(reports, waited, one_clock=self.nodes == 1) if self.run.trace else None
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = self._facts(replica, plan, dataset)
         if began_unix_s is not None:
             facts["began_unix_s"] = began_unix_s
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
-
-    def _book_waiting(
-        self, reports: tuple[WorkerReport, ...], attendances: list[Attendance], strategy: Strategy
-    ) -> None:
-        """Waiting is known where all clocks are one; a lone worker waits for nobody."""
-        alone = self.run.workers == 1
-        waited = waits(attendances) if self.nodes == 1 and strategy.split_is_measured and not alone else None
-        for worker, report in enumerate(reports):
-            lone = 0.0 if alone and strategy.split_is_measured else None
-            report.wait_s = sum(waited[worker]) if waited else lone
-            for place, epoch in enumerate(report.epochs):
-                epoch.wait_s = waited[worker][place] if waited else lone
 
     def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
@@ -205,6 +197,17 @@ class Session:
         paced = RecordingPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
         return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
+
+
+def _book_waiting(
+    reports: Sequence[WorkerReport], waited: Sequence[Waits] | None, epochs: Sequence[Sequence[float]]
+) -> None:
+    """Put the waiting, where it is known, into the books; `epochs`: when each worker's ended."""
+    for worker, report in enumerate(reports):
+        report.wait_s = float(np.diff(waited[worker]).sum()) if waited is not None else None
+        of_epochs = by_epoch(waited[worker], epochs[worker]) if waited is not None else [None] * len(report.epochs)
+        for epoch, seconds in zip(report.epochs, of_epochs, strict=True):
+            epoch.wait_s = seconds
 
 
 def _pace(run: Run) -> StepTime | float:

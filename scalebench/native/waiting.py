@@ -1,38 +1,117 @@
-"""How long each worker waited for the others, from when all of them came to each collective."""
+"""Who waited for whom: all workers' journals, and their servers', laid over one another after the run.
+
+A worker waits while it stands still because another has not done its part yet. With t: when it began to stand still,
+d: when it could go on, and u: when what it stood still for was there, that is min(max(u - t, 0), d - t) seconds, where
+
+    collective      u = max_j a_j            all members' arrivals; one that does not block is waited for later than a_i
+    receiving       u = when the other began to send; the way is communication
+    sending         u = when the other began to receive (a message that is buffered is over at once, and so is d)
+    shared vector   u = when the one before it had left; fetching and storing are communication
+    server          u = t + max(f - t, 0) + (r - b): the server was done with earlier requests at f, took this one up at
+                        b, and at r the one upon which its rule let the reply go; its own work is communication
+
+All moments must be of one clock, so all of one host. Virtual workers wait by the same rule (docs/records.md).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.comm.journal import Journal, Numbers, Served
+
+Moments = NDArray[np.float64]
+Waits = NDArray[np.float64]
+"""(n, 2) in the order of time: from when, and until when, a worker waited."""
 
 
-@dataclass
-class Attendance:
-    """One worker's arrivals at, and departures from, the collectives of its world; `epochs[e]` came before e's end."""
+def waits(journals: Sequence[Journal], served: Sequence[Served] = ()) -> list[Waits] | None:
+    """Each worker's waits; `served` are the servers' books, of which the slowest server counts.
 
-    arrivals: list[float]
-    departures: list[float]
-    epochs: list[int]
-
-
-def waits(attendances: list[Attendance]) -> list[list[float]] | None:
-    """Seconds worker i waited in each epoch e: sum over its collectives k of min(max_j a_jk, d_ik) - a_ik.
-
-    Nobody waits for the last one in an operation left before (a broadcast's root). What lies after the last epoch
-    counts to it. None where it cannot be known: no collectives, or not the same number on every worker. All moments
-    must be of one clock, so all workers of one host.
+    None where it cannot be known: something else carried a synchronisation, or the journals tell different stories.
     """
-    counts = {len(each.arrivals) for each in attendances}
-    if counts == {0} or len(counts) != 1:
+    if not all(journal.complete for journal in journals):
         return None
-    arrivals = np.array([each.arrivals for each in attendances])
-    until = np.broadcast_to(arrivals.max(axis=0), arrivals.shape)
-    if all(len(each.departures) == len(each.arrivals) for each in attendances):
-        until = np.minimum(until, np.array([each.departures for each in attendances]))
-    waited = np.maximum(until - arrivals, 0.0)
-    return [
-        [float(row[low:high].sum()) for low, high in pairwise([0, *each.epochs[:-1], arrivals.shape[1]])]
-        for row, each in zip(waited, attendances, strict=True)
-    ]
+    found: list[list[Waits]] = [[np.empty((0, 2))] for _ in journals]
+    try:
+        _at_meetings(journals, found)
+        _for_messages(journals, found)
+        _for_shared_vectors(journals, found)
+        _at_servers(journals, served, found)
+    except _DifferentStoriesError:
+        return None
+    return [_in_order(np.concatenate(each)) for each in found]
+
+
+def by_epoch(waited: Waits, ends: Sequence[float]) -> list[float]:
+    """Seconds waited in each epoch, which ended at `ends`; what begins after the last one (a barrier) is in none."""
+    places = np.searchsorted(ends, waited[:, 0], side="right")
+    return np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[: len(ends)].tolist()  # type: ignore[no-any-return]
+
+
+class _DifferentStoriesError(Exception):
+    """Two journals do not tell of the same operations."""
+
+
+def _at_meetings(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
+    for group in {group: None for journal in journals for group in journal.meetings}:
+        members = [worker for worker, journal in enumerate(journals) if group in journal.meetings]
+        books = [_table(journals[worker].meetings[group], 3) for worker in members]
+        if len({len(book) for book in books}) > 1:
+            raise _DifferentStoriesError
+        last = np.max([book[:, 0] for book in books], axis=0)
+        for worker, book in zip(members, books, strict=True):
+            found[worker].append(_waits(book[:, 1], book[:, 2], last))
+
+
+def _for_messages(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
+    senders = {mail: worker for worker, journal in enumerate(journals) for mail in journal.sent}
+    receivers = {mail: worker for worker, journal in enumerate(journals) for mail in journal.received}
+    if senders.keys() != receivers.keys():
+        raise _DifferentStoriesError
+    for mail, sender in senders.items():
+        receiver = receivers[mail]
+        sent, received = _table(journals[sender].sent[mail], 2), _table(journals[receiver].received[mail], 2)
+        if len(sent) != len(received):
+            raise _DifferentStoriesError
+        found[sender].append(_waits(sent[:, 0], sent[:, 1], received[:, 0]))
+        found[receiver].append(_waits(received[:, 0], received[:, 1], sent[:, 0]))
+
+
+def _for_shared_vectors(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
+    for books in zip(*(journal.visits for journal in journals), strict=True):
+        tables = [_table(book, 4) for book in books]
+        owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        visits = np.concatenate(tables)
+        order = np.argsort(visits[:, 3])
+        visits, owner = visits[order], owner[order]
+        before = np.concatenate(([-np.inf], visits[:-1, 2]))
+        waited = _waits(visits[:, 0], visits[:, 1], before)
+        for worker, each in enumerate(found):
+            each.append(waited[owner == worker])
+
+
+def _at_servers(journals: Sequence[Journal], served: Sequence[Served], found: list[list[Waits]]) -> None:
+    for worker, journal in enumerate(journals):
+        asked = _table(journal.requests, 3)
+        if not len(asked):
+            continue
+        books = [_table(book[worker], 3)[asked[:, 0].astype(int)] for book in served]
+        since = asked[:, 1]
+        seconds = np.max([np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1] for book in books], axis=0)
+        found[worker].append(_waits(since, asked[:, 2], since + seconds))
+
+
+def _table(numbers: Numbers, columns: int) -> Moments:
+    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, columns)
+
+
+def _waits(since: Moments, until: Moments, there: Moments) -> Waits:
+    return np.stack((since, np.clip(there, since, np.maximum(since, until))), axis=1)
+
+
+def _in_order(waited: Waits) -> Waits:
+    some = waited[waited[:, 1] > waited[:, 0]]
+    return some[np.argsort(some[:, 0], kind="stable")]

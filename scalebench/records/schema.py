@@ -13,7 +13,6 @@ History of SCHEMA_VERSION:
 from __future__ import annotations
 
 import json
-import textwrap
 import types
 import typing
 from dataclasses import dataclass
@@ -137,7 +136,7 @@ class RunRow(_Row):
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives on one node only", "s"),
+        Column("the part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
     ] = None
     straggler_factor: Annotated[
         float | None,
@@ -208,7 +207,7 @@ class EpochRow(_Row):
     comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others, mean; real runs: in collectives on one node only", "s"),
+        Column("the part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
     ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     train_loss: Annotated[float | None, Column("training loss, mean over workers")] = None
@@ -243,48 +242,3 @@ def _kind(annotation: Any) -> Kind:
         annotation = next(part for part in typing.get_args(annotation) if part is not types.NoneType)
     kind: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number"}
     return kind.get(annotation, "text")
-
-
-def data_dictionary_markdown() -> str:
-    """The documentation page docs/records.md."""
-    return "\n".join(
-        [
-            "# The records",
-            "",
-            f"Schema version {SCHEMA_VERSION}. This page is generated from the row models in",
-            "`scalebench/records/schema.py`; a test keeps it equal to them.",
-            "",
-            "A study's folder `results/<study>/` holds `runs.csv`, `epochs.csv`, `study.yaml` (what was run, resolved)",
-            "and `provenance/` (one JSON file per launch environment). Rows are appended and never rewritten. A run's",
-            "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
-            "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
-            "",
-            "What provenance/ tells of processor, GPUs and network is that of the node on which the command ran, not",
-            "of other nodes of a job; `nodes` says how many there were.",
-            "",
-            "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
-            "machine and build of torch, apart from what tells when and where they were computed:",
-            *textwrap.wrap(f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.", 118),
-            "",
-            "## runs.csv: one row per run and attempt",
-            "",
-            *_dictionary(RunRow),
-            "",
-            "## epochs.csv: one row per run, attempt and epoch",
-            "",
-            *_dictionary(EpochRow),
-            "",
-        ]
-    )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _dictionary(row_type: type[BaseModel]) -> list[str]:
-    lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
-    for name, field in row_type.model_fields.items():
-        column = next(item for item in field.metadata if isinstance(item, Column))
-        lines.append(f"| `{name}` | {_kind(field.annotation)} | {column.unit} | {column.meaning} |")
-    return lines

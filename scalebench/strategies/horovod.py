@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.clock import Task
 from scalebench.comm.base import Capability, Overlap
 from scalebench.strategies.allreduce import Accumulating, mean_of_gradients
 from scalebench.strategies.base import Worker
@@ -86,9 +85,7 @@ class Horovod(HorovodOptions):
         optimizer.synchronize()  # where an epoch ends early, it sends what was not sent
         if scale != 1.0:
             worker.gradients.mul_(scale)
-        worker.clock.did(Task.COMM)
-        if worker.size > 1:
-            worker.comm.count(worker.gradients.numel() * 2 if self.compression == "fp16" else worker.gradients.nbytes)
+        worker.comm.carried(worker.gradients.numel() * 2 if self.compression == "fp16" else worker.gradients.nbytes)
         with optimizer.skip_synchronize():
             worker.update()
 

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from scalebench.clock import Task
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Strategy, Worker
@@ -73,8 +72,9 @@ class TorchAverager(Strategy):
         worker.state.taken += 1
         worker.state.averager.average_parameters(worker.model.parameters())
         if self.averages_now(worker):
-            worker.comm.count(worker.parameters.nbytes)
-            worker.clock.did(Task.COMM)
+            rule = worker.state.rule
+            group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
+            worker.comm.carried(worker.parameters.nbytes, group)
 
     def agreed_by_torch(self, worker: Worker) -> bool:
         """Whether torch has left all replicas equal after the step just made."""

@@ -34,7 +34,6 @@ class LapClock:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.arrivals: list[float] = []
         self.running = True
         self.laps: dict[Task, list[float]] = {task: [] for task in Task}
         self._mark = time.perf_counter()
@@ -48,9 +47,6 @@ class LapClock:
         now = time.perf_counter()
         self.laps[task].append(now - self._mark)
         self._mark = now
-
-    def arrived(self) -> None:
-        """There is nobody to meet."""
 
     def elapsed(self) -> float:
         return 0.0

@@ -26,7 +26,6 @@ class VirtualClock:
         slowness: Callable[[float], float] | None = None,
     ) -> None:
         self.ledger = Ledger()
-        self.arrivals: list[float] = []
         self.now = 0.0
         self.running = False
         self.backward_s = 0.0  # of the last step, for what is hidden behind it
@@ -58,9 +57,6 @@ class VirtualClock:
     def seconds_of(self, task: Task, samples: int = 0) -> float:
         """How long `task` takes on an ordinary worker, undisturbed."""
         return self._seconds(task, samples)
-
-    def arrived(self) -> None:
-        """Arrivals need no list here: a meeting knows them."""
 
     def communicated(self, until: float, waited: float) -> None:
         """Book the time up to `until` as communication, `waited` seconds of it as waiting for others."""

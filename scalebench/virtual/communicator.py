@@ -176,8 +176,9 @@ class VirtualCommunicator:
         key = (self.rank, to, tag)
         if self.clock.running:
             self._tally(0, tensor.nbytes)
-        arrival = self.clock.now + self.costs.message(tensor.nbytes, self.world_rank, self._group.ranks[to])
-        self._group.mail.setdefault(key, []).append((arrival, tensor.clone()))
+        sent = self.clock.now
+        arrival = sent + self.costs.message(tensor.nbytes, self.world_rank, self._group.ranks[to])
+        self._group.mail.setdefault(key, []).append((sent, arrival, tensor.clone()))
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
 
@@ -186,15 +187,15 @@ class VirtualCommunicator:
         if not self._group.mail.get(key):
             self._group.receivers[key] = self.world_rank
             self.scheduler.block(self.world_rank, f"recv from {source}")
-        arrival, sent = self._group.mail[key].pop(0)
+        sent, arrival, message = self._group.mail[key].pop(0)
         if self.clock.running:
-            until = max(self.clock.now, arrival)
-            waited = until - self.clock.now
-            self.clock.communicated(until + (self.costs.adding(sent.nbytes) if add else 0.0), waited)
+            now = self.clock.now
+            until = max(now, arrival) + (self.costs.adding(message.nbytes) if add else 0.0)
+            self.clock.communicated(until, max(0.0, sent - now))
         if add:
-            tensor.add_(sent)
+            tensor.add_(message)
         else:
-            tensor.copy_(sent)
+            tensor.copy_(message)
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Each different merge is made once, and each message charged at both its ends."""
@@ -233,6 +234,10 @@ class VirtualCommunicator:
     def count(self, nbytes: int) -> None:
         if self.clock.running and self.size > 1:
             self._tally(1, nbytes)
+
+    def carried(self, nbytes: int, among: int | None = None) -> None:
+        """Nothing carries a virtual worker's bytes but this communicator."""
+        raise NotImplementedError
 
     def _tally(self, collectives: int, nbytes: int) -> None:
         comm: VirtualCommunicator | None = self

@@ -33,7 +33,7 @@ def exchange_laps(starts: Sequence[float], seconds: Callable[[int, int], float])
     for low, high in _partners(len(now)):
         for source, rank in ((low, high), (high, low)):
             until = max(now[rank], now[source] + seconds(source, rank))
-            laps[rank].append((until, until - now[rank]))
+            laps[rank].append((until, max(0.0, now[source] - now[rank])))  # the way is no waiting
             now[rank] = until
     return laps
 

@@ -1,42 +1,132 @@
+"""Who waited for whom, from journals alone: every kind of communication, and the laws that hold for all."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.native.waiting import Attendance, waits
+from scalebench.comm.journal import Journal
+from scalebench.native.laps import parted
+from scalebench.native.waiting import by_epoch, waits
+from scalebench.outcome import Lap
 
 MOMENTS = st.lists(st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=6)
 
 
-def attend(arrivals, stays=None, epochs=None):
-    departures = [came + stay for came, stay in zip(arrivals, stays, strict=True)] if stays else []
-    return Attendance(arrivals, departures, epochs or [len(arrivals)])
+def numbers(*entries):
+    return array("d", [number for entry in entries for number in entry])
 
 
-def test_who_comes_first_waits_for_who_comes_last():
-    early, late = attend([1.0, 10.0], [2.0, 3.0], [1, 2]), attend([2.5, 12.0], [0.5, 1.0], [1, 2])
-    assert waits([early, late]) == [[1.5, 2.0], [0.0, 0.0]]
+def met(*entries, group=()):
+    """A journal of collectives: (came, stood still since, left)."""
+    journal = Journal()
+    journal.meetings[group].extend(numbers(*entries))
+    return journal
+
+
+def seconds(journals, served=()):
+    return [float(np.diff(each).sum()) for each in waits(journals, served)]
+
+
+def test_who_comes_first_to_a_collective_waits_for_who_comes_last():
+    early, late = met((1, 1, 3), (10, 10, 13)), met((2.5, 2.5, 3), (12, 12, 12.5))
+    assert [each.tolist() for each in waits([early, late])] == [[[1, 2.5], [10, 12]], []]
 
 
 def test_nobody_waits_in_an_operation_it_has_left():
-    root, leaf = attend([1.0], [0.1]), attend([5.0], [0.2])
-    assert waits([root, leaf]) == [[pytest.approx(0.1)], [0.0]]
+    assert seconds([met((1, 1, 1.1)), met((5, 5, 5.2))]) == [pytest.approx(0.1), 0]
 
 
-def test_what_lies_after_the_last_epoch_counts_to_it():
-    first, second = attend([1.0, 2.0, 3.0], epochs=[1, 2]), attend([2.0, 4.0, 6.0], epochs=[1, 2])
-    assert waits([first, second]) == [[1.0, 5.0], [0.0, 0.0]]
+def test_what_does_not_block_is_waited_for_from_when_it_is_needed():
+    """All have begun it by second 4: who needs it at 3 waits a second, who needs it at 6 none, who never does none."""
+    assert seconds([met((1, 3, 5)), met((4, 6, 6.5)), met((2, 2, 2))]) == [1, 0, 0]
 
 
-def test_unknown_without_collectives_or_when_the_numbers_differ():
-    assert waits([attend([]), attend([])]) is None
-    assert waits([attend([1.0]), attend([1.0, 2.0])]) is None
+def test_groups_wait_for_their_own_members_only():
+    left, right = ("split", 0), ("split", 1)
+    journals = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
+    assert seconds(journals) == [2, 0, 0]
+
+
+def test_a_receiver_waits_until_the_sender_comes_and_the_way_is_no_waiting():
+    sender, receiver, mail = Journal(), Journal(), ((), 0, 1, 7)
+    sender.sent[mail].extend(numbers((2, 2.1), (5, 5.1)))
+    receiver.received[mail].extend(numbers((1, 4), (6, 6.5)))  # two seconds on the way; then it was there already
+    assert seconds([sender, receiver]) == [pytest.approx(0.1), 1]  # buffered: over when it was handed over
+
+
+def test_a_sender_whose_message_is_not_buffered_waits_for_its_receiver():
+    sender, receiver, mail = Journal(), Journal(), ((), 0, 1, 0)
+    sender.sent[mail].extend(numbers((2, 7.5)))
+    receiver.received[mail].extend(numbers((7, 8)))
+    assert seconds([sender, receiver]) == [5, 0]
+
+
+def test_who_wants_a_shared_vector_waits_until_the_one_before_has_left():
+    first, second, third = Journal(), Journal(), Journal()
+    first.visits.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
+    second.visits.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
+    third.visits.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))  # nobody was there the second time
+    assert seconds([first, second, third]) == [0, 4, 1]
+
+
+def test_at_a_server_the_queue_and_the_rule_are_waited_for_but_not_its_work():
+    """Worker 0 is held until worker 1's request is taken up; worker 1's stands in the queue behind it until 2.0."""
+    workers = [Journal(), Journal()]
+    workers[0].requests.extend(numbers((0, 0.9, 2.4), (1, 5.0, 5.3)))
+    workers[1].requests.extend(numbers((1, 1.2, 2.5)))  # its request 0 was made before training
+    server = {
+        0: numbers((0.0, 1.0, 2.0), (2.3, 5.1, 5.1)),  # free, taken up, let go
+        1: numbers((0.0, 0.5, 0.5), (2.0, 2.0, 2.0)),
+    }
+    assert seconds(workers, [server]) == [pytest.approx(1.0), pytest.approx(0.8)]
+    slower = {0: numbers((0.0, 1.0, 2.2), (2.3, 5.1, 5.1)), 1: server[1]}
+    assert seconds(workers, [server, slower])[0] == pytest.approx(1.2)  # side by side: the slowest decides
+
+
+def test_unknown_where_the_journals_differ_or_something_else_carried():
+    assert waits([met((1, 1, 2)), met((1, 1, 2), (3, 3, 4))]) is None
+    unanswered = Journal()
+    unanswered.sent[(), 0, 1, 0].extend(numbers((1, 2)))
+    assert waits([unanswered, Journal()]) is None
+    elsewhere = met((1, 1, 2))
+    elsewhere.complete = False
+    assert waits([elsewhere, met((1, 1, 2))]) is None
+
+
+def test_epochs_have_what_began_in_them_and_a_barrier_behind_the_last_is_in_none():
+    (waited, _) = waits([met((1, 1, 2), (3, 3, 5), (6, 6, 9)), met((2, 2, 2), (4, 4, 5), (9, 9, 9))])
+    assert by_epoch(waited, [2.5, 5.5]) == [1, 1]
+    assert by_epoch(waited, [0.5, 5.5, 9]) == [0, 2, 3]
 
 
 @given(MOMENTS)
 def test_waiting_is_never_negative_and_somebody_never_waits(moments):
-    """moments[k][i]: when worker i came to collective k."""
-    workers = [attend([moment[worker] for moment in moments]) for worker in range(4)]
-    waited = waits(workers)
-    assert all(seconds >= 0 for row in waited for seconds in row)
-    total = sum(sum(row) for row in waited)
-    assert total == pytest.approx(sum(sum(max(moment) - came for came in moment) for moment in moments), abs=1e-6)
+    """moments[k][i]: when worker i came to collective k; all leave when all have come."""
+    workers = [met(*((moment[i], moment[i], max(moment)) for moment in moments)) for i in range(4)]
+    waited = seconds(workers)
+    assert min(waited) >= 0
+    assert sum(waited) == pytest.approx(sum(max(moment) - came for moment in moments for came in moment), abs=1e-6)
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=1, max_size=12), st.data())
+def test_laps_cut_at_waits_lose_no_time_and_only_communication_becomes_waiting(lengths, data):
+    ends = np.cumsum(lengths).tolist()
+    kinds = data.draw(st.lists(st.sampled_from(["forward", "communication"]), min_size=len(ends), max_size=len(ends)))
+    laps = [Lap(kind, end - length, end) for kind, end, length in zip(kinds, ends, lengths, strict=True)]
+    cuts = sorted(data.draw(st.lists(st.floats(0, ends[-1]), max_size=8, unique=True)))
+    waited = np.array(list(zip(cuts[::2], cuts[1::2], strict=False))).reshape(-1, 2)
+    found = parted(laps, waited)
+    assert [lap.begin_s for lap in found[1:]] == pytest.approx([lap.end_s for lap in found[:-1]])
+    assert sum(lap.end_s - lap.begin_s for lap in found) == pytest.approx(ends[-1])
+    inside = sum(
+        max(0.0, min(until, lap.end_s) - max(since, lap.begin_s))
+        for since, until in waited.tolist()
+        for lap in laps
+        if lap.activity == "communication"
+    )
+    assert sum(lap.end_s - lap.begin_s for lap in found if lap.activity == "waiting") == pytest.approx(inside)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scalebench.records.schema import EpochRow, RunRow, columns, data_dictionary_markdown, kinds
+from scalebench.records.dictionary import data_dictionary_markdown
+from scalebench.records.schema import EpochRow, RunRow, columns, kinds
 from tests.records_factory import run_row
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -200,7 +200,8 @@ def check(engine):
         lacks.append(str(error))
 
     # the books: nothing so far was counted, for the clock did not run
-    assert (comm.collectives, comm.bytes_sent, clock.arrivals, comm.departures) == (0, 0, [], [])
+    assert (comm.collectives, comm.bytes_sent) == (0, 0)
+    assert not any((*comm.journal.meetings.values(), *comm.journal.sent.values(), *comm.journal.received.values()))
     clock.start()
     comm.allreduce_(torch.ones(10))
     comm.allreduce_(torch.ones(10), "mean", wire="float16")
@@ -212,8 +213,11 @@ def check(engine):
     clock.did(Task.OTHER)
     assert comm.collectives == 5, comm.collectives
     assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
-    assert len(clock.arrivals) == len(comm.departures) == 4  # a non-blocking one is waited for when compute is done
-    assert all(left >= came for came, left in zip(clock.arrivals, comm.departures, strict=True))
+    met = np.frombuffer(comm.journal.meetings[()]).reshape(-1, 3)
+    assert len(met) == 5, met
+    assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
+    assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, False]  # a non-blocking one: later
+    assert comm.journal.complete
     ledger = clock.ledger
     assert ledger.comm_s > 0
     assert abs(ledger.comm_s + ledger.other_s - ledger.total_s) < 1e-12

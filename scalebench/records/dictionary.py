@@ -1,0 +1,112 @@
+"""The data dictionary, docs/records.md: `python -m scalebench.records.dictionary docs/records.md`."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Column, EpochRow, RunRow, kinds
+
+_WAITING = """\
+`wait_s` is the part of `comm_s` in which a worker stands still because another has not done its part yet. Moving
+bytes, merging, a server's own work and the way of a message are not waiting. The rule is the same for virtual and for
+real workers. With t: when the worker began to stand still, d: when it could go on, u: when what it stood still for was
+there, it waited min(max(u - t, 0), d - t) seconds:
+"""
+_UNTIL = {  # communication: (u, what is not waiting)
+    "collective (allreduce, broadcast, barrier ...)": (
+        "when the last member of the group has come",
+        "the operation from then on",
+    ),
+    "one that does not block": (
+        "the same; t is when the worker needs the result",
+        "what compute hides, and the rest of the operation",
+    ),
+    "receiving a message": ("when the other begins to send it", "its way"),
+    "sending a message": (
+        "when the other begins to receive it; what is buffered is over at once",
+        "handing it over",
+    ),
+    "lock of a shared vector (`epoch_async`, `ad_psgd`)": (
+        "when the one before has left it",
+        "locking, fetching, storing, unlocking",
+    ),
+    "request to a server (`bsp`, `asp`, `ssp` ...)": (
+        "t + max(f - t, 0) + (r - b): the server was done with what came before at f, took this request up at b, and "
+        "at r the one upon which its rule let the reply go",
+        "the way there and back, and the server's work",
+    ),
+}
+_WHO_WAITS = """\
+In lockstep a fast worker waits for as long as the slowest one computes longer; under `asp` only while the server is at
+others' requests; under `ssp` while its lead exceeds the bound; in `gossip` for its partner. In a run's `wait_s` and
+`comm_s` who is at the end before the last one waits for it; an epoch's row holds what lies before the epoch's end.
+Virtual messages are always buffered.
+
+Real workers write down when they came and went, and are compared after the run. All moments have to be of one clock:
+`wait_s` is known on one node and empty on several. It is empty too where communication is hidden inside the backward
+pass (`ddp`, `adasum` on Horovod). With several `shards` the slowest of the servers counts. A real request counts as
+there when it is sent: part of its way may lie in the queue behind others' requests.
+"""
+
+
+def data_dictionary_markdown() -> str:
+    """The documentation page docs/records.md."""
+    return "\n".join(
+        [
+            "# The records",
+            "",
+            f"Schema version {SCHEMA_VERSION}. This page is generated from the row models in",
+            "`scalebench/records/schema.py`; a test keeps it equal to them.",
+            "",
+            "A study's folder `results/<study>/` holds `runs.csv`, `epochs.csv`, `study.yaml` (what was run, resolved)",
+            "and `provenance/` (one JSON file per launch environment). Rows are appended and never rewritten. A run's",
+            "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
+            "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
+            "",
+            "What provenance/ tells of processor, GPUs and network is that of the node on which the command ran, not",
+            "of other nodes of a job; `nodes` says how many there were.",
+            "",
+            "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
+            "machine and build of torch, apart from what tells when and where they were computed:",
+            *textwrap.wrap(f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.", 118),
+            "",
+            "## runs.csv: one row per run and attempt",
+            "",
+            *_dictionary(RunRow),
+            "",
+            "## epochs.csv: one row per run, attempt and epoch",
+            "",
+            *_dictionary(EpochRow),
+            "",
+            "## What counts as waiting",
+            "",
+            _WAITING,
+            "| communication | u | not waiting |",
+            "|---|---|---|",
+            *(f"| {what} | {until} | {rest} |" for what, (until, rest) in _UNTIL.items()),
+            "",
+            _WHO_WAITS.rstrip("\n"),
+            "",
+        ]
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _dictionary(row_type: type[BaseModel]) -> list[str]:
+    lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
+    kind_of = kinds(row_type)
+    for name, field in row_type.model_fields.items():
+        column = next(item for item in field.metadata if isinstance(item, Column))
+        lines.append(f"| `{name}` | {kind_of[name]} | {column.unit} | {column.meaning} |")
+    return lines
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(data_dictionary_markdown(), encoding="utf-8")

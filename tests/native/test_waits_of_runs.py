@@ -1,0 +1,99 @@
+"""Real paced workers, one of them three times as slow: their waiting is where virtual workers have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.load import load_cluster
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
+from scalebench.data.plan import Plan
+from scalebench.launch.engines import available
+from scalebench.launch.mpirun import launch
+from scalebench.launch.sweep import expand
+from scalebench.study.spec import Study
+from scalebench.virtual.engine import Scenery, simulate
+from scalebench.virtual.stated import stated_table
+
+WORKERS, SLOW, STEP_S = 4, 1, 0.02
+LOCKSTEP = ["allreduce", "bsp", "epoch_average", "gossip", "hierarchical_local_sgd"]
+FREE = ["asp", "epoch_async", "ad_psgd"]
+OPTIONS = {"hierarchical_local_sgd": {"groups": {2: 1, 4: 5}}, "ssp": {"staleness": 2}}
+
+
+def study(execution):
+    engine = "auto" if execution == "virtual" else "mpi"
+    return Study.model_validate(
+        {
+            "strategies": [{name: OPTIONS.get(name, {})} for name in (*LOCKSTEP, *FREE, "ssp")],
+            "workers": [WORKERS], "execution": execution, "engine": engine, "device_step_time": STEP_S,
+            "repetitions": 1, "epochs": 2, "dataset": "wine", "batch_per_worker": 8, "model": {"mlp": {"hidden": [16]}},
+            "virtual": {"slowdown": {SLOW: 3.0}, "jitter": "none"},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    said, outcomes = study("paced"), {}
+    launch(
+        expand(said, load_cluster("this-machine")).runs, {WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
+        work_dir=tmp_path_factory.mktemp("paced"), on_start=lambda run: None, log=lambda message: None,
+        on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: outcome}),
+    )  # fmt: skip
+    assert {outcome.error for outcome in outcomes.values()} == {""}
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def virtual():
+    said, cluster = study("virtual"), load_cluster("this-machine")
+    dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
+    for run in expand(said, cluster).runs:
+        batch = Plan.of(said, WORKERS, run.seed, dataset).batch_size
+        scenery = Scenery(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
+        outcomes[run.strategy.name], _ = simulate(run, dataset, scenery)
+    return outcomes
+
+
+def in_epochs(worker):
+    """Without the barrier behind the last one."""
+    return sum(epoch.wait_s for epoch in worker.epochs)
+
+
+@pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
+def test_waiting_is_part_of_communication_and_nobody_waits_for_less_than_all_do(paced, strategy):
+    """A fast worker's waiting is what the slow one's computing takes longer, whatever the machine adds to either."""
+    workers = paced[strategy].workers
+    for worker in workers:
+        assert 0 <= worker.wait_s <= worker.comm_s
+        assert all(0 <= epoch.wait_s <= epoch.comm_s + 1e-9 for epoch in worker.epochs)
+        assert in_epochs(worker) <= worker.wait_s + 1e-9
+    slow = workers[SLOW]
+    for worker in workers:
+        if worker is not slow:
+            assert worker.wait_s > 0.5 * (slow.compute_s - worker.compute_s)
+            assert worker.wait_s > slow.wait_s
+
+
+def test_in_lockstep_the_fast_wait_in_every_epoch_and_without_only_at_the_end(paced):
+    for name in LOCKSTEP:
+        assert all(epoch.wait_s > STEP_S for epoch in paced[name].workers[0].epochs)
+    for name in FREE:
+        first = paced[name].workers[0].epochs[0]  # the last one of ad_psgd ends in a mean of all
+        assert first.wait_s < 0.25 * first.compute_s
+    fast = {name: in_epochs(paced[name].workers[0]) for name in ("bsp", "ssp", "asp")}
+    assert fast["asp"] < fast["ssp"] < fast["bsp"]
+
+
+@pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
+def test_virtual_and_real_workers_wait_alike(paced, virtual, strategy):
+    """As shares of what the slow one computes longer, which a busy machine changes too."""
+    shares = []
+    for workers in (paced[strategy].workers, virtual[strategy].workers):
+        fast, slow = workers[0], workers[SLOW]
+        shares.append([waited / (slow.compute_s - fast.compute_s) for waited in (fast.wait_s, in_epochs(fast))])
+    assert shares[0] == pytest.approx(shares[1], abs=0.35)
