@@ -16,7 +16,7 @@ import pandas as pd
 
 from scalebench.analysis.blocks import CELL, Cell, by_block
 from scalebench.analysis.bounds import LEVEL, Array, Bounds
-from scalebench.analysis.intervals import Estimate, level_of
+from scalebench.analysis.intervals import Estimate
 from scalebench.analysis.reading import Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
@@ -63,8 +63,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
             f"no bootstrap: the most repetitions of a native or paced time are {most}, and it is offered from "
             f"{BOOTSTRAP_FROM}; the t intervals of `cells` hold from 2, or run with --repetitions {BOOTSTRAP_FROM}"
         )
-    level = level_of(results.study)
-    return pd.DataFrame([_row(cell, level, resamples, seed) for cell in own])
+    return pd.DataFrame([_row(cell, resamples, seed) for cell in own])
 
 
 def bootstrap_bounds(
@@ -83,13 +82,13 @@ def bootstrap_bounds(
     return Bounds(_trimmed_mean(logs), low, high)
 
 
-def _row(cell: Cell, level: float, resamples: int, seed: int) -> dict[str, object]:
+def _row(cell: Cell, resamples: int, seed: int) -> dict[str, object]:
     seconds, n = list(cell.seconds.values()), len(cell.seconds)
     row = {name: cell.key[name] for name in CELL} | {"n": n}
     if n < BOOTSTRAP_FROM:
         few = f"{n} repetitions; offered from {BOOTSTRAP_FROM}"
         return row | {"trimmed_s": math.nan, "low_s": math.nan, "high_s": math.nan, "interval": "", "note": few}
-    found = bootstrap_interval(seconds, level, resamples=resamples, seed=seed)
+    found = bootstrap_interval(seconds, resamples=resamples, seed=seed)
     numbers = {"trimmed_s": found.centre, "low_s": found.low, "high_s": found.high}
     return row | numbers | {"interval": BOOTSTRAP, "note": ""}
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
 SAME_METRIC = 1e-9  # metrics no further apart are equal but for rounding
-MEAN_FROM, MEDIAN_FROM = 2, 6
+MEAN_FROM, METRIC_FROM, MEDIAN_FROM = 2, 3, 6
 WELCH_FROM, WELCH_FROM_IF_EQUAL = 3, 2  # of either sample
 
 Array = NDArray[np.float64]
@@ -50,8 +50,11 @@ def mean_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
 def metric_bounds(values: ArrayLike) -> Bounds:
     """`metric_interval` of every sample along the last axis."""
     found, x = mean_bounds(values), np.asarray(values, dtype=float)
-    agreed = (np.ptp(x, axis=-1) <= SAME_METRIC) & (np.abs(found.centre) > SAME_METRIC) if x.shape[-1] > 1 else False
-    return Bounds(found.centre, np.where(agreed, math.nan, found.low), np.where(agreed, math.nan, found.high))
+    if x.shape[-1] < MEAN_FROM:
+        return found
+    same = np.ptp(x, axis=-1) <= SAME_METRIC
+    known = np.where(same, np.abs(found.centre) <= SAME_METRIC, x.shape[-1] >= METRIC_FROM)
+    return Bounds(found.centre, np.where(known, found.low, math.nan), np.where(known, found.high, math.nan))
 
 
 def welch_bounds(top: ArrayLike, bottom: ArrayLike, level: float = LEVEL) -> Bounds:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from scalebench.analysis.blocks import CELL as CELL
 from scalebench.analysis.blocks import timed as timed
-from scalebench.analysis.bounds import MEDIAN_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
+from scalebench.analysis.bounds import MEDIAN_FROM, METRIC_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
 from scalebench.analysis.intervals import interval_name, level_of, t_bounds
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
@@ -51,13 +51,13 @@ def cells(results: Results) -> pd.DataFrame:
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
     table["q1_s"], table["q3_s"] = groups["train_s"].quantile(0.25), groups["train_s"].quantile(0.75)
-    table["median_low_s"], table["median_high_s"] = _median_bounds(logs, groups.ngroup(), table["n"], level)
+    table["median_low_s"], table["median_high_s"] = _median_bounds(logs, groups.ngroup(), table["n"])
     table.loc[virtual, ["median_low_s", "median_high_s"]] = math.nan
     table["spread"] = np.sqrt(np.expm1(deviation**2))
     metric = groups["final_metric"]
     table["metric"] = metric.mean()
-    varies = metric.std().where(metric.max() - metric.min() > SAME_METRIC)  # as in intervals.metric_interval
-    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), varies, metric.count())
+    known = (metric.max() - metric.min() > SAME_METRIC) & (metric.count() >= METRIC_FROM)  # as `metric_interval`
+    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), metric.std().where(known), metric.count())
     table["time_to_target_s"] = groups["time_to_target_s"].median()
     measured = groups[SPLIT].count().eq(table["n"], axis=0)
     table[SPLIT] = groups[SPLIT].mean().where(measured)
@@ -69,18 +69,14 @@ def cells(results: Results) -> pd.DataFrame:
     return _in_order(table)
 
 
-def _median_bounds(
-    logs: pd.Series[float], group: pd.Series[int], n: pd.Series[int], level: float
-) -> tuple[Array, Array]:
+def _median_bounds(logs: pd.Series[float], group: pd.Series[int], n: pd.Series[int]) -> tuple[Array, Array]:
     """The bounds of `intervals.median_time` for all groups at once, which lie one after the other when sorted."""
     values = logs.to_numpy()[np.lexsort((logs.to_numpy(), group.to_numpy()))]
     sizes = n.to_numpy()
     first = np.cumsum(sizes) - sizes
     low, high = np.full(len(sizes), math.nan), np.full(len(sizes), math.nan)
     for size in np.unique(sizes[sizes >= MEDIAN_FROM]):
-        rank, inwards = median_ranks(int(size), level)
-        if rank < 0:  # too few runs for this level
-            continue
+        rank, inwards = median_ranks(int(size))
         own = sizes == size
         bottom, top = first[own] + rank, first[own] + size - 1 - rank
         low[own] = np.exp((1 - inwards) * values[bottom] + inwards * values[bottom + 1])

@@ -27,6 +27,7 @@ import numpy as np
 
 from scalebench.analysis.bounds import (
     LEVEL,
+    METRIC_FROM,
     SAME_METRIC,
     Bounds,
     Part,
@@ -47,9 +48,9 @@ CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
 CHECKED_CALIBRATION = "calibration interval with virtual-native error"
 
-# A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Nominal 97 %
-# covers 93.6 to 97 %, whatever the noise and wherever it stops.
-LEVEL_WHEN_STOPPED = 0.97
+# A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Ratios by
+# block and medians have widths of their own, which nothing waits for: they keep their level.
+LEVEL_WHEN_STOPPED = 0.972
 
 
 class Estimate(NamedTuple):
@@ -62,7 +63,7 @@ class Estimate(NamedTuple):
 
 
 def level_of(study: Mapping[str, Any]) -> float:
-    """The nominal level of the intervals of times of a study, as its study.yaml has it."""
+    """The nominal level of the t and calibration intervals of a study's times, and of ratios of independent ones."""
     return LEVEL_WHEN_STOPPED if study.get("until") else LEVEL
 
 
@@ -79,18 +80,23 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
 
 
 def metric_interval(values: Sequence[float]) -> Estimate:
-    """`mean_interval` without bounds where all values are equal, and not zero.
+    """`mean_interval` from METRIC_FROM values, without bounds where all are equal and not zero.
 
-    A metric counts samples: a few seeds that agree on a grid of 1 / n_test say nothing of how far others would lie.
+    A metric counts samples: a few seeds that agree on a grid of 1 / n_test say nothing of how far others would lie, and
+    of two that differ by a step or more the interval is wide enough 99 times in 100.
     Differences that are all zero are of one computation made twice, and stay [0, 0].
     """
     return _estimate(metric_bounds(values), len(values))
 
 
 def unpaired_metric(a: Sequence[float], b: Sequence[float]) -> Estimate:
-    """mean(a) - mean(b) of two independent samples of a metric, Welch's; without bounds where neither varies."""
+    """mean(a) - mean(b) of two independent samples of a metric, Welch's from METRIC_FROM of each.
+
+    Without bounds where neither varies.
+    """
     found = _estimate(welch_bounds(a, b), min(len(a), len(b)))
-    return found._replace(low=math.nan, high=math.nan) if found.high - found.low <= SAME_METRIC else found
+    known = found.n >= METRIC_FROM and found.high - found.low > SAME_METRIC
+    return found if known else found._replace(low=math.nan, high=math.nan)
 
 
 def time_interval(seconds: Sequence[float], level: float = LEVEL) -> Estimate:

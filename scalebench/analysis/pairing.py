@@ -42,7 +42,11 @@ NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
 
 
 class Ratios:
-    """Ratios of one study: at its level, and with what is known of its virtual times."""
+    """Ratios of one study, with what is known of its virtual times.
+
+    Those of one block keep the usual level also where the study stopped when its times were known well enough: no run
+    waits for a ratio to be narrow.
+    """
 
     def __init__(self, results: Results) -> None:
         self.level = level_of(results.study)
@@ -60,7 +64,7 @@ class Ratios:
             above, below = paired_times(top, bottom)
         mean, median = self._mean(top, bottom, above, below, paired), NONE
         if paired and above:
-            median = median_ratio(above, below, self.level)
+            median = median_ratio(above, below)
         if top.execution == "virtual":
             median = median._replace(low=math.nan, high=math.nan)
         name = interval_name(top.execution, checked=self.error is not None)
@@ -71,5 +75,5 @@ class Ratios:
             return NONE
         if top.execution == "virtual":
             error = self.error.part(2) if self.error and top is not bottom else None
-            return calibration_interval((np.log(above) - np.log(below)).tolist(), error, self.level)
-        return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
+            return calibration_interval((np.log(above) - np.log(below)).tolist(), error)
+        return paired_ratio(above, below) if paired else unpaired_ratio(above, below, self.level)

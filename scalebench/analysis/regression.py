@@ -197,7 +197,7 @@ def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
     level = limits.level
     if paired:
-        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio(), level)
+        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio())
         if above and above == below:  # the same computation: nothing varies
             ratio = Estimate(1.0, 1.0, 1.0, len(above))
     elif a.execution in MEASURED:

@@ -59,7 +59,7 @@ class StepTimes:
         for batch in sorted(table.batches, key=lambda batch: batch.samples):
             blocks = batch.blocks()
             chosen = blocks[:, draw.integers(blocks.shape[1], size=blocks.shape[1])]
-            rows.append(_middle(chosen).mean(axis=1))
+            rows.append(middle(chosen).mean(axis=1))
         self._seconds = np.array(rows)  # (sizes, tasks)
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
@@ -76,8 +76,8 @@ class StepTimes:
         return float(np.interp(samples, self._sizes, column))
 
 
-def _middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle three fifths of `blocks` (tasks, blocks) by the time of a whole step; all of fewer than five."""
-    by_length = blocks[:, np.argsort(blocks.sum(axis=0), kind="stable")]
-    cut = int(_LEFT_OUT * blocks.shape[1])
-    return by_length[:, cut : blocks.shape[1] - cut]
+def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle three fifths of `blocks` (..., tasks, blocks) by the time of a whole step; all of fewer than five."""
+    order = np.argsort(blocks.sum(axis=-2, keepdims=True), axis=-1, kind="stable")
+    cut = int(_LEFT_OUT * blocks.shape[-1])
+    return np.take_along_axis(blocks, order, axis=-1)[..., cut : blocks.shape[-1] - cut]

@@ -1,48 +1,53 @@
 """Every interval holds what it is about 95 times in 100, and tests raise 5 false alarms in 100 at most, by simulation.
 
-4,000 simulated studies leave a standard error of 0.35 percentage points. Seeds are fixed: an entry stays the same.
+Each is tried at the smallest number of values it is offered for, with lognormal noise and with odd runs among them.
+4,000 simulated studies leave a standard error of 0.35 percentage points; one is allowed for beyond 93 to 97 %, so that
+an interval that left 92 to 98 % would fail. Seeds are fixed: an entry stays the same. The full tables are in
+docs/statistics.md.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from benchmarks.coverage import ALARMS, GROUPS, INTERVALS, NOISES, share, taken_for_two, time_mean_of_all
+from benchmarks.alarms import ALARMS, GROUPS, taken_for_two
+from benchmarks.coverage import BESIDE, INTERVALS, UNTIL, share
+from benchmarks.noise import NOISES
+from benchmarks.scenes import holds
+from scalebench.analysis.bounds import Bounds
 
-QUIET, *ODD = NOISES
-# t quantiles of few values, added in quadrature, are more than they need be: 97 % from five values on.
-QUADRATURE = {"virtual / native": 1.0, "ratio of two calibrations": 1.0}
-# Where delayed runs make an interval hold more or less than 93 to 97 %, which docs/statistics.md says with the number.
-WIDE = {
-    "ratio, independent: Welch": 0.99,
-    "virtual time: with error": 1.0,  # the delays are inside the error as well as in the calibration
-    "virtual ratio: with error": 1.0,
-    **QUADRATURE,
-}
-NARROW = {
-    "time: stopped when narrow": 0.895,
-    "virtual time: calibration": 0.8,
-    "virtual / native": 0.92,
-}
+STUDIES = 4000
+# Independent samples of unequal numbers: 93 to 98 %, as docs/statistics.md says with the reason.
+UNEQUAL_NUMBERS = ("the same, n and n + 2 runs", "both")
+# What a level that makes up for stopping covers where nothing was stopped early, and of odd runs: up to 98.5 %.
+WIDE_WHEN_STOPPED = 0.988
 
 
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", INTERVALS, ids=lambda claim: claim.name)
-def test_an_interval_covers_95_percent_from_where_it_is_offered(claim):
-    quiet = share(claim, QUIET, claim.numbers[0], 4000)
-    assert 0.93 <= quiet <= (QUADRATURE | {"virtual time: with error": 0.985}).get(claim.name, 0.97)
+def test_an_interval_covers_95_percent_from_where_it_is_offered(claim, noise):
+    covered = share(claim, noise, claim.numbers[0], 2000 if "bootstrap" in claim.name else STUDIES)
+    slack = 0.008 if claim.name in UNEQUAL_NUMBERS else 0.0
+    assert 0.926 - slack <= covered <= 0.974 + slack
 
 
-@pytest.mark.parametrize("noise", ODD, ids=lambda noise: noise.name)
-@pytest.mark.parametrize("claim", INTERVALS, ids=lambda claim: claim.name)
-def test_an_interval_covers_95_percent_with_odd_runs(claim, noise):
-    covered = share(claim, noise, claim.numbers[0], 2000 if "bootstrap" in claim.name else 4000)
-    assert NARROW.get(claim.name, 0.925) <= covered <= WIDE.get(claim.name, 0.975)
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
+@pytest.mark.parametrize("claim", UNTIL, ids=lambda claim: claim.name)
+def test_an_interval_that_decided_when_to_stop_covers_95_percent(claim, noise):
+    assert 0.926 <= share(claim, noise, claim.numbers[0], STUDIES) <= WIDE_WHEN_STOPPED
 
 
 def test_the_simulation_can_tell_an_interval_that_does_not():
+    of_all = next(claim for claim in BESIDE if "mean of all" in claim.name)
     delayed = next(noise for noise in NOISES if noise.name == "1 in 10 x3")
-    claim = INTERVALS[0]
-    assert share(type(claim)("mean of all", time_mean_of_all, (5,)), delayed, 5, 2000) < 0.6
+    assert share(of_all, delayed, 5, 2000) < 0.6
+
+
+def test_only_intervals_that_are_offered_are_counted():
+    none, around, beside = (np.nan, np.nan), (-1.0, 1.0), (1.0, 2.0)
+    low, high = np.array([none, around, beside]).T
+    assert holds(Bounds(np.zeros(3), low, high), 0.0) == 0.5
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)

@@ -137,8 +137,14 @@ def test_metrics_that_agree_have_no_interval_unless_they_are_differences_of_noth
     assert math.isnan(metric_interval([0.95, 0.95]).low)
     assert metric_interval([0.0, 0.0])[:3] == (0, 0, 0)
     assert math.isnan(unpaired_metric([0.95] * 3, [0.9] * 3).low)
-    many = metric_bounds([[0.95, 0.95], [0.0, 0.0], [0.9, 1.0]])
+    many = metric_bounds([[0.95] * 3, [0.0] * 3, [0.9, 0.9, 1.0]])
     np.testing.assert_array_equal(np.isnan(many.low), [True, False, False])
+
+
+def test_two_metrics_are_too_few_on_a_grid():
+    assert math.isnan(metric_interval([0.9, 1.0]).low)
+    assert math.isnan(unpaired_metric([0.9, 1.0], [0.8, 0.9]).low)
+    assert math.isfinite(unpaired_metric([0.9, 1.0, 1.0], [0.8, 0.9, 0.9]).low)
 
 
 @given(TIMES)

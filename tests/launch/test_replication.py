@@ -131,7 +131,7 @@ def test_what_may_still_come_is_told_until_nothing_does():
 def test_the_width_is_the_whole_interval_over_the_geometric_mean():
     logs = [0.0, 0.1, 0.3]
     mean = sum(logs) / 3
-    level = 0.97  # which covers 95 % although it stops the study where it happens to be narrow
+    level = 0.972  # which covers 95 % although it stops the study where it happens to be narrow
     t = level * math.sqrt(2 / (1 - level**2))  # of two degrees of freedom, in closed form
     half = t * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
     assert relative_width([math.exp(x) for x in logs]) == pytest.approx(2 * math.sinh(half), rel=1e-9)

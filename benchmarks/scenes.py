@@ -1,0 +1,224 @@
+"""Simulated studies, each with the share of its intervals that hold what they are about.
+
+A scene takes a noise, how many values an interval is made of, how many studies to simulate, and a random generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from benchmarks.noise import SIGMA, Array, Noise, Random
+from scalebench.analysis.bootstrap import bootstrap_bounds
+from scalebench.analysis.bounds import (
+    Bounds,
+    Part,
+    agreement_bounds,
+    calibration_bounds,
+    calibrations_bounds,
+    mean_bounds,
+    median_bounds,
+    metric_bounds,
+    relative_width,
+    welch_bounds,
+)
+from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, unpaired_metric
+from scalebench.analysis.validation import VirtualError
+from scalebench.virtual.calibration import BLOCKS
+from scalebench.virtual.step_times import middle
+
+AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
+
+Scene = Callable[[Noise, int, int, Random], float]  # noise, n, studies, random -> share
+
+
+def holds(bounds: Bounds, truth: float | Array) -> float:
+    """The share of the intervals offered that hold `truth`."""
+    offered = np.isfinite(bounds.low)
+    return float(np.mean(((bounds.low <= truth) & (truth <= bounds.high))[offered]))
+
+
+def time_mean(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """A cell's t interval, about the median of all runs."""
+    return holds(mean_bounds(noise.draw(random, studies, n)), noise.median)
+
+
+def time_mean_of_all(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The same interval, taken for one of the mean over all runs, which it is not offered as."""
+    return holds(mean_bounds(noise.draw(random, studies, n)), noise.mean)
+
+
+def time_median(noise: Noise, n: int, studies: int, random: Random) -> float:
+    return holds(median_bounds(noise.draw(random, studies, n)), noise.median)
+
+
+def _stopped(logs: Array, at_least: int) -> Array:
+    """After how many runs each of these cells is narrow enough, or was run for the last time."""
+    runs = np.full(len(logs), AT_MOST)
+    for n in range(AT_MOST - 1, at_least - 1, -1):
+        runs[relative_width(logs[:, :n], LEVEL_WHEN_STOPPED) <= CI_WIDTH] = n
+    return runs
+
+
+def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array], Bounds]) -> Bounds:
+    """Intervals of the first `runs` values of each row."""
+    found = [bounds(values[runs == n, :n]) for n in np.unique(runs)]
+    return Bounds(*(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
+    """`until: {ci_width: 5%, at_least: n, at_most: 20}`, of runs that are so many `times` as noisy."""
+    logs = times * noise.draw(random, studies, AT_MOST)
+    found = _when_stopped(logs, _stopped(logs, n), partial(mean_bounds, level=LEVEL_WHEN_STOPPED))
+    return holds(found, times * noise.median)
+
+
+def median_until(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The median of such cells, where they have enough runs for one."""
+    logs = noise.draw(random, studies, AT_MOST)
+    return holds(_when_stopped(logs, _stopped(logs, n), median_bounds), noise.median)
+
+
+def ratio_until(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """Such a cell against a baseline that is run as often, by block: 2.5 % of noise of its own and 5 % of the block."""
+    block = random.normal(0.0, SIGMA, (studies, AT_MOST))
+    cell, baseline = (block + noise.draw(random, studies, AT_MOST) / 2 for _ in range(2))
+    return holds(_when_stopped(baseline - cell, _stopped(cell, n), mean_bounds), 0.0)
+
+
+def independent_until(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """Welch's interval of two such cells, of two studies; 5 % of noise."""
+    first, second = (noise.draw(random, studies, AT_MOST) for _ in range(2))
+    stops = _stopped(first, n), _stopped(second, n)
+    found = []
+    for a in np.unique(stops[0]):
+        for b in np.unique(stops[1]):
+            both = (stops[0] == a) & (stops[1] == b)
+            found.append(welch_bounds(first[both, :a], second[both, :b], LEVEL_WHEN_STOPPED))
+    return holds(Bounds(*(np.concatenate(part) for part in zip(*found, strict=True))), 0.0)
+
+
+def _pairs(noise: Noise, n: int, studies: int, random: Random) -> Array:
+    """Log ratios of two cells whose blocks share noise; both have their own, and their own delays."""
+    block = random.normal(0.0, 2 * SIGMA, (studies, n))
+    return (block + noise.draw(random, studies, n)) - (block + noise.draw(random, studies, n))
+
+
+def ratio_paired(noise: Noise, n: int, studies: int, random: Random) -> float:
+    return holds(mean_bounds(_pairs(noise, n, studies, random)), 0.0)
+
+
+def ratio_median(noise: Noise, n: int, studies: int, random: Random) -> float:
+    return holds(median_bounds(_pairs(noise, n, studies, random)), 0.0)
+
+
+def ratio_independent(noise: Noise, n: int, studies: int, random: Random, more: int = 0) -> float:
+    """Welch's interval of two cells with the same noise, the other of which has so many runs more."""
+    return holds(welch_bounds(noise.draw(random, studies, n), noise.draw(random, studies, n + more)), 0.0)
+
+
+def ratio_unequal(noise: Noise, n: int, studies: int, random: Random, more: int = 0) -> float:
+    """The same where the one with fewer runs has three times the other's spread and no delays."""
+    wide = random.normal(0.0, 3 * SIGMA, (studies, n))
+    return holds(welch_bounds(wide, noise.draw(random, studies, n + more)), -noise.median)
+
+
+def time_bootstrap(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The bootstrap interval, about the trimmed mean of all runs; 1,000 resamples."""
+    bounds = bootstrap_bounds(noise.draw(random, studies, n), resamples=1000, random=random)
+    return holds(bounds, noise.middle)
+
+
+def ratio_bootstrap(noise: Noise, n: int, studies: int, random: Random) -> float:
+    return holds(bootstrap_bounds(_pairs(noise, n, studies, random), resamples=1000, random=random), 0.0)
+
+
+def _calibrations(noise: Noise, n: int, studies: int, random: Random) -> Array:
+    """Errors of `n` virtual repetitions on logs: each draws from the blocks of steps that were measured once."""
+    blocks = np.exp(noise.draw(random, studies, BLOCKS) - noise.middle_time)
+    drawn = blocks[np.arange(studies)[:, None, None], random.integers(BLOCKS, size=(studies, n, BLOCKS))]
+    errors: Array = np.log(middle(drawn[..., None, :]).mean(axis=(-2, -1)))
+    return errors
+
+
+def virtual_time(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The calibration interval, about what the calibration aims at; `noise` is that of the calibration's blocks."""
+    return holds(calibration_bounds(_calibrations(noise, n, studies, random)), 0.0)
+
+
+def virtual_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The calibration interval of a ratio paired by draw: two thirds of the time is the step that both resample, and
+    each has a part whose blocks are its own."""
+    shared = [_calibrations(noise, n, studies, random) for _ in range(3)]
+    return holds(calibration_bounds((shared[1] - shared[2]) / 3), 0.0)
+
+
+def virtual_time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
+    """The calibration interval where draws are made until their mean is known to 5 %."""
+    logs = times * _calibrations(noise, AT_MOST, studies, random)
+    found = _when_stopped(logs, _stopped(logs, n), partial(calibration_bounds, level=LEVEL_WHEN_STOPPED))
+    return holds(found, 0.0)
+
+
+def _checked(noise: Noise, calibration: Array, times: int, random: Random, wrong: float) -> Part:
+    """What three checks by three native runs each say, where the simulation is off by `wrong` (lognormal)."""
+    studies = len(calibration)
+    native = np.median(noise.draw(random, studies, 3, 3), axis=-1) - noise.median
+    errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, 3)) - native
+    found = [VirtualError.of((own**2).tolist()).part(times) for own in errors]
+    return Part(np.array([part.variance for part in found]), found[0].freedom)
+
+
+def virtual_time_checked(noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1) -> float:
+    """The calibration interval with virtual-native error, about the machine's time."""
+    calibration = _calibrations(noise, n, studies, random)
+    error = _checked(noise, calibration, 1, random, wrong)
+    return holds(calibration_bounds(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
+
+
+def virtual_ratio_checked(noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1) -> float:
+    """The same of a ratio of two virtual times, whose steps are the same and cancel."""
+    calibration = _calibrations(noise, n, studies, random)
+    error = _checked(noise, calibration, 2, random, wrong)
+    off = random.normal(0, wrong, (2, studies, 1))
+    return holds(calibration_bounds(off[0] - off[1] + np.zeros((studies, n)), error), 0.0)
+
+
+def agreement_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """Virtual over native time, `n` draws of one calibration and `n` runs, where both agree."""
+    virtual, native = _calibrations(noise, n, studies, random), noise.draw(random, studies, n)
+    return holds(agreement_bounds(virtual, native), -noise.median)
+
+
+def ratio_calibrations(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The ratio of virtual times of two calibrations."""
+    top, bottom = (_calibrations(noise, n, studies, random) for _ in range(2))
+    return holds(calibrations_bounds(top, bottom), 0.0)
+
+
+def _metrics(noise: Noise, shape: tuple[int, ...], spread: float, random: Random) -> Array:
+    """Accuracies of 360 test samples, 0.95 with `spread` between seeds; where the noise has odd runs, so many seeds end
+    lower by 0.03."""
+    chance = random.normal(0.95, spread, shape) - 0.03 * (random.random(shape) < noise.odd)
+    return np.asarray(np.round(np.minimum(chance, 1) * 360) / 360)
+
+
+def metric_mean(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The t interval of accuracy over seeds, about that of the others."""
+    return holds(metric_bounds(_metrics(noise, (studies, n), 0.01, random)), 0.95)
+
+
+def metric_difference(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """The t interval of the difference of two accuracies, paired by seed; half of their variance is the seed's."""
+    seed = np.round(random.normal(0, 0.007, (studies, n)) * 360) / 360
+    first, second = (seed + _metrics(noise, (studies, n), 0.007, random) for _ in range(2))
+    return holds(metric_bounds(first - second), 0.0)
+
+
+def metric_independent(noise: Noise, n: int, studies: int, random: Random) -> float:
+    """Welch's interval of the difference of two accuracies without a common seed."""
+    first, second = (_metrics(noise, (studies, n), 0.01, random) for _ in range(2))
+    found = [unpaired_metric(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+    return holds(Bounds(*(np.array(part) for part in list(zip(*found, strict=True))[:3])), 0.0)
