@@ -96,10 +96,14 @@ class AdPsgd(Averaging):
             worker.clock.did(Task.COMM)
             since = model.merges - state.accesses
             if since:
-                unpack_(x.add_(packed(tensors) - state.read), tensors)
+                if len(tensors) > 1:
+                    x.add_(packed(tensors) - state.read)  # the statistics of the forward pass; weights are as read
+                unpack_(x, tensors)
             worker.update()
             x.copy_(packed(self.averaged(worker)))
-            state.read, state.accesses = x.clone(), model.merges + 1
+            if len(tensors) > 1:
+                state.read = x.clone()
+            state.accesses = model.merges + 1
         worker.observe("staleness", since - own)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:

@@ -25,7 +25,9 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Put what `packed` made, and somebody changed, back into the tensors."""
-    if vector is tensors[0]:
+    if len(tensors) == 1:
+        if vector is not tensors[0]:
+            tensors[0].copy_(vector)
         return
     import torch
 
@@ -55,8 +57,15 @@ def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: fl
 
 
 def floating_buffers(worker: Worker) -> list[Tensor]:
-    """BatchNorm's running statistics and the like; counters are no statistics."""
-    return [buffer for buffer in worker.model.buffers() if buffer.is_floating_point()]
+    """BatchNorm's running statistics and the like; counters are no statistics.
+
+    Asked for at every step: the modules, which stay, are listed once; a forward pass may replace their buffers.
+    """
+    if not hasattr(worker.state, "modules"):
+        worker.state.modules = list(worker.model.modules())
+    held = [buffer for module in worker.state.modules if module._buffers for buffer in module._buffers.values()]
+    floating = {id(buffer): buffer for buffer in held if buffer is not None and buffer.is_floating_point()}
+    return list(floating.values())
 
 
 def optimizer_tensors(worker: Worker) -> list[Tensor]:

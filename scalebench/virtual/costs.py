@@ -18,7 +18,7 @@ from scalebench.cluster.network import Network
 
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # a request and its reply; what the server has to do for them
-_MESSAGES_KEPT = 1 << 14
+_PRICES_KEPT = 1 << 14
 Ranks = tuple[int, ...]
 Model = Callable[[int, Sequence[int]], float]
 
@@ -42,7 +42,11 @@ class Costs:
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Ranks, str], float] = {}
         self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
-        self.message = lru_cache(_MESSAGES_KEPT)(network.message)  # (nbytes, source, to): seconds
+        kept = lru_cache(_PRICES_KEPT)  # (nbytes, one worker, the other): seconds; they are asked for at every step
+        self.message = kept(network.message)
+        self.occupancy = kept(self._occupancy)
+        self.under_way = kept(self._under_way)
+        self.exclusive = kept(self._exclusive)
 
     def allreduce(self, nbytes: int, ranks: Ranks, engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
@@ -71,7 +75,7 @@ class Costs:
         """How long a worker adds `nbytes` to what it has: n gamma."""
         return nbytes * self.network.cluster.reduction.seconds_per_byte
 
-    def occupancy(self, nbytes: float, worker: int, host: int) -> float:
+    def _occupancy(self, nbytes: float, worker: int, host: int) -> float:
         """How long a server at `host` is at a request, or a reply, of `nbytes`: its link, and its software."""
         busy = self.cost_of(SERVER_BUSY)
         if busy is not None and self.network.same_node(worker, host):
@@ -79,7 +83,7 @@ class Costs:
         link = self.message(int(nbytes), worker, host) - self.message(0, worker, host)
         return link + (busy.alpha_s / 2 if busy else 0.0)
 
-    def under_way(self, nbytes: float, worker: int, host: int) -> float:
+    def _under_way(self, nbytes: float, worker: int, host: int) -> float:
         """How long such a request or reply is under way beside that, while the server may serve others."""
         whole, busy = self.cost_of(SERVER), self.cost_of(SERVER_BUSY)
         link = self.message(0, worker, host)
@@ -89,7 +93,7 @@ class Costs:
             return max(0.0, whole.seconds(nbytes) - busy.seconds(nbytes)) / 2
         return link + max(0.0, whole.alpha_s - busy.alpha_s) / 2
 
-    def exclusive(self, nbytes: int, worker: int, host: int) -> float:
+    def _exclusive(self, nbytes: int, worker: int, host: int) -> float:
         """Lock, fetch, store and unlock a shared vector of `nbytes` that lies at `host`."""
         measured = self.cost_of(ONE_SIDED)
         if measured is not None and self.network.same_node(worker, host):
