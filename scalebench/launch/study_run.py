@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.cache import cache_folder
-from scalebench.errors import ModelError
+from scalebench.errors import ModelError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
 from scalebench.launch.elsewhere import Elsewhere, disturbed
@@ -96,6 +96,12 @@ def _scenery(plan: Plan, conduct: Conduct, folder: Path, reporter: Reporter, hos
     """What virtual runs are charged by, measured now or before; None if none is left."""
     if not conduct.left(virtual=True):
         return None
+    done = len(plan.sweep.of("virtual")) > len(conduct.left(virtual=True))
+    if done and plan.study.calibration is None and not (folder / "calibration.json").is_file():
+        raise ResultsError(
+            f"{folder} holds virtual runs but not calibration.json, which they were charged by; "
+            "put it back, or begin anew with --new"
+        )
     reporter.phase("calibration", 0)
     return scenery_for(
         plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,

@@ -48,7 +48,9 @@ ALLOWED_NAMES = (
     "LSB_JOBID",
 )
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|AUTH", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS(?!IVE)|CREDENTIAL|PRIVATE|API_?KEY|AUTH|_(?:KEY|PWD|PAT)(?:_|$)", re.IGNORECASE
+)
 _SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")

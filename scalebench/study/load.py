@@ -24,17 +24,20 @@ _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
     """The study in `path` (None: the default study), with `sets` (`key=value`) and then `overrides` (flags) over it.
 
+    A flag goes first where it names what `sets` give options of.
+
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
     """
     raw = read_mapping(path, StudyError, "study") if path else {}
     before = dict(raw)
     where = str(path) if path else "the default study"
+    flags = {key: value for key, value in overrides.items() if value is not None}
+    completed = {item.partition("=")[0].strip().partition(".")[0] for item in sets if "." in item.partition("=")[0]}
+    raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
     for item in sets:
         _assign(raw, item)
-    for key, value in overrides.items():
-        if value is not None:
-            raw[key] = value
+    raw |= {key: value for key, value in flags.items() if key not in completed}
     for pair in _EXCLUDE_EACH_OTHER:
         _one_of(pair, before, raw, sets, overrides)
     try:

@@ -104,7 +104,9 @@ class Unevenness(Stated):
 
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
     jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
-    slowdown: dict[int, PositiveFloat] = Field(default_factory=dict, description="compute factor per worker rank")
+    slowdown: dict[NonNegativeInt, PositiveFloat] = Field(
+        default_factory=dict, description="compute factor per worker rank"
+    )
     slow_windows: list[SlowWindow] = Field([], description="compute factors of workers for a while")
     slow_links: SlowLinks = Field(
         {}, description="node, or node-node: how many times slower its cards, or the way between them, are"
@@ -202,6 +204,10 @@ class Training(Stated):
         if self.lr_policy in ("step", "optimizer_steps") and self.lr_decay_every is None:
             unit = "epochs" if self.lr_policy == "step" else "optimizer steps"
             raise ValueError(f"lr_policy {self.lr_policy} needs lr_decay_every, in {unit}")
+        if self.lr_policy not in ("step", "optimizer_steps") and self.lr_decay_every is not None:
+            raise ValueError(f"lr_decay_every has no effect with lr_policy {self.lr_policy}: step decays, leave it out")
+        if self.lr_policy != "linear" and self.lr_warmup_epochs:
+            raise ValueError(f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up")
         return self
 
     @property
@@ -230,6 +236,16 @@ class Study(Training):
     execution: Literal["auto", "native", "paced", "virtual"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
+
+    @model_validator(mode="after")
+    def _slow_workers_exist(self) -> Study:
+        named = dict.fromkeys(self.virtual.slowdown, "slowdown")
+        named |= {window.rank: "slow_windows" for window in self.virtual.slow_windows}
+        most = max(self.workers, default=1)
+        for rank, key in named.items():
+            if rank >= most:
+                raise ValueError(f"virtual.{key} names worker {rank}; the largest run has the workers 0 to {most - 1}")
+        return self
 
     @model_validator(mode="after")
     def _one_number_of_repetitions(self) -> Study:

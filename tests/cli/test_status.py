@@ -95,6 +95,25 @@ def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
     assert "5 of 5 runs done, 0 failed, 0 remaining" in half_failed("status")
 
 
+def test_another_calibration_is_another_study(half_failed, tmp_path):
+    (tmp_path / "given.json").rename(tmp_path / "other.json")
+    text = (tmp_path / "study.yaml").read_text()
+    (tmp_path / "study.yaml").write_text(text.replace("given.json", "other.json"))
+    said = half_failed("run", "study.yaml", "--jobs", "1", code=2)
+    assert "calibration was given.json, is other.json" in said
+
+
+def test_a_lost_calibration_is_not_measured_anew_beside_its_runs(scalebench, tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    scalebench("run", "study.yaml", "--workers", "1", "--jobs", "1")
+    (tmp_path / "results" / "mine" / "calibration.json").unlink()
+    before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
+    said = scalebench("run", "study.yaml", "--jobs", "1", code=2)
+    assert "holds virtual runs but not calibration.json" in said
+    assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
+
+
 def test_status_shows_who_is_writing_and_run_refuses_meanwhile(half_failed, tmp_path):
     with study_lock(tmp_path / "results" / "mine"):
         assert "running: process" in half_failed("status")

@@ -176,11 +176,12 @@ RHYTHMS = st.fixed_dictionaries(
         "epochs": SMALL,
         "batch_per_worker": one_of(7, 16, 96),
         "optimizer": one_of("sgd", {"sgd": {"momentum": 0.9}}, "adam"),
-        "lr_policy": one_of("constant", "linear", "cosine"),
-        "lr_warmup_epochs": one_of(0, 1),
         "evaluate_every": one_of(0, 1),
+        "rate": one_of(
+            {"lr_policy": "cosine"}, {"lr_policy": "linear"}, {"lr_policy": "linear", "lr_warmup_epochs": 1}
+        ),
     }
-)
+).map(lambda values: {key: value for key, value in values.items() if key != "rate"} | values["rate"])
 
 
 @settings(max_examples=60, suppress_health_check=HELD)

@@ -247,6 +247,16 @@ def test_federated_averaging_weighs_the_chosen_by_their_samples(trained, arrays,
     assert losses.count(None) == idle
 
 
+@pytest.mark.parametrize("fraction", [0.3, 0.5, 0.75])
+def test_each_round_draws_clients_anew_and_all_alike(fraction):
+    strategy = registry.create("fedavg", {"fraction": fraction})
+    rounds = [strategy.clients(3, round_, 8) for round_ in range(400)]
+    assert {len(chosen) for chosen in rounds} == {int(8 * fraction)}
+    often = np.bincount([client for chosen in rounds for client in chosen], minlength=8) / 400
+    np.testing.assert_allclose(often, int(8 * fraction) / 8, atol=0.1)  # four standard errors of 0.025
+    assert rounds != [strategy.clients(4, round_, 8) for round_ in range(400)]
+
+
 PERIODIC = ["local_sgd", "slowmo", "bmuf", "diloco", "easgd", "torch_local_sgd"]
 FAMILY = [
     *({name: {"period" if name == "torch_local_sgd" else "steps": 4}} for name in PERIODIC),

@@ -147,6 +147,20 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
     assert gate.on_push(1, 15.0) == [0, 1]
 
 
+def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
+    """s_L 0, s_U 9, three steady workers: whoever is a push behind the fastest waits at a lead > s_L."""
+    gate = Dynamic(3, 100, 0, 9)
+    for worker, now in ((0, 1.0), (1, 1.1), (2, 4.0)):
+        gate.on_push(worker, now)  # a first round for all: no interval is known yet
+    assert gate.on_push(0, 5.0) == []
+    assert gate.on_push(1, 5.5) == []
+    assert sorted(gate.on_push(2, 8.0)) == [0, 1, 2]  # both intervals of the slowest are known now
+    assert gate.on_push(0, 9.0) == [0]  # the fastest, alone in front: granted
+    assert gate.on_push(0, 10.0) == [0]
+    assert gate.pushes == [4, 2, 2]
+    assert gate.on_push(1, 10.5) == []  # one push behind 0, lead 1 > s_L: no controller is asked
+
+
 def test_paper_grants_one_push_more():
     strict, paper = Dynamic(2, 100, 1, 4), Dynamic(2, 100, 1, 4, "paper")
     for gate in (strict, paper):

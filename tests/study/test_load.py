@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,32 @@ def test_flags_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "epochs: 2\nlr: 0.5\nworkers: 1,2\nseed: 3\n")
     study = load_study(path, {"epochs": 9, "lr": None}, ["epochs=4", "lr=0.25"])
     assert (study.epochs, study.lr, study.workers, study.seed) == (9, 0.25, [1, 2], 3)
+
+
+def test_a_flag_names_what_set_gives_options_of() -> None:
+    study = load_study(None, {"model": "mlp", "dataset": "csv"}, ["model.hidden=[8]", "dataset.file=mine.csv"])
+    assert study.model.options == {"hidden": [8]}
+    assert (study.dataset.name, study.dataset.options) == ("csv", {"file": "mine.csv"})
+    with pytest.raises(StudyError, match=r"strategies.0.steps"):
+        load_study(None, {"strategies": ["local_sgd"]}, ["strategies.0.steps=64"])
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("lr_policy=cosine,lr_warmup_epochs=2", "lr_warmup_epochs has no effect with lr_policy cosine"),
+        ("lr_decay_every=2", "lr_decay_every has no effect with lr_policy constant"),
+        (
+            "workers=4,virtual.slowdown={9: 2.0}",
+            "virtual.slowdown names worker 9; the largest run has the workers 0 to 3",
+        ),
+        ("workers=4,virtual.slowdown={-1: 2.0}", "slowdown.-1"),
+        ("workers=2,virtual.slow_windows=[{rank: 2; until_s: 1; factor: 2}]", "virtual.slow_windows names worker 2"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(said: str, message: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(message)):
+        load_study(None, {}, [item.replace(";", ",") for item in said.split(",")])
 
 
 def test_set_reaches_inside_and_reads_yaml(tmp_path: Path) -> None:
