@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
@@ -17,9 +19,30 @@ _MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
 
 
 def provenance_in(folder: Path) -> list[dict[str, Any]]:
-    """The files of `folder`/provenance; one that cannot be read documents nothing."""
-    found = [facts for path in sorted((folder / "provenance").glob("*.json")) for facts in _mapping(path)]
+    """The files of `folder`/provenance, with the names that rows know them by; one that cannot be read is left out."""
+    files = sorted((folder / "provenance").glob("*.json"))
+    found = [facts | {"provenance": path.stem} for path in files for facts in _mapping(path)]
     return [facts for facts in found if all(isinstance(facts.get(key, ""), str) for key in _NAMES)]
+
+
+def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """host_hash -> facts of each node that the real runs of one provenance file used."""
+    nodes = facts.get("nodes")
+    if not isinstance(nodes, dict) or not nodes:
+        return {str(facts.get("host_hash")): facts}
+    return {host: node if isinstance(node, dict) else {} for host, node in nodes.items()}
+
+
+def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """host_hash -> facts of each node that `runs` used, None where nothing describes it."""
+    files = {facts["provenance"]: facts for facts in provenance}
+    hosts = {str(facts.get("host_hash")): facts for facts in files.values()}
+    found: dict[str, dict[str, Any] | None] = {}
+    for name in runs["provenance"].dropna().unique():
+        found |= nodes_in(files[name]) if name in files else {}
+    for host in runs.loc[~runs["provenance"].isin(files), "host_hash"].dropna().unique():
+        found.setdefault(host, hosts.get(host))
+    return found
 
 
 def hardware(facts: dict[str, Any]) -> str:

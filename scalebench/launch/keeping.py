@@ -72,7 +72,8 @@ class Keeper:
     ) -> None:
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._replication, self.tally = replication, tally
-        self._provenance = {name: provenance.get(name) for name in _PROVENANCE_COLUMNS}
+        self._provenance = provenance
+        self._elsewhere: dict[tuple[str, ...], str] = {}  # nodes of a run -> name of their provenance
         self._started: dict[str, str] = {}
 
     def started(self, run: Run) -> None:
@@ -89,7 +90,7 @@ class Keeper:
             attempt=self._store.next_attempt(run.run_id),
             oversubscribed=is_oversubscribed(run),
             started_utc=begun,
-            provenance=self._provenance,
+            provenance=self._made_on(outcome.facts.get("machines")),
         )
         row = row.model_copy(
             update={name: redact(text, names=False) for name in _PATHS if (text := getattr(row, name))}
@@ -102,6 +103,16 @@ class Keeper:
             self._reporter.ended(run, outcome)
         elif outcome.status != "completed":
             self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
+
+    def _made_on(self, nodes: dict[str, Any] | None) -> dict[str, Any]:
+        """The provenance columns of a run; where it used other nodes than this one, their facts are kept too."""
+        row = {name: self._provenance.get(name) for name in _PROVENANCE_COLUMNS}
+        if not nodes:
+            return row
+        if (names := tuple(nodes)) not in self._elsewhere:
+            facts = {name: fact for name, fact in self._provenance.items() if name != "provenance"}
+            self._elsewhere[names] = self._store.keep_provenance(facts | {"nodes": nodes})
+        return row | {"provenance": self._elsewhere[names]}
 
     def _count(self, run: Run, outcome: Outcome, train_s: float | None) -> None:
         completed = outcome.status == "completed"

@@ -22,7 +22,9 @@ from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.lifeline import end_with_parent
 from scalebench.native.heartbeat import create_heartbeats
 from scalebench.native.job import EventReader, Further, Job, server_ranks, settings_of
+from scalebench.native.nodes import Nodes
 from scalebench.outcome import Outcome
+from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
 
 _POLL_S = 0.05
@@ -186,6 +188,7 @@ class _Launch:
             weights=self._weights,
             settings=self._settings,
             binding=binding,
+            host=host_hash(),
         )
         create_heartbeats(job.heartbeats, self._ranks)
         pulse, events = Pulse(job.heartbeats), EventReader(job.events)
@@ -277,6 +280,8 @@ class _Launch:
         self._under_way = None
         if run.warmup and outcome.status != "completed":
             self.cold.add(run.run_id)
+        if nodes := Nodes.of_launch(self._folder):
+            outcome.facts["machines"] = nodes.of(run.workers + server_ranks(run))
         if run.execution == "native":
             gpus = outcome.facts.get("gpus_per_node") or 0
             crowded = engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)

@@ -30,6 +30,7 @@ class Job(BaseModel):
     settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
     launcher: str = "mpirun"
     binding: str = "none"
+    host: str = ""  # hash of the node that launches
 
     @property
     def events(self) -> Path:

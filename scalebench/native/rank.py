@@ -22,6 +22,7 @@ from scalebench.comm.server import ServerLoop
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
+from scalebench.native.nodes import keep_nodes
 from scalebench.native.session import Session
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
@@ -58,6 +59,7 @@ class RankLoop:
         self._nap = _NAP * max(1.0, on_this_node / len(os.sched_getaffinity(0)) / 8)
 
     def serve(self) -> None:
+        keep_nodes(self.world, self.job.host, self.job.folder)
         _finish_importing()
         further = Further(self.job.further)
         runs = self.job.runs

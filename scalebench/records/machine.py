@@ -43,13 +43,13 @@ def cpu_model(root: Path = _ROOT) -> str:
     return platform.processor() or "unknown"
 
 
-def cpu(root: Path = _ROOT) -> dict[str, Any]:
-    """Processor, cores, NUMA nodes with their cores, and the frequency governor."""
+def cpu(root: Path = _ROOT, pid: int = 0) -> dict[str, Any]:
+    """Processor, cores, those the process `pid` may use, NUMA nodes with their cores, and the frequency governor."""
     numa = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     return {
         "model": cpu_model(root),
         "logical_cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
+        "usable_cores": len(os.sched_getaffinity(pid)),
         "numa_nodes": {node.name: text_of(node / "cpulist").strip() for node in numa} or None,
         "governor": text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None,
     }

@@ -63,16 +63,11 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """
     versions = builds.package_versions()
     facts = {
-        "host_hash": _digest(platform.node(), machine.cpu_model(), str(os.cpu_count())),
+        **describe_node(environment),
         "packages_hash": _digest(*(f"{name}=={version}" for name, version in versions.items())),
         **builds.git(),
         "scheduler_job_id": next((environment[name] for name in JOB_IDS if name in environment), None),
         "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": machine.cpu(),
-        "memory_mib": machine.memory_mib(),
-        "gpus": machine.gpus(),
-        "network": machine.network(),
         "container": machine.container(environment),
         "mpi": builds.mpi(),
         "horovod": builds.horovod(),
@@ -82,6 +77,27 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     }
     facts = {name: _redacted(value, environment) for name, value in facts.items()}
     return facts | {"environment": allowed_environment(environment)}
+
+
+def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> dict[str, Any]:
+    """What differs from node to node: processor, memory, GPUs, network, kernel, and the hash that stands for its name.
+
+    Its usable cores are those of the process `pid`, by default this one.
+    """
+    facts = {
+        "host_hash": host_hash(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": machine.cpu(pid=pid),
+        "memory_mib": machine.memory_mib(),
+        "gpus": machine.gpus(),
+        "network": machine.network(),
+    }
+    return {name: _redacted(value, environment) for name, value in facts.items()}
+
+
+def host_hash() -> str:
+    """Tells this node from others without naming it."""
+    return _digest(platform.node(), machine.cpu_model(), str(os.cpu_count()))
 
 
 def as_json(facts: Mapping[str, Any]) -> str:

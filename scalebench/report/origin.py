@@ -15,11 +15,11 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
-from scalebench.records.provenance import name_of, redact
+from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
-_LISTS = ("packages", "environment")  # too long to stand among the rest
+_LISTS = ("nodes", "packages", "environment")  # too long to stand among the rest
 _MOST_YAML = 200_000  # bytes: no study that somebody wrote is longer
 _DEEPEST = 4  # levels of nested facts
 _IDENTITY = ("host_hash", "packages_hash", "git_commit")
@@ -84,8 +84,8 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
         own = rows["provenance"].isna()  # written by others: then by what it has in common with the file
         for name in _IDENTITY:
             own &= rows[name].fillna("") == str(facts.get(name) or "")
-        own |= rows["provenance"].fillna("") == name_of(facts)
-        plain = {name: value for name, value in facts.items() if name not in _LISTS}
+        own |= rows["provenance"].fillna("") == facts["provenance"]
+        plain = {name: value for name, value in facts.items() if name not in (*_LISTS, "provenance")}
         lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
         found.append(Machine(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
     return found

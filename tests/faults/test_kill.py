@@ -1,6 +1,6 @@
 """kill -9 at random moments of a sweep, each followed by a resume: nothing lost, nothing twice, the same numbers.
 
-`SCALEBENCH_KILLS=100` makes a hundred of them.
+`SCALEBENCH_KILLS=100` makes a hundred of them; `pytest -s` shows what each was doing when it was hit.
 """
 
 from __future__ import annotations
@@ -9,41 +9,103 @@ import os
 import random
 import signal
 import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
 
 KILLS = int(os.environ.get("SCALEBENCH_KILLS", "12"))
-RUNS = 2 * (1 + 5 * 3)
+RUNS, EPOCHS = 2 * (1 + 5 * 3), 2
+AIMS = ("any moment", "a run", "a run", "a row")
+PHASES = {  # what stands in the stack of a command that is killed -> what it was doing; the first that is found
+    "calibrating": ("in scenery_for",),
+    "writing": ("in append", "in _write", "in write_whole"),
+    "in a run": ("in simulate_alike",),
+    "between runs": ("in run_virtual",),
+    "done": ("in _summarise",),
+    "starting": ("in main",),
+}
 
 
+def kill(place, command, output):
+    """SIGKILL; what the command was doing at that moment, as its stack and the tables tell."""
+    command.send(signal.SIGUSR2)
+    stack, deadline = place.folder / "stack.txt", time.monotonic() + 0.05
+    while not stack.read_text().endswith("in <module>\n") and command.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.0001)
+    command.send(signal.SIGKILL)
+    code = command.wait()
+    assert code in (0, -signal.SIGKILL), place.said()
+    if code == 0:
+        return "missed"
+    committed, epochs = place.whole_lines(output), place.runs_csv(output).with_name("epochs.csv")
+    with suppress(FileNotFoundError):
+        uncommitted = epochs.read_bytes().count(b"\n") - 1 > EPOCHS * (committed.count(b"\n") - 1)
+        if uncommitted or place.runs_csv(output).read_bytes() != committed:
+            return "writing"
+    said = stack.read_text()
+    return next((phase for phase, names in PHASES.items() if any(name in said for name in names)), "starting")
+
+
+def wait_for(place, command, output, aim, draw, whole):
+    """Return at a moment of the kind that `aim` says, or when the command has ended."""
+    if aim == "any moment":
+        time.sleep(draw.uniform(0.0, whole))
+        return
+    runs = place.runs_csv(output)
+    watched = runs if aim == "a run" else runs.with_name("epochs.csv")
+    nth = draw.randrange(1, 6)
+    size = watched.stat().st_size if watched.exists() else 0
+    while nth and command.is_alive():
+        with suppress(FileNotFoundError):
+            if (now := watched.stat().st_size) != size:
+                size, nth = now, nth - 1
+        time.sleep(0.0005)  # the command needs the core
+    if aim == "a run":
+        time.sleep(draw.uniform(0.0, whole / 50))
+
+
+@pytest.mark.timeout(max(900, 60 * KILLS))
 def test_a_sweep_that_is_killed_again_and_again_ends_as_if_undisturbed(place):
+    """Sweeps charged by a given calibration; every third one measures its own, and is killed while it does."""
     begun = time.monotonic()
     assert place.run("undisturbed") == 0
     whole = time.monotonic() - begun
     wanted = place.tables("undisturbed")
     assert len(wanted[0]) == RUNS
+    study = place.folder / "study.yaml"
+    own = study.read_text().replace("calibration: given.json\n", "")
+    (place.folder / "measured.yaml").write_text(own)
 
-    draw, killed, in_the_sweep, folder = random.Random(20261120), 0, 0, 0
-    while killed < KILLS:
-        folder += 1
-        output = f"disturbed-{folder}"
+    draw, phases, sweeps = random.Random(20261120), Counter(), 0
+    while phases.total() < KILLS:
+        sweeps += 1
+        output = f"disturbed-{sweeps}"
+        measures = sweeps % 3 == 2
+        arguments = ("run", "measured.yaml" if measures else "study.yaml", "--output", output, "--jobs", "1")
         while True:
             before = place.whole_lines(output)
-            command = place.start("run", "study.yaml", "--output", output, "--jobs", "1")
-            if draw.random() < 0.5:  # at any moment of the command
+            command = place.start(*arguments)
+            if measures and not (place.folder / output / "small" / "calibration.json").exists() and draw.random() < 0.7:
+                kept = place.folder / output / "small" / "provenance"
+                place.until(lambda kept=kept: kept.exists(), "the calibration")
                 time.sleep(draw.uniform(0.0, whole))
-            else:  # at any moment of its runs, which take a small part of it
-                place.until(lambda: place.whole_lines(output) != before or not command.is_alive(), "a row")  # noqa: B023
-                time.sleep(draw.uniform(0.0, whole / 10))
-            command.send(signal.SIGKILL)
-            code = command.wait()
-            now = place.whole_lines(output)
-            assert now.startswith(before), "a completed row was lost or changed"
-            assert code in (0, -signal.SIGKILL), place.said()
-            if code == 0:
+            else:
+                wait_for(place, command, output, draw.choice(AIMS), draw, whole)
+            phase = kill(place, command, output)
+            assert place.whole_lines(output).startswith(before), "a completed row was lost or changed"
+            if phase == "missed":
                 break
-            killed += 1
-            in_the_sweep += 0 < now.count(b"\n") < 1 + RUNS
-        assert place.tables(output) == wanted
-    assert in_the_sweep >= KILLS // 4, "the kills hit the beginning only"
+            phases[phase] += 1
+        if measures:
+            given = f"{output}/small/calibration.json"
+            assert place.run(f"undisturbed-{sweeps}", "--calibration", given) == 0
+            assert place.tables(output) == place.tables(f"undisturbed-{sweeps}")
+        else:
+            assert place.tables(output) == wanted
+    print(f"\n{phases.total()} kills in {sweeps} sweeps: {dict(phases)}")
+    aimed = phases["in a run"] + phases["between runs"] + phases["writing"]
+    assert aimed >= KILLS // 4, f"the kills hit the beginning only: {phases}"
 
 
 def test_a_kill_takes_the_worker_processes_with_it(place):

@@ -201,6 +201,16 @@ def test_versions_are_pinned_as_they_were(study, tmp_path):
     assert "torch" not in light
 
 
+def test_its_hardware_names_gpus_and_the_nodes_of_real_runs(study, tmp_path, monkeypatch):
+    gpu = {"name": "NVIDIA H100", "driver": "550.54", "memory": "81559 MiB"}
+    node = {"cpu": {"model": "another CPU", "usable_cores": 64}}
+    monkeypatch.setitem(PROVENANCE, "gpus", [gpu])
+    monkeypatch.setitem(PROVENANCE, "nodes", {"cafe": node, "f00d": node})
+    (said,) = write_artifact(study(), tmp_path, Paper()).description.machines
+    assert dict(said)["GPUs"] == "NVIDIA H100 (driver 550.54, 81559 MiB)"
+    assert dict(said)["nodes of real runs"] == "2 of another CPU, 64 cores"
+
+
 def test_the_wheel_is_one_that_pip_installs(tmp_path):
     wheel = write_wheel(tmp_path)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]

@@ -12,5 +12,7 @@ def test_a_row_belongs_to_the_file_that_it_names_and_else_to_those_of_its_machin
     """Two environments that differ in a variable alone have the same machine, packages and commit."""
     same = {"host_hash": "cafe", "packages_hash": "beef", "git_commit": "0" * 40}
     files = [same | {"environment": {"OMP_PROC_BIND": value}} for value in ("close", "spread")]
-    rows = pd.DataFrame([same | {"provenance": name} for name in (*map(name_of, files), name_of(files[1]), None)])
+    files = [facts | {"provenance": name_of(facts)} for facts in files]  # as `provenance_in` reads them
+    named = (files[0]["provenance"], files[1]["provenance"], files[1]["provenance"], None)
+    rows = pd.DataFrame([same | {"provenance": name} for name in named])
     assert [machine.runs for machine in machines(rows, files)] == [1 + 1, 2 + 1]

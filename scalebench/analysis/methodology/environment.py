@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
-from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware
+from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware, machines_of
 
 
 @RULES.add
@@ -57,19 +59,17 @@ class MixedMachines(Rule):
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.measured
-        if runs["host_hash"].nunique() > 1:
-            kinds = {
-                host: next((hardware(facts) for facts in evidence.provenance if facts.get("host_hash") == host), None)
-                for host in runs["host_hash"].dropna().unique()
-            }
-            known = [kind for kind in kinds.values() if kind is not None]
-            alike = len(known) == len(kinds) and len(set(known)) == 1
-            machines = "machines of one kind" if alike else "machines"
+        machines = machines_of(runs, evidence.provenance)
+        kinds = {host: hardware(facts) if facts else None for host, facts in machines.items()}
+        alike = None not in kinds.values() and len(set(kinds.values())) == 1
+        several = runs["host_hash"].nunique() > 1
+        if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are what was asked for
+            what = "machines of one kind" if alike else "machines"
             yield self.finding(
                 "warning" if alike else "error",
-                f"measured on {len(kinds)} {machines}: "
+                f"measured on {len(kinds)} {what}: "
                 + listed((f"{host} ({kind or 'not described'})" for host, kind in kinds.items()), 4),
-                place(runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]]),
+                place(runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs),
                 "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
             )
         for execution, own in evidence.rows.groupby("execution"):
@@ -122,9 +122,12 @@ class NoProvenance(Rule):
                 "keep the whole folder that `scalebench run` wrote",
             )
         keys = ("host_hash", "packages_hash")
-        described = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
+        alike = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
         runs = evidence.runs
-        unknown = runs[[pair not in described for pair in zip(*(runs[key] for key in keys), strict=True)]]
+        nameless = runs["provenance"].isna()  # written by others: then by what they have in common with a file
+        known = runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
+        known |= nameless & np.array([pair in alike for pair in zip(*(runs[key] for key in keys), strict=True)], bool)
+        unknown = runs[~known]
         if len(unknown):
             yield self.finding(
                 "warning",
@@ -142,11 +145,10 @@ class FrequencyScaling(Rule):
     summary = "measured runs had processors at a fixed clock rate, as far as the machine says"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        hosts = set(evidence.measured["host_hash"].dropna())
         governors = {
             str(facts["cpu"]["governor"])
-            for facts in evidence.provenance
-            if facts.get("host_hash") in hosts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
+            for facts in machines_of(evidence.measured, evidence.provenance).values()
+            if facts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
         } - {"performance"}
         if governors:
             yield self.finding(

@@ -12,6 +12,7 @@ from scalebench.analysis.formatting import percent, seconds
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, place
+from scalebench.analysis.surroundings import nodes_in
 
 _TICKS = (
     1.0,
@@ -159,12 +160,13 @@ def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
 
 def _unmarked(evidence: Evidence) -> pd.DataFrame:
     """Native runs whose workers have more threads on a node than the cores that provenance counts there."""
-    cores = {
-        str(facts.get("host_hash")): facts["cpu"]["usable_cores"]
-        for facts in evidence.provenance
-        if isinstance(facts.get("cpu"), dict) and isinstance(facts["cpu"].get("usable_cores"), int)
-    }
+    cores: dict[str, int] = {}  # by file and by host; of different nodes those of the smallest
+    for facts in evidence.provenance:
+        cpus = [node["cpu"] for node in nodes_in(facts).values() if isinstance(node.get("cpu"), dict)]
+        if known := [cpu["usable_cores"] for cpu in cpus if isinstance(cpu.get("usable_cores"), int)]:
+            cores[facts["provenance"]] = min(known)
+            cores.setdefault(str(facts.get("host_hash")), min(known))
     runs = evidence.runs[(evidence.runs["execution"] == "native") & ~evidence.runs["oversubscribed"].astype(bool)]
     wanted = runs["workers_per_node"] * runs["threads_per_worker"]
-    usable = runs["host_hash"].map(cores)
+    usable = runs["provenance"].map(cores).fillna(runs["host_hash"].map(cores))
     return runs[(wanted > usable).fillna(False).astype(bool)]

@@ -7,6 +7,7 @@ the artifact its relation to the contributions, expected results and reproductio
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
@@ -18,6 +19,7 @@ from scalebench import __version__
 from scalebench.analysis import Results, agreement, median_error
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
+from scalebench.analysis.surroundings import hardware, nodes_in
 from scalebench.data.catalog import describe_datasets
 from scalebench.figures import describe_figures
 from scalebench.figures.plotting import Drawn
@@ -197,12 +199,22 @@ def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     said = {
         "processor": f"{cpu.get('model', 'unknown')}, {cpu.get('usable_cores', '?')} cores usable",
         "memory": f"{facts['memory_mib'] / 1024:.0f} GiB" if facts.get("memory_mib") else "",
-        "GPUs": "; ".join(facts.get("gpus") or []) or "none",
+        "GPUs": "; ".join(_gpu(gpu) for gpu in facts.get("gpus") or []) or "none",
         "operating system": str(facts.get("platform") or ""),
         "MPI": str(facts.get("mpi") or ""),
         "Python": str(facts.get("python") or ""),
     }
+    if nodes := nodes_in(facts) if facts.get("nodes") else {}:
+        kinds = Counter(hardware(node) for node in nodes.values())
+        said["nodes of real runs"] = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return tuple((key, value) for key, value in said.items() if value)
+
+
+def _gpu(gpu: Any) -> str:
+    """`NVIDIA H100 (driver 550.54, 81559 MiB)`."""
+    if not isinstance(gpu, dict):
+        return str(gpu)
+    return f"{gpu.get('name', 'unknown')} (driver {gpu.get('driver', 'unknown')}, {gpu.get('memory', 'unknown')})"
 
 
 def _packages(pins: dict[str, str]) -> list[Package]:

@@ -9,6 +9,7 @@ import pytest
 
 from scalebench.analysis.methodology import RULES, check
 from scalebench.records.progress import Planned
+from scalebench.records.provenance import name_of
 from tests.doctored import Doctored, described
 
 # rule, severity, what is said of it, how the study is doctored
@@ -25,6 +26,13 @@ def case(rule: str, severity: str, said: str) -> Callable[[Callable[[Doctored], 
 
 def native(row):
     return row.execution == "native"
+
+
+def on_nodes(study, nodes):
+    """The measured runs used `nodes`."""
+    facts = described(nodes=nodes)
+    study.provenance.append(facts)
+    study.change(native, provenance=name_of(facts))
 
 
 @case("speedup-base", "warning", "no completed run of serial at 1 worker (native)")
@@ -284,6 +292,11 @@ def two_equal_nodes(study):
     study.provenance.append(described("f00d"))
 
 
+@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)")
+def one_job_on_nodes_of_two_kinds(study):
+    on_nodes(study, {"cafe": described(), "f00d": described("f00d", cpu={"model": "Model 2", "usable_cores": 8})})
+
+
 @case("mixed-machines", "error", "virtual runs of 2 clusters: this-machine, dgx-h100")
 def two_clusters(study):
     study.change(lambda row: row.execution == "virtual" and row.repetition == 4, cluster="dgx-h100")
@@ -311,6 +324,12 @@ def provenance_was_deleted(study):
     study.provenance = []
 
 
+@case("no-provenance", "warning", "describes the machine and packages of 10 runs")
+def the_file_that_some_rows_name_was_deleted(study):
+    """Another one of the same host and packages tells nothing of their nodes."""
+    study.change(lambda row: native(row) and row.workers == 4, provenance="0123456789ab")
+
+
 @case("no-provenance", "warning", "study.yaml is missing")
 def the_study_was_deleted(study):
     study.study = {}
@@ -319,6 +338,17 @@ def the_study_was_deleted(study):
 @case("frequency-scaling", "warning", "the processors' governor is powersave")
 def the_clock_rate_follows_the_load(study):
     study.provenance = [described(cpu={"usable_cores": 4, "governor": "powersave"})]
+
+
+@case("frequency-scaling", "warning", "the processors' governor is ondemand")
+def the_clock_rate_of_another_node_follows_the_load(study):
+    on_nodes(study, {"f00d": described("f00d", cpu={"model": "Model 1", "usable_cores": 4, "governor": "ondemand"})})
+
+
+@case("oversubscribed", "error", "5 runs with more threads than usable cores, not marked")
+def another_node_has_fewer_cores(study):
+    on_nodes(study, {"f00d": described("f00d", cpu={"model": "Model 1", "usable_cores": 3})})
+    study.change(lambda row: row.strategy != "allreduce", workers_per_node=1)
 
 
 @case("failed-runs", "warning", "2 runs ended otherwise than completed (1 diverged, 1 timeout)")
@@ -378,6 +408,11 @@ def test_a_sound_study_breaks_no_rule(sound, tmp_path):
         ("note", "speedup-base"),
         ("note", "speedup-base"),
     ]
+
+
+def test_equal_nodes_of_one_job_are_no_mixture(sound, tmp_path):
+    on_nodes(sound, {host: described(host) for host in ("cafe", "f00d")})
+    assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "mixed-machines"]
 
 
 def test_every_rule_has_a_case():

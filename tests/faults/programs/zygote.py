@@ -1,11 +1,12 @@
 """Starts `scalebench` commands at once: everything heavy is imported, and each command is a fork of this process.
 
 Reads one JSON list per line, the folder and the arguments; answers with the command's process number, then with how
-it ended.
+it ended. A command that gets SIGUSR2 writes into stack.txt what it is doing, and does on.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -23,10 +24,12 @@ def main() -> None:
     from scalebench.cli.main import main as scalebench
 
     for line in sys.stdin:
+        folder, *arguments = json.loads(line)
+        stack = os.open(f"{folder}/stack.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        faulthandler.register(signal.SIGUSR2, stack, all_threads=False)
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
-            folder, *arguments = json.loads(line)
             os.chdir(folder)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -35,6 +38,7 @@ def main() -> None:
             os.dup2(said, 2)
             sys.argv = ["scalebench", *arguments]
             scalebench(prog_name="scalebench")
+        os.close(stack)
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
