@@ -74,7 +74,13 @@ class ScalingLaws(Figure):
             *banded,
             (Line2D([], [], **KNEE), "knee"),
         )
-        names = sorted({interval_name(one.series.execution) for one in found if not no_band(one.series)})
+        names = sorted(
+            {
+                interval_name(one.series.execution, checked=one.series.error is not None)
+                for one in found
+                if not no_band(one.series)
+            }
+        )
         virtual = any(one.series.execution == "virtual" for one in found)
         unchecked = ", without the virtual-native error" if virtual else ""
         canvas.say(

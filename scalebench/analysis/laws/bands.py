@@ -11,7 +11,9 @@ which shifts the curve as a whole. v = MS / (counts x repetitions) with MS the m
 where an F test sees none at the 15 % level (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944,
 doi:10.1214/aoms/1177731284).
 Virtual repetitions are draws of one calibration, which more draws do not make surer: there v = MS / counts
-(1 + 1 / repetitions).
+(1 + 1 / repetitions). Where native runs check virtual times, their error d adds what it would do if all worker counts
+were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W; of the two the one that is more of
+what is asked: the first for the curve, the second for its shape.
 
 Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
 Satterthwaite's degrees of freedom. Because the choice of a law is itself uncertain, the limits are those of all laws
@@ -32,6 +34,7 @@ from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Series
+from scalebench.analysis.validation import VirtualError
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -98,7 +101,7 @@ def linear(found: Sequence[Candidate], series: Series, at: Array, combination: A
     for one in found:
         law, x = one.fit.law, one.fit.coefficients
         centres.append(combination @ law.log_seconds(at, x))
-        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared)
+        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, series.error)
         errors.append(error)
         freedoms.append(freedom)
     weights = np.array([one.weight for one in found])
@@ -126,7 +129,7 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[
 
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
     gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
-    error, freedom = _errors(fit, gradient[None, :], drift(series))
+    error, freedom = _errors(fit, gradient[None, :], drift(series), series.error)
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low, high = max(value(x) - half, 0.0), value(x) + half
     if reciprocal:
@@ -140,7 +143,7 @@ def _typical(fit: Fit) -> Array:
     return np.asarray(np.median(columns @ fit.coefficients) / columns.max(axis=0))
 
 
-def _errors(fit: Fit, gradient: Array, shared: Drift) -> tuple[Array, Array]:
+def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError | None) -> tuple[Array, Array]:
     """Standard errors of what has `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
     scale = np.linalg.norm(jacobian, axis=0)
@@ -148,10 +151,15 @@ def _errors(fit: Fit, gradient: Array, shared: Drift) -> tuple[Array, Array]:
     inverse = np.linalg.pinv(weighted.T @ weighted)
     scaled = gradient / scale
     own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
-    common = (gradient @ fit.coefficients) ** 2 * shared.variance
-    total = np.maximum(own + common, 1e-300)
-    freedom = total**2 / np.maximum(own**2 / fit.freedom + common**2 / shared.freedom, 1e-300)
-    return np.sqrt(total), np.where(own + common > 0, freedom, fit.freedom)
+    alike = (gradient @ fit.coefficients) ** 2
+    parts = [(own, fit.freedom), (alike * shared.variance, shared.freedom)]
+    if simulation is not None:
+        apart = np.sum((scaled @ inverse @ weighted.T * np.sqrt(fit.weights)) ** 2, axis=1)
+        parts.append((np.maximum(alike, apart) * simulation.rms**2, simulation.checks))
+    total = np.sum([variance for variance, _ in parts], axis=0)
+    shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
+    freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
+    return np.sqrt(np.maximum(total, 1e-300)), freedom
 
 
 def _averaged_limits(weights: Array, centres: Array, errors: Array, freedoms: Array) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.laws.workload import Workload, workload_of
 from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
+from scalebench.analysis.validation import VirtualError, virtual_error
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -24,7 +25,8 @@ class Series:
     """The runs of one curve T(N): `seconds[i]` was measured at `at[i]` workers in repetition `repetition[i]`.
 
     `workload` tells what a worker does at N, or is the reason why the rows do not tell it. `notes` say what was left
-    out. Executions, engines and strategies with other options are other series.
+    out. Executions, engines and strategies with other options are other series. `error` is that of virtual times
+    against native ones, if enough of them check it.
     """
 
     execution: str
@@ -37,6 +39,7 @@ class Series:
     workload: Workload | str
     most_workers: float = float("inf")
     notes: tuple[str, ...] = field(default_factory=tuple)
+    error: VirtualError | None = None
 
     @property
     def counts(self) -> Array:
@@ -62,13 +65,13 @@ def series_of(results: Results) -> list[Series]:
     runs = timed(results)
     runs = runs[runs["strategy"] != "serial"]
     found = [
-        _series(str(execution), str(engine), str(label), group)
+        _series(str(execution), str(engine), str(label), group, virtual_error(results))
         for (execution, engine, label), group in runs.groupby(["execution", "engine", "label"], sort=False)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 
 
-def _series(execution: str, engine: str, label: str, runs: pd.DataFrame) -> Series:
+def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, error: VirtualError | None) -> Series:
     notes = []
     crowded = runs["oversubscribed"].astype(bool)
     if crowded.any():
@@ -92,6 +95,7 @@ def _series(execution: str, engine: str, label: str, runs: pd.DataFrame) -> Seri
         workload_of(runs) if len(runs) else "no runs",
         _most_workers(runs) if not weak else float("inf"),
         tuple(notes),
+        error if execution == "virtual" else None,
     )
 
 

@@ -12,6 +12,7 @@ from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parame
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
+from scalebench.analysis.validation import VirtualError
 from tests.law_factory import COUNTS, TRUTHS, Noise, following, workload
 
 N = np.array(COUNTS, dtype=float)
@@ -81,6 +82,43 @@ def test_draws_of_one_calibration_do_not_make_it_surer():
             execution=execution,
         )
         assert drift(drifting).variance == pytest.approx(np.var(np.log(slow), ddof=1) * share, rel=0.01)
+
+
+def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
+    exact = following(amdahl(), (0.9, 0.1), execution="virtual")
+    checked = following(amdahl(), (0.9, 0.1), execution="virtual", error=VirtualError(0.1, 4))
+    half = stdtrit(4, 0.975) * 0.1
+    band = curve([Candidate(fit(amdahl(), checked), checked, 0.0, 1.0)], checked, N)
+    np.testing.assert_allclose(np.log(band.high / band.centre), half, rtol=1e-5)
+    # One worker against another: what all counts share cancels. scipy's covariance with errors of 0.1 at each count.
+    _, covariance = curve_fit(
+        lambda n, a, b: np.log(a / n + b), N, np.log(exact.seconds[:7]), (0.9, 0.1), 0.1 * np.ones(7), True
+    )
+    gradient = np.stack([1 / N, np.ones(7)], axis=1) / (0.9 / N + 0.1)[:, None]
+    step = gradient[6] - gradient[0]
+    shape = linear([Candidate(fit(amdahl(), checked), checked, 0.0, 1.0)], checked, N[[0, 6]], np.array([[-1.0, 1.0]]))
+    expected = stdtrit(4, 0.975) * np.sqrt(step @ covariance @ step)
+    assert (shape.high - shape.centre)[0] == pytest.approx(expected, rel=1e-4)
+    share = amdahl().parameters[1]
+    low, high = parameter_interval(fit(amdahl(), checked), checked, share)
+    assert low < 0.09
+    assert high > 0.11
+    assert parameter_interval(fit(amdahl(), exact), exact, share) == pytest.approx((0.1, 0.1), abs=1e-6)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
+    """Virtual times of 3 % noise, off by 10 % (lognormal) at all counts alike, or at each; checked at three others."""
+    random = np.random.default_rng(7)
+    held = []
+    true = np.log(0.9 / N + 0.1)
+    for _ in range(800):
+        error = VirtualError.of((random.normal(0, 0.1, 3) ** 2).tolist())
+        series = following(amdahl(), (0.9, 0.1), noise=0.03, random=random, execution="virtual", error=error)
+        band = curve([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, N)
+        machine = np.exp(true + random.normal(0, 0.1, 1 if alike else 7))
+        held.append(np.mean((band.low <= machine) & (machine <= band.high)))
+    assert 0.93 <= np.mean(held) <= 0.97
 
 
 def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated():
