@@ -142,7 +142,7 @@ class Until(Stated):
 
     Known well enough: the 95 % interval of its times, low to high, is at most `ci_width` of their geometric mean wide,
     (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %. The interval is the t interval of
-    logs at a nominal 97 %, which covers 95 % although it stops the study where it happens to be narrow.
+    logs at a nominal 97.2 %, which covers 95 % although it stops the study where it happens to be narrow.
     """
 
     ci_width: Annotated[float, BeforeValidator(parse_share), Field(gt=0, le=1), WithJsonSchema(_SHARE)]
