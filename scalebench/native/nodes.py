@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
 from pydantic import BaseModel, ConfigDict
 
 from scalebench.records.provenance import describe_node, host_hash
+
+if TYPE_CHECKING:  # the launching command reads `Nodes`; importing mpi4py.MPI would initialise MPI in it
+    from mpi4py import MPI
 
 FILE = "nodes.json"
 
