@@ -1,8 +1,8 @@
 """The runs of each cell one by one, and which of them the run order puts side by side.
 
 A repetition is a block of the run order: one run of every cell, in an order drawn anew. What slows the machine for a
-while slows a block, so that two cells of one block are paired; a seed that two runs share pairs their batches and
-weights, and with them their metrics, but not the noise of their times.
+while slows a block, so that two cells of one block are paired, if they ran in it and not hours later. A seed that two
+runs share pairs their batches and weights, and with them their metrics, but not the noise of their times.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from numpy.typing import NDArray
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
+PAIRED_FROM = 3  # blocks, where others are left out
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell's repetitions: seconds and place in the run order by block, metric by seed."""
+    """One cell's repetitions: seconds and place in the run order by block, metric by seed.
+
+    `started` says when each began, in seconds after the first of its execution (NaN where that is unknown), `again`
+    which were not the first attempt, and `reach_s` within which time two runs were side by side.
+    """
 
     key: dict[str, object]  # CELL -> value
     strategy: str
@@ -39,6 +44,9 @@ class Cell:
     order: dict[int, int] = field(default_factory=dict)
     metrics: dict[int, float] = field(default_factory=dict)
     crowded: list[bool] = field(default_factory=list)
+    started: dict[int, float] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    reach_s: float = math.inf
 
     @property
     def oversubscribed(self) -> bool:
@@ -57,8 +65,13 @@ def timed(results: Results) -> pd.DataFrame:
 def by_block(results: Results) -> list[Cell]:
     """Every cell of the completed runs."""
     found: dict[tuple[object, ...], Cell] = {}
-    names = [*CELL, "strategy", "scaling", "repetition", "run_order", "seed", "train_s", "oversubscribed"]
-    for run in timed(results)[[*names, "metric_name", "final_metric"]].to_dict("records"):
+    runs = timed(results)
+    if runs.empty:
+        return []
+    names = [*CELL, "strategy", "scaling", "repetition", "order", "began", "reach_s", "attempt", "seed", "train_s"]
+    names += ["oversubscribed", "metric_name", "final_metric"]
+    parts = [_in_time(own) for _, own in runs.groupby("execution", sort=False)]
+    for run in pd.concat(parts).loc[runs.index, names].to_dict("records"):
         identity = tuple(None if pd.isna(run[name]) else run[name] for name in CELL)
         if identity not in found:
             found[identity] = Cell(
@@ -71,9 +84,13 @@ def by_block(results: Results) -> list[Cell]:
                 batch_global=None if pd.isna(run["batch_global"]) else int(run["batch_global"]),
                 weak=run["scaling"] == "weak",
                 metric_name="" if pd.isna(run["metric_name"]) else run["metric_name"],
+                reach_s=float(run["reach_s"]),
             )
         cell, block = found[identity], int(run["repetition"])
-        cell.seconds[block], cell.order[block] = float(run["train_s"]), int(run["run_order"])
+        cell.seconds[block], cell.order[block] = float(run["train_s"]), int(run["order"])
+        cell.started[block] = float(run["began"])
+        if run["attempt"] > 1:
+            cell.again.add(block)
         cell.crowded.append(bool(run["oversubscribed"]))
         if math.isfinite(run["final_metric"]):
             cell.metrics[int(run["seed"])] = float(run["final_metric"])
@@ -85,19 +102,55 @@ def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:
     return math.sqrt(math.expm1(float(np.var(logs, ddof=1)))) if len(logs) > 1 else math.nan
 
 
-def share_blocks(a: Cell, b: Cell) -> bool:
-    """Whether a's and b's repetitions lie in common blocks of the run order: none of either before the other's last.
+def paired_blocks(a: Cell, b: Cell) -> list[int] | None:
+    """The blocks in which both ran side by side; None where their repetitions are independent samples.
 
-    Virtual runs always do, whenever they were computed: what their repetitions share is a draw from the calibration.
+    Two runs of a block are side by side if they began within `reach_s` of each other: one that was made again hours
+    later is paired with nothing of that day. No run of either in one block may lie between those of another, which
+    tells two launches, one after the other, from one. Where some blocks are left out, PAIRED_FROM have to remain.
+
+    Virtual runs always are, whenever they were computed: what their repetitions share is a draw from the calibration.
     """
+    common = sorted(a.seconds.keys() & b.seconds.keys())
     if a.execution == b.execution == "virtual":
-        return True
-    blocks = sorted(a.order.keys() & b.order.keys())
-    ends = [sorted((a.order[block], b.order[block])) for block in blocks]
-    return all(last <= first for (_, last), (first, _) in pairwise(ends))
+        return common
+    beside = [block for block in common if _side_by_side(a, b, block)]
+    ends = sorted(sorted((a.order[block], b.order[block])) for block in beside)
+    mixed = any(last > first for (_, last), (first, _) in pairwise(ends))
+    return None if mixed or len(beside) < min(len(common), PAIRED_FROM) else beside
+
+
+def _side_by_side(a: Cell, b: Cell, block: int) -> bool:
+    apart = abs(a.started[block] - b.started[block])
+    if math.isnan(apart):  # nobody knows when: as planned, unless it was made again
+        return block not in a.again and block not in b.again
+    return apart <= min(a.reach_s, b.reach_s)
 
 
 def paired_times(a: Cell, b: Cell) -> tuple[list[float], list[float]]:
-    """The times of both in the blocks that both have."""
-    blocks = sorted(a.seconds.keys() & b.seconds.keys())
+    """The times of both in the blocks that pair them; of all blocks where none do."""
+    blocks = paired_blocks(a, b)
+    if blocks is None:
+        return list(a.seconds.values()), list(b.seconds.values())
     return [a.seconds[block] for block in blocks], [b.seconds[block] for block in blocks]
+
+
+def _in_time(runs: pd.DataFrame) -> pd.DataFrame:
+    """`runs` of one execution with `order`, `began` (seconds, NaN where unknown) and `reach_s`.
+
+    The order is the planned one; where runs were made again it is the one in which they began, if that is known.
+    `reach_s` is twice the time that the runs of the longest block take, with the usual pause after each of them.
+    """
+    began = pd.to_datetime(runs["started_utc"], utc=True, errors="coerce", format="ISO8601")
+    seconds = (began - began.min()).dt.total_seconds()
+    known = bool(seconds.notna().all())
+    order = runs["run_order"].astype(int)
+    if known and (runs["attempt"] > 1).any():
+        order = seconds.rank(method="first").astype(int) - 1
+    reach = math.inf
+    if known and len(runs) > 1:
+        took = runs["train_s"] + runs["eval_s"].fillna(0.0)
+        pauses = (seconds.sort_values().diff().shift(-1) - took).dropna()
+        blocks = (took + max(0.0, pauses.median())).groupby(runs["repetition"]).sum()
+        reach = 2 * float(blocks.max())
+    return runs.assign(order=order, began=seconds, reach_s=reach)

@@ -170,6 +170,31 @@ def moving_times(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
+def runs_apart(evidence: Evidence) -> Iterator[Finding]:
+    """Ratios that lost their pairs: runs of one block that were made hours apart share none of the machine's noise."""
+    table = evidence.compared
+    for execution in MEASURED:
+        own = table[(table["execution"] == execution) & table["reduction"].notna()]
+        short = own["left_out"] > 0
+        apart = own[short | ~own["paired"]]
+        if len(apart):
+            yield Finding(
+                "warning",
+                "runs-apart",
+                f"{counted(len(apart), f'{execution} ratio')} lost pairs to runs that were not made side by side: "
+                + ", ".join(
+                    f"{count} {says if count == 1 else say}"
+                    for count, says, say in (
+                        (int(short.sum()), "leaves such blocks out", "leave such blocks out"),
+                        (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
+                    )
+                    if count
+                ),
+                place(apart),
+                "runs were made again or after a pause; for pairs throughout run the study in one go (--new)",
+            )
+
+
 def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
     """Virtual times that no native ones check, or that lie far from them."""
     virtual = evidence.table[evidence.table["execution"] == "virtual"]
@@ -220,6 +245,7 @@ RULES: tuple[Rule, ...] = (
     odd_runs,
     two_groups,
     moving_times,
+    runs_apart,
     unchecked_simulation,
     unsettled_signs,
 )

@@ -46,10 +46,11 @@ def ratios(results: Results) -> pd.DataFrame:
     the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and speedup
     (scaled) = workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
     `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; `engine_part` and `frequency_part` as
-    above. `paired`: from the blocks of the run order that both have, `n` of them; else from all repetitions, as
-    independent samples. Either way the baseline's own noise is inside the interval, which is `interval`. Beside the
-    geometric mean of the pairs' ratios stands their median, `median_ratio`, from six pairs on with an interval of its
-    own. Where a baseline is missing or oversubscribed the numbers are empty and `note` says so.
+    above. `paired`: from the blocks of the run order that both have, `n` of them, without the `left_out` blocks in
+    which they did not run side by side; else from all repetitions, as independent samples. Either way the baseline's
+    own noise is inside the interval, which is `interval`. Beside the geometric mean of the pairs' ratios stands their
+    median, `median_ratio`, from six pairs on with an interval of its own. Where a baseline is missing or oversubscribed
+    the numbers are empty and `note` says so.
     """
     table, compared = by_block(results), Ratios(results)
     index: Index = {}
@@ -117,6 +118,7 @@ def _row(cell: Cell, name: str, base: Baseline, ratio: Ratio) -> dict[str, objec
         "baseline_workers": base.workers,
         "n": ratio.mean.n,
         "paired": ratio.paired,
+        "left_out": ratio.left_out,
         "train_s": train,
         "baseline_s": baseline,
         "saved_s": baseline - train,

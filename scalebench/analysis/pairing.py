@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalebench.analysis.blocks import Cell, paired_times, share_blocks
+from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
 from scalebench.analysis.intervals import (
     Estimate,
     calibration_interval,
@@ -27,7 +27,8 @@ NONE = Estimate(math.nan, math.nan, math.nan, 0)
 class Ratio:
     """`mean` of top / bottom is a ratio of geometric means, the `median` one of pairs (without an interval below six).
 
-    `top_s` and `bottom_s` are what they are made of: times of common blocks where `paired`, else all.
+    `top_s` and `bottom_s` are what they are made of: times of common blocks where `paired`, else all. `left_out` are
+    common blocks in which the two did not run side by side.
     """
 
     mean: Estimate
@@ -36,6 +37,7 @@ class Ratio:
     bottom_s: list[float]
     paired: bool
     interval: str
+    left_out: int = 0
 
 
 NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
@@ -58,17 +60,16 @@ class Ratios:
         Paired by block where the run order put their repetitions side by side; else two independent samples. Virtual
         times are paired by their draw from the calibration.
         """
-        paired = share_blocks(top, bottom)
-        above, below = list(top.seconds.values()), list(bottom.seconds.values())
-        if paired:
-            above, below = paired_times(top, bottom)
+        paired = paired_blocks(top, bottom) is not None
+        above, below = paired_times(top, bottom)
         mean, median = self._mean(top, bottom, above, below, paired), NONE
         if paired and above:
             median = median_ratio(above, below)
         if top.execution == "virtual":
             median = median._replace(low=math.nan, high=math.nan)
         name = interval_name(top.execution, checked=self.error is not None)
-        return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "")
+        left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
+        return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 
     def _mean(self, top: Cell, bottom: Cell, above: list[float], below: list[float], paired: bool) -> Estimate:
         if not (above and below):

@@ -76,7 +76,16 @@ class _Limits:
         return interval_name(execution, checked=any(self.errors))
 
 
-_TAKEN_OVER = ("paired", "interval", "test", "p", "p_adjusted", "repetitions_needed", "note")  # from `differences`
+_TAKEN_OVER = (
+    "paired",
+    "left_out",
+    "interval",
+    "test",
+    "p",
+    "p_adjusted",
+    "repetitions_needed",
+    "note",
+)  # from `differences`
 
 
 def compare_studies(
@@ -216,6 +225,7 @@ def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits)
         "workers": a.workers,
         "interval": limits.interval(a.execution) if math.isfinite(ratio.low) else "",
         "verdict": verdict,
+        "left_out": 0,
         "test": "",
         "repetitions_needed": 0,
         "metric_name": a.metric_name,

@@ -35,7 +35,7 @@ RANK_SUM = "Wilcoxon rank-sum"
 MEASURED = ("native", "paced")  # the executions whose times are samples of a machine's
 COLUMNS = [
     *("execution", "label_a", "label_b", "engine_a", "engine_b", "workers", "oversubscribed", "paired", "n"),
-    *("a_s", "b_s", "ratio", "ratio_low", "ratio_high", "interval"),
+    *("left_out", "a_s", "b_s", "ratio", "ratio_low", "ratio_high", "interval"),
     *("test", "p", "p_adjusted", "significant", "repetitions_needed"),
     *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high", "note"),
 ]
@@ -113,10 +113,11 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
     """How strategy `a` differs from `b`, a row per execution, engine and worker count, under `COLUMNS`.
 
     `ratio` is T(a) / T(b), its interval `ratio_low` to `ratio_high` (see `interval`): paired where both lie in common
-    blocks of the run order (`paired`), else Welch's. `test`, `p`, `p_adjusted` (Holm over the worker counts) and
-    `significant` are empty where no test is offered; then `repetitions_needed` is how many repetitions of both would
-    offer one (0 where none ever is, as for virtual times), and `note` says why. An oversubscribed `b` is no baseline:
-    no ratio, no test. An oversubscribed `a` is not tested and not of the family.
+    blocks of the run order (`paired`), without the `left_out` blocks in which they did not run side by side; else
+    Welch's. `test`, `p`, `p_adjusted` (Holm over the worker counts) and `significant` are empty where no test is
+    offered; then `repetitions_needed` is how many repetitions of both would offer one (0 where none ever is, as for
+    virtual times), and `note` says why. An oversubscribed `b` is no baseline: no ratio, no test. An oversubscribed `a`
+    is not tested and not of the family.
     `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
 
     Raises:
@@ -201,6 +202,7 @@ def _row(a: Cell, b: Cell, ratio: Ratio) -> dict[str, object]:
         "oversubscribed": a.oversubscribed or b.oversubscribed,
         "paired": ratio.paired,
         "n": min(len(ratio.top_s), len(ratio.bottom_s)),
+        "left_out": ratio.left_out,
         "a_s": time_interval(ratio.top_s).centre,
         "b_s": time_interval(ratio.bottom_s).centre,
         "ratio": mean.centre,

@@ -27,7 +27,7 @@ THRESHOLD, METRIC_MARGIN = 0.05, 0.01
 Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
 VERDICTS: tuple[Verdict, ...] = ("regression", "improvement", "unchanged", "undecided", "not compared")
 COLUMNS = [
-    *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "n_a", "n_b"),
+    *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "left_out", "n_a", "n_b"),
     *("a_s", "a_low", "a_high", "a_median_s", "a_spread", "b_s", "b_low", "b_high", "b_median_s", "b_spread"),
     *("ratio", "ratio_low", "ratio_high", "interval", "verdict"),
     *("test", "p", "p_adjusted", "repetitions_needed"),
@@ -55,6 +55,11 @@ class Comparison:
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
     virtual_errors: tuple[VirtualError | None, VirtualError | None] = (None, None)
+
+    @property
+    def one_study(self) -> bool:
+        """Whether A and B are strategies of one study."""
+        return bool((self.table["label_a"] != self.table["label_b"]).any())
 
     def count(self, verdict: Verdict) -> int:
         """The cells whose time has this verdict."""

@@ -13,6 +13,7 @@ import rich_click as click
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    import pandas as pd
     from rich.text import Text
 
     from scalebench.analysis.screen import Screen
@@ -201,6 +202,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
 
 def _notes(found: Comparison) -> list[str]:
     """What the table does not say; the verdict in one line comes last."""
+    from scalebench.analysis.places import counted
     from scalebench.analysis.verdicts import VERDICTS
 
     notes = []
@@ -218,6 +220,13 @@ def _notes(found: Comparison) -> list[str]:
     elif (found.table["repetitions_needed"] > 0).any():
         needed = int(found.table["repetitions_needed"].max())
         notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
+    measured = found.table[found.table["execution"] != "virtual"]
+    torn = measured[measured["left_out"] > 0]
+    if len(torn):
+        what = counted(int(torn["left_out"].sum()), "pair")
+        notes.append(f"left out, as the runs were not made side by side: {what} ({_place(torn)})")
+    if found.one_study and len(alone := measured[~measured["paired"].astype(bool)]):
+        notes.append(f"independent samples, as the runs were not made side by side: {_place(alone)}")
     if found.failed:
         notes.append(f"completed in A, failed in B: {_cells(found.failed)}")
     if found.missing:
@@ -259,6 +268,12 @@ def _cells(names: list[CellName]) -> str:
     from scalebench.analysis.places import place
 
     return place(pd.DataFrame(names, columns=MATCH))
+
+
+def _place(rows: pd.DataFrame) -> str:
+    from scalebench.analysis.places import place
+
+    return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 
 
 def _facts(found: Comparison) -> dict[str, Any]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scalebench.analysis import ratios
-from scalebench.analysis.blocks import by_block, paired_times, share_blocks
+from scalebench.analysis import Results, differences, ratios
+from scalebench.analysis.blocks import by_block, paired_blocks, paired_times
+from scalebench.analysis.claims import findings
+from scalebench.analysis.intervals import unpaired_ratio
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import engines
 from scalebench.launch.sweep import expand
@@ -35,15 +42,15 @@ def two(study, order_a, order_b, execution="native", engine_b="mpi"):
 )
 def test_pairs_are_told_by_the_run_order(study, order_a, order_b, paired):
     a, b = two(study, order_a, order_b)
-    assert share_blocks(a, b) == share_blocks(b, a) == paired
+    assert paired_blocks(a, b) == paired_blocks(b, a) == ([0, 1, 2] if paired else None)
 
 
 def test_virtual_repetitions_are_paired_whenever_they_were_computed(study):
-    assert share_blocks(*two(study, (0, 1, 2), (3, 4, 5), "virtual"))
+    assert paired_blocks(*two(study, (0, 1, 2), (3, 4, 5), "virtual")) == [0, 1, 2]
 
 
 def test_a_common_engine_is_not_what_pairs(study):
-    assert share_blocks(*two(study, (0, 3, 4), (1, 2, 5), engine_b="horovod"))
+    assert paired_blocks(*two(study, (0, 3, 4), (1, 2, 5), engine_b="horovod")) == [0, 1, 2]
 
 
 def test_pairs_are_of_the_blocks_that_both_have(study):
@@ -51,6 +58,124 @@ def test_pairs_are_of_the_blocks_that_both_have(study):
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (0, 1, 3)]
     a, b = sorted(by_block(study(rows=rows)), key=lambda cell: cell.label)
     assert paired_times(a, b) == ([2.0, 5.0], [1.0, 4.0])
+
+
+NAMES = ("serial", "allreduce", "epoch_average", "local_sgd")
+STEP_S = 10.0  # from run to run
+
+
+def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
+    """A study of four points with runs of 9 s that began every 10 s, in two sessions an hour apart.
+
+    Each session is a list of (name, repetition, attempt); the first one's default is every block in turn.
+    """
+    rows = {}
+    for begin, runs in zip(begins, sessions, strict=False):
+        for place, (name, repetition, attempt) in enumerate(runs):
+            at = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=begin + STEP_S * place)
+            rows[name, repetition] = run(
+                name,
+                1 if name == "serial" else 2,
+                9.0 + 0.1 * repetition,
+                "native",
+                repetition=repetition,
+                seed=repetition,
+                attempt=attempt,
+                run_order=len(NAMES) * repetition + NAMES.index(name),
+                started_utc=at.isoformat(timespec="milliseconds") if timed else None,
+            )
+    results = study(rows=list(rows.values()))
+    return results, {cell.label: cell for cell in by_block(results)}
+
+
+def blocks(repetitions=5, but=()):
+    return [(name, r, 1) for r in range(repetitions) for name in NAMES if (name, r) not in but]
+
+
+def test_a_study_in_one_go_is_paired_throughout(study):
+    _, found = sessions(study, blocks())
+    assert all(paired_blocks(a, b) == [0, 1, 2, 3, 4] for a in found.values() for b in found.values())
+
+
+@pytest.mark.parametrize("repetition", [0, 2, 4])
+def test_a_run_that_was_made_again_hours_later_is_left_out_of_the_pairs(study, repetition):
+    """Also the last one, beside which nothing else ran, and which by its rank alone would look adjacent."""
+    results, found = sessions(study, blocks(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
+    kept = [r for r in range(5) if r != repetition]
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) == kept
+    assert paired_blocks(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
+    row = only(ratios(results), label="epoch_average", baseline="allreduce")
+    assert (row["paired"], row["n"], row["left_out"]) == (True, 4, 1)
+    table = differences(results, "epoch_average", "allreduce")
+    assert (table["n"].item(), table["left_out"].item(), table["metric_n"].item()) == (4, 1, 5)
+
+
+def test_runs_that_were_made_again_side_by_side_are_a_pair(study):
+    """The order is that in which they began: by the planned one, block 1 would lie inside the study's first hour."""
+    failed = {("allreduce", 1), ("epoch_average", 1)}
+    again = [("allreduce", 1, 2), ("epoch_average", 1, 2)]
+    _, found = sessions(study, blocks(but=failed), again)
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3, 4]
+    assert paired_blocks(found["allreduce"], found["local_sgd"]) == [0, 2, 3, 4]
+    assert found["allreduce"].order[1] == 18, "of 20 runs, the last but one"
+
+
+def test_a_strategy_that_failed_throughout_and_was_run_again_is_an_independent_sample(study):
+    results, found = sessions(
+        study, blocks(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
+    )
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) is None
+    row = only(ratios(results), label="epoch_average", baseline="allreduce")
+    welch = unpaired_ratio(list(found["allreduce"].seconds.values()), list(found["epoch_average"].seconds.values()))
+    assert (row["paired"], row["n"], row["ratio_low"]) == (False, 5, pytest.approx(welch.low))
+
+
+def test_too_few_pairs_give_way_to_independent_samples(study):
+    failed = [("allreduce", 0), ("allreduce", 1), ("allreduce", 2)]
+    _, found = sessions(study, blocks(but=failed), [(*run, 2) for run in failed])
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) is None, "two pairs of five"
+    assert paired_times(found["allreduce"], found["epoch_average"])[0] == list(found["allreduce"].seconds.values())
+
+
+def test_a_block_that_an_interruption_tore_is_left_out(study):
+    """No attempt tells of it: the command ended between two runs, and went on after an hour."""
+    every = blocks()
+    _, found = sessions(study, every[:10], every[10:])
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
+    assert paired_blocks(found["serial"], found["allreduce"]) == [0, 1, 2, 3, 4]
+
+
+def test_where_nobody_knows_when_runs_began_the_planned_order_counts_for_first_attempts(study):
+    _, found = sessions(study, blocks(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
+    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3]
+    assert paired_blocks(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
+
+
+def test_lost_pairs_are_said(study):
+    results, _ = sessions(study, blocks(but={("allreduce", 2)}), [("allreduce", 2, 2)])
+    (found,) = [finding for finding in findings(results) if finding.rule == "runs-apart"]
+    assert found.severity == "warning"
+    assert found.what == "3 native ratios lost pairs to runs that were not made side by side: 3 leave such blocks out"
+    whole, _ = sessions(study, blocks())
+    assert not [finding for finding in findings(whole) if finding.rule == "runs-apart"]
+
+
+@given(
+    orders=st.lists(st.permutations(NAMES), min_size=3, max_size=6),
+    seconds=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
+    pause=st.floats(0, 1),
+)
+def test_a_study_in_one_go_is_paired_whatever_its_orders_and_durations(orders, seconds, pause):
+    """Slow points among fast ones, first in one block and last in the next: pairs may lie nearly a block apart."""
+    took, at, rows = dict(zip(NAMES, seconds, strict=True)), datetime(2026, 11, 21, tzinfo=UTC), []
+    for repetition, order in enumerate(orders):
+        for name in order:
+            place = {"repetition": repetition, "run_order": len(rows), "attempt": 1 + len(rows) % 2}
+            row = run(name, 2, took[name], "native", **place, started_utc=at.isoformat())
+            rows.append(row.model_dump() | {"label": name, "eval_s": 0.0})
+            at += timedelta(seconds=took[name] + pause)
+    found = by_block(Results(Path(), pd.DataFrame(rows), pd.DataFrame(), {}))
+    assert all(paired_blocks(a, b) == list(range(len(orders))) for a in found for b in found)
 
 
 def test_the_noise_of_the_baseline_is_inside_either_interval(study):
@@ -81,4 +206,4 @@ def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study
     ]
     found = [cell for cell in by_block(study(rows=rows)) if cell.execution == "native"]
     assert {cell.engine for cell in found} >= {"mpi", "horovod", "gloo"}
-    assert all(share_blocks(a, b) for a in found for b in found)
+    assert all(paired_blocks(a, b) == [0, 1, 2, 3] for a in found for b in found)

@@ -62,6 +62,14 @@ class Drift(_Claim):
 
 
 @RULES.add
+class RunsApart(_Claim):
+    """Rule 7 of the twelve: what is paired shares the state of the machine, or is not paired."""
+
+    name = "runs-apart"
+    summary = "runs of one block were made side by side"
+
+
+@RULES.add
 class VirtualError(_Claim):
     """A simulation says as much as its comparison with real runs."""
 

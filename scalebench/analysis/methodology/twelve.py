@@ -61,7 +61,7 @@ TWELVE = (
     Kept(
         7,
         "Compare nondeterministic values by sound statistics.",
-        ("few-runs", "unsettled", "seeds", "duplicate-runs"),
+        ("few-runs", "runs-apart", "unsettled", "seeds", "duplicate-runs"),
         "differences are paired by block, tests adjusted by Holm and offered only where they can reach their level",
     ),
     Kept(

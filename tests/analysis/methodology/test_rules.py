@@ -160,6 +160,17 @@ def the_machine_grew_slower(study):
     study.change(native, train_s=lambda row: row.train_s * (1 + row.run_order / last))
 
 
+@case(
+    "runs-apart",
+    "warning",
+    "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such blocks out",
+)
+def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
+    last = lambda row: native(row) and row.strategy == "epoch_average" and (row.workers, row.repetition) == (4, 2)  # noqa: E731
+    study.drop(lambda row: native(row) and row.strategy == "serial" and row.repetition == 2)
+    study.change(last, attempt=2)
+
+
 @case("virtual-error", "warning", "virtual times differ from native ones by")
 def real_runs_take_twice_as_long(study):
     study.change(native, train_s=lambda row: 2 * row.train_s)
