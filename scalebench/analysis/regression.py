@@ -76,16 +76,8 @@ class _Limits:
         return interval_name(execution, checked=any(self.errors))
 
 
-_TAKEN_OVER = (
-    "paired",
-    "left_out",
-    "interval",
-    "test",
-    "p",
-    "p_adjusted",
-    "repetitions_needed",
-    "note",
-)  # from `differences`
+# From `differences`.
+_TAKEN_OVER = ("paired", "left_out", "interval", "test", "p", "p_adjusted", "repetitions_needed", "note")
 
 
 def compare_studies(

@@ -166,7 +166,9 @@ def the_machine_grew_slower(study):
     "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such blocks out",
 )
 def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
-    last = lambda row: native(row) and row.strategy == "epoch_average" and (row.workers, row.repetition) == (4, 2)  # noqa: E731
+    def last(row):
+        return native(row) and row.strategy == "epoch_average" and (row.workers, row.repetition) == (4, 2)
+
     study.drop(lambda row: native(row) and row.strategy == "serial" and row.repetition == 2)
     study.change(last, attempt=2)
 
