@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.blocks import timed
+from scalebench.analysis.places import counted
 from scalebench.analysis.reading import CONDITION, Results
 from scalebench.analysis.surroundings import calibration_of, changed_packages, provenance_in
 from scalebench.analysis.testing import MEASURED
@@ -75,9 +76,9 @@ def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Col
 
 
 def changed(a: Results, b: Results) -> list[str]:
-    """What may differ and does: commit and packages."""
+    """What may differ and does: commit (`+` with uncommitted changes) and packages."""
     found = []
-    commits = [_values(results.runs, "git_commit", short=10) for results in (a, b)]
+    commits = [_commits(results.runs) for results in (a, b)]
     if commits[0] != commits[1]:
         found.append(f"commit {_text(commits[0])} → {_text(commits[1])}")
     hashes = [[str(value) for value in results.runs["packages_hash"].dropna().unique()] for results in (a, b)]
@@ -89,6 +90,13 @@ def changed(a: Results, b: Results) -> list[str]:
         if len(packages) > len(named):
             found.append(f"{len(packages) - len(named)} more packages")
     return found
+
+
+def _commits(runs: pd.DataFrame) -> set[str]:
+    """Ten digits of each, `+` where the checkout had changes that are in no commit."""
+    known = runs[runs["git_commit"].notna()]
+    changed = known["git_dirty"].fillna(False).astype(bool)
+    return {f"{name[:10]}{'+' if more else ''}" for name, more in zip(known["git_commit"], changed, strict=True)}
 
 
 def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
@@ -113,7 +121,7 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
             values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
             for cell in values[0]:  # in their order, so that the same one is named each time
                 if cell in values[1] and values[0][cell] != values[1][cell]:
-                    where = f" ({cell[2]}, {cell[3]} workers)"
+                    where = f" ({cell[2]}, {counted(int(str(cell[3])), 'worker')})"
                     texts = [_text({str(value) for value in each[cell]}) for each in values]
                     yield Difference(column, texts[0], texts[1] + where)
                     break

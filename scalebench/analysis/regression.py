@@ -122,6 +122,7 @@ def compare_studies(
         _ordered(rows),
         missing=[cell for cell in absent if cell not in tried],
         failed=[cell for cell in absent if cell in tried],
+        added=[cell for cell in second if cell not in first],
         changed=changed(a, b),
         overridden=overridden,
         virtual_errors=limits.errors,

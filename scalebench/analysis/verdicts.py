@@ -40,9 +40,9 @@ COLUMNS = [
 class Comparison:
     """`table` has a row per cell that A and B both have, under `COLUMNS`; `missing` are cells of A that B lacks.
 
-    `failed` are those of them that B tried and did not complete. `changed` is what differs and may, `overridden` what
-    differs and should not. `virtual_errors` is what native runs say of the virtual times of A and of B, None where too
-    few check them.
+    `failed` are those of them that B tried and did not complete, `added` cells that only B has. `changed` is what
+    differs and may, `overridden` what differs and should not. `virtual_errors` is what native runs say of the virtual
+    times of A and of B, None where too few check them.
     """
 
     a: str
@@ -52,6 +52,7 @@ class Comparison:
     table: pd.DataFrame
     missing: list[CellName] = field(default_factory=list)
     failed: list[CellName] = field(default_factory=list)
+    added: list[CellName] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
     virtual_errors: tuple[VirtualError | None, VirtualError | None] = (None, None)

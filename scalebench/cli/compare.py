@@ -231,6 +231,8 @@ def _notes(found: Comparison) -> list[str]:
         notes.append(f"completed in A, failed in B: {_cells(found.failed)}")
     if found.missing:
         notes.append(f"in A only: {_cells(found.missing)}")
+    if found.added:
+        notes.append(f"in B only: {_cells(found.added)}")
     counts = [f"{found.count(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.count(verdict)]
     metrics = [f"{found.metrics(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
     notes.append(
@@ -291,6 +293,7 @@ def _facts(found: Comparison) -> dict[str, Any]:
         "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
         "failed": [dict(zip(MATCH, cell, strict=True)) for cell in found.failed],
         "missing": [dict(zip(MATCH, cell, strict=True)) for cell in found.missing],
+        "added": [dict(zip(MATCH, cell, strict=True)) for cell in found.added],
         "changed": found.changed,
         "virtual_error": {
             name: None if error is None else asdict(error)

@@ -104,6 +104,19 @@ def test_a_key_that_does_not_exist_cannot_be_overridden(compare):
     assert len(set(KEYS)) == len(KEYS)
 
 
+def test_uncommitted_changes_are_said(compare):
+    assert compare(rows(git_dirty=True)).changed == ["commit 0000000000 → 0000000000+"]
+
+
+def test_a_strategy_with_another_option_is_another_cell_and_named(compare):
+    def rename(study):
+        study.change(lambda row: row.strategy == "epoch_average", strategy_options='{"every": 2}')
+
+    found = compare(rename, execution="native")
+    assert {cell[2] for cell in found.missing} == {"epoch_average"}
+    assert {cell[2] for cell in found.added} == {"epoch_average(every=2)"}
+
+
 def test_code_and_packages_may_differ_and_are_said(compare):
     def update(study):
         study.change(git_commit="1" * 40, packages_hash="f00d")

@@ -83,6 +83,7 @@ def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
     path.write_text("".join(line for line in lines if "native-mpi-allreduce-w4" not in line))
     out, _ = call("before", "after", "--fail-on", "missing", code=1)
     assert "in A only: allreduce at 4 workers (native mpi)" in out
+    assert "in B only: allreduce at 4 workers (native mpi)" in call("after", "before")[0]
 
 
 def test_two_strategies_of_one_study(call):
@@ -96,7 +97,7 @@ def test_programs_read_the_cells(call):
     facts = json.loads(call("before", "after", "--json")[0])
     assert list(facts) == [
         *("schema", "a", "b", "threshold", "metric_margin", "regressed", "time", "metric"),
-        *("failed", "missing", "changed", "virtual_error", "overridden", "cells"),
+        *("failed", "missing", "added", "changed", "virtual_error", "overridden", "cells"),
     ]
     assert (facts["schema"], facts["threshold"], facts["regressed"]) == (1, 0.05, True)
     assert facts["time"]["regression"] == 3
