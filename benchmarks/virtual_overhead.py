@@ -27,12 +27,23 @@ from scalebench.virtual.step_times import BatchTimes, StepTable
 
 WORKERS, EPOCHS, PAIRS = 64, 3, 5
 DEFAULTS = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
-VARIANTS = (
-    Component(name="allreduce", options={"compression": "fp16"}),
-    Component(name="allreduce", options={"compression": "topk"}),
-    Component(name="allreduce", options={"compression": "powersgd"}),
-    Component(name="allreduce", options={"collective": "tree"}),
-    Component(name="allreduce", options={"collective": "hierarchical"}),
+VARIANTS = tuple(
+    Component(name=name, options=options)
+    for name, options in (
+        ("allreduce", {"accumulate": 2}),
+        ("allreduce", {"compression": "fp16"}),
+        ("allreduce", {"compression": "bf16"}),
+        ("allreduce", {"compression": "topk"}),
+        ("allreduce", {"compression": "powersgd"}),
+        ("allreduce", {"collective": "tree"}),
+        ("allreduce", {"collective": "hierarchical"}),
+        ("horovod", {"accumulate": 2}),
+        ("horovod", {"compression": "fp16"}),
+        ("ddp", {"accumulate": 2}),
+        ("ddp", {"compression": "fp16"}),
+        ("ddp", {"compression": "bf16"}),
+        ("ddp", {"compression": "powersgd"}),
+    )
 )
 DEFAULT_GOAL, GOAL = Goal("<=", 1.3), Goal("<=", 1.5)
 
