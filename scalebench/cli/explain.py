@@ -36,8 +36,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """
     from scalebench.launch.matrix import describe_strategies
     from scalebench.strategies import registry
-    from scalebench.strategies.description import options_of, rule_of, symbols_used
-    from scalebench.strategies.traffic import readable
+    from scalebench.strategies.description import options_of, rule_of, sendings_of, symbols_used
 
     cls = registry.find(name)
     options, others = _sorted_out(sets, cls)
@@ -53,10 +52,13 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     page.heading("Options")
     known = options_of(cls)
     page.table(("option", "type", "default", "range", "what it says"), [tuple(option) for option in known])
-    page.heading("What it sends")
-    page.fact("synchronisations per epoch", readable(strategy.syncs_formula))
-    page.fact("bytes per epoch and worker", readable(strategy.bytes_formula))
-    page.text("\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(strategy).items()))
+    forms = {engine: registry.create(name, options, engine) for engine in entry.engines}
+    sendings = sendings_of(forms)
+    for sending in sendings:
+        page.heading("What it sends", f" on {', '.join(sending.engines)}" if len(sendings) > 1 else "")
+        page.fact("synchronisations per epoch", sending.syncs)
+        page.fact("bytes per epoch and worker", sending.bytes)
+    page.text("\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(*forms.values()).items()))
     page.heading("Where it comes from, where it runs")
     page.fact("source", cls.source)
     page.fact("engines", ", ".join(entry.engines))

@@ -36,9 +36,9 @@ def traffic_of(plan: Plan) -> list[Traffic]:
         per_node = plan.cluster.node.workers_per_node
         setting = setting_of(study, plan.prepared.datasets[workers], workers, shards.steps(0), per_node)
         epochs = range(study.epochs)
-        syncs = sum(strategy.syncs_in_epoch(epoch, study.epochs, setting.steps) for epoch in epochs) / study.epochs
+        syncs = sum(strategy.syncs_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
         sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
-        found.append(Traffic(workers, setting.steps, setting.parameters, syncs if workers > 1 else 0.0, sent))
+        found.append(Traffic(workers, setting.steps, setting.parameters, syncs, sent))
     return found
 
 

@@ -34,11 +34,6 @@ class AdasumOptions(PerBatch):
     def merge_policy(self) -> str:
         return "adasum"
 
-    @property
-    def bytes_formula(self) -> str:
-        """Of our own exchange; the real op's is counted as one vector a step."""
-        return "n * log2(K) * syncs"
-
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         if workers & (workers - 1):
             raise StudyError(f"strategy adasum: {workers} workers; expected a power of two: use --workers 1,2,4,8 ...")
@@ -55,6 +50,10 @@ class Adasum(AdasumOptions):
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
     )
+
+    @property
+    def bytes_formula(self) -> str:
+        return "n * log2(K) * syncs"
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()

@@ -155,10 +155,11 @@ class Allreduce(Accumulating):
 
     @property
     def syncs_formula(self) -> str:
-        """Of worker 0; `hierarchical`: where there are several nodes of several workers."""
         if self.compression == "powersgd":
             return f"2 * {self.updates} - {uncompressed(self.updates)}"
-        return f"3 * {self.updates}" if self.collective == "hierarchical" else self.updates
+        if self.collective == "hierarchical":
+            return f"(2 * (G > 1) + (K > G)) * {self.updates}"
+        return self.updates
 
     @property
     def bytes_formula(self) -> str:

@@ -225,8 +225,15 @@ class Strategy(Choice):
         return vector
 
     @property
+    def at_most(self) -> frozenset[str]:
+        """Which formulas, of `syncs` and `bytes`, are upper bounds: timing or a draw decides."""
+        return frozenset()
+
+    @property
     def syncs_formula(self) -> str:
-        """How many synchronisations the rule prescribes in an epoch: a formula of traffic.py."""
+        """How many synchronisations worker 0 takes part in, in an epoch, as its communicator counts them: a formula of
+        traffic.py. A collective is one, inside a node too, and so is a request to a server or an access to a shared
+        model."""
         return "S"
 
     @property
@@ -239,22 +246,23 @@ class Strategy(Choice):
         """How many bytes a worker hands over in an epoch, on the mean over the workers: a formula of traffic.py."""
         return f"{self.state_bytes} * syncs"
 
-    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
         """What formulas need that is not arithmetic: the values of the symbols in `counts`."""
         return {}
 
-    def syncs_in_epoch(self, epoch: int, epochs: int, steps: int) -> int:
-        """The value of `syncs_formula` in `epoch` of `epochs` with `steps` steps each."""
-        return int(evaluate(self.syncs_formula, self._symbols(epoch, epochs, steps)))
+    def syncs_in_epoch(self, epoch: int, setting: Setting) -> int:
+        """The value of `syncs_formula` in `epoch`; a lone worker has nobody to synchronise with."""
+        if setting.workers == 1:
+            return 0
+        return int(evaluate(self.syncs_formula, self._symbols(epoch, setting)))
 
     def bytes_in_epoch(self, epoch: int, setting: Setting) -> float:
         """The value of `bytes_formula` in `epoch`; a lone worker hands over nothing. Rows that move come on top."""
         if setting.workers == 1:
             return 0.0
-        syncs = self.syncs_in_epoch(epoch, setting.epochs, setting.steps)
-        symbols = self._symbols(epoch, setting.epochs, setting.steps)
-        return evaluate(self.bytes_formula, {**symbols, **setting.symbols(), "syncs": syncs})
+        syncs = self.syncs_in_epoch(epoch, setting)
+        return evaluate(self.bytes_formula, {**self._symbols(epoch, setting), "syncs": syncs})
 
-    def _symbols(self, epoch: int, epochs: int, steps: int) -> dict[str, Any]:
-        here = {"S": steps, "E": epochs, "e": epoch, "last": int(epoch == epochs - 1)}
-        return {**dict(self), **here, **self.quantities(epoch, epochs, steps)}
+    def _symbols(self, epoch: int, setting: Setting) -> dict[str, Any]:
+        here = {"e": epoch, "last": int(epoch == setting.epochs - 1)}
+        return {**dict(self), **setting.symbols(), **here, **self.quantities(epoch, setting)}

@@ -13,6 +13,7 @@ from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.daso_schedule import FIRST, TALLIED, Plateau, Schedule, Skips, calls_of, tally
 from scalebench.strategies.daso_traffic import WIRE, Traffic
 from scalebench.strategies.registry import register
+from scalebench.strategies.traffic import Setting
 
 
 class Daso(Averaging):
@@ -98,13 +99,12 @@ class Daso(Averaging):
 
     @property
     def syncs_formula(self) -> str:
-        """Sums over the nodes; a plateau of the loss changes how many."""
-        return "sums + halves"
+        """Groups take turns in the sums over the nodes, the first one first; a plateau of the loss changes how many."""
+        return f"({self._devices} > 1) * (means + shares) + ceil((sums + halves) / {self._devices}) + judged"
 
     @property
     def bytes_formula(self) -> str:
-        devices = "G" if self.devices_per_node is None else "devices_per_node"
-        state = self.state_bytes
+        devices, state = self._devices, self.state_bytes
         if state == "n":
             inside, between = f"n * (means + shares / {devices})", "(n * sums + 2 * P * halves)"
         else:
@@ -112,8 +112,12 @@ class Daso(Averaging):
             between = f"{state} * (sums + 2 * P / n * halves)"
         return f"({devices} > 1) * {inside} + {between} / {devices} + n / P * judged"
 
-    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
-        return tally(self.schedule(epochs), epoch, steps)
+    @property
+    def _devices(self) -> str:
+        return "G" if self.devices_per_node is None else "devices_per_node"
+
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
+        return tally(self.schedule(setting.epochs), epoch, setting.steps)
 
 
 @register()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from scalebench.strategies.base import Strategy
-from scalebench.strategies.traffic import SYMBOLS, symbols_of
+from scalebench.strategies.traffic import SYMBOLS, readable, symbols_of
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -42,10 +43,28 @@ def options_of(cls: type[Strategy]) -> list[Option]:
     ]
 
 
-def symbols_used(strategy: Strategy) -> dict[str, str]:
-    """What the symbols of the strategy's formulas mean, options left out."""
-    known = {**SYMBOLS, **strategy.counts}
-    used = [*symbols_of(strategy.syncs_formula), *symbols_of(strategy.bytes_formula)]
+class Sending(NamedTuple):
+    """What a worker sends in an epoch, as formulas to be read, and the engines on which that is so."""
+
+    syncs: str
+    bytes: str
+    engines: tuple[str, ...]
+
+
+def sendings_of(forms: Mapping[str, Strategy]) -> list[Sending]:
+    """What the forms of one strategy send, by engine; engines that send alike stand together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for engine, form in forms.items():
+        texts = {"syncs": form.syncs_formula, "bytes": form.bytes_formula}
+        syncs, sent = (f"{'at most ' if what in form.at_most else ''}{readable(texts[what])}" for what in texts)
+        found.setdefault((syncs, sent), []).append(engine)
+    return [Sending(*texts, tuple(engines)) for texts, engines in found.items()]
+
+
+def symbols_used(*forms: Strategy) -> dict[str, str]:
+    """What the symbols in the formulas of a strategy's forms mean, options left out."""
+    known = {symbol: text for form in forms for symbol, text in {**SYMBOLS, **form.counts}.items()}
+    used = [symbol for form in forms for symbol in symbols_of(f"{form.syncs_formula} + {form.bytes_formula}")]
     return {symbol: known[symbol] for symbol in dict.fromkeys(used) if symbol in known}
 
 

@@ -98,8 +98,13 @@ class Gossip(Averaging):
         return worker.is_last(epoch) and self.trailing == "synchronise"
 
     @property
+    def at_most(self) -> frozenset[str]:
+        """With an odd number of workers one sits out of each round of pairs."""
+        return frozenset({"syncs"}) if self.peers == "pair" else frozenset()
+
+    @property
     def syncs_formula(self) -> str:
-        """Mixings of one worker, each as one, and the mean at the end; a `pair` that sits out has fewer."""
+        """Mixings, each as one, and the mean at the end."""
         mixings = "floor((e + 1) * S / every) - floor(e * S / every)"
         return f"{mixings} + last" if self.trailing == "synchronise" else mixings
 

@@ -11,6 +11,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, Periodic, last_step
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.traffic import Setting
 
 
 @register()
@@ -78,16 +79,20 @@ class PostLocalSgd(Periodic):
 
     @property
     def syncs_formula(self) -> str:
-        """Without those inside subgroups."""
-        return "min(max(start - e * S, 0), S) + averages"
+        return f"{self._means_of_gradients} + averages"
 
     @property
     def bytes_formula(self) -> str:
-        first = "min(max(start - e * S, 0), S)"
-        gradients = {0: f"(S if G > 1 else {first})", 1: first}.get(self.subgroup, "S")
-        return f"n * {gradients} + {self.state_bytes} * averages"
+        return f"n * {self._means_of_gradients} + {self.state_bytes} * averages"
 
-    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+    @property
+    def _means_of_gradients(self) -> str:
+        """Over all workers up to `start`, then inside subgroups of more than one."""
+        first = "min(max(start - e * S, 0), S)"
+        return {0: f"(S if G > 1 else {first})", 1: first}.get(self.subgroup, "S")
+
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
+        epochs, steps = setting.epochs, setting.steps
         taken = range(max(epoch * steps, self.start) + 1, (epoch + 1) * steps + 1)
         cut = self.start < epochs * steps and not self.due(epochs * steps)
         ends = epoch == epochs - 1 and cut and self.trailing == "synchronise"
@@ -168,7 +173,8 @@ class HierarchicalLocalSgd(Averaging):
     def syncs_formula(self) -> str:
         return "averages"
 
-    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
+        epochs, steps = setting.epochs, setting.steps
         counted = sum(self.group_after(taken) > 1 for taken in range(epoch * steps + 1, (epoch + 1) * steps + 1))
         cut = epoch == epochs - 1 and self.group_after(epochs * steps) == 1
         return {"averages": counted + (cut and self.trailing == "synchronise")}

@@ -142,7 +142,7 @@ class BspBackup(ParameterServerStrategy):
     """As `bsp`, but a round is over when K - b pushes have come.
 
     Late pushes are dropped; their workers skip to the round that is under way. w <- w - eta sum n_i g_i / sum n_i over
-    the K - b used. A worker skips the rounds it misses: S synchronisations an epoch, and their bytes, are the most.
+    the K - b used. A worker skips the rounds it misses, and sends less then.
     Trap: the slowest worker's samples are then hardly seen.
     """
 
@@ -156,6 +156,10 @@ class BspBackup(ParameterServerStrategy):
     @property
     def merge_policy(self) -> str:
         return "mean of the first K - b of the round"
+
+    @property
+    def at_most(self) -> frozenset[str]:
+        return frozenset({"syncs", "bytes"})
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Lockstep(workers, total, self.backup)

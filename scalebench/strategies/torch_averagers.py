@@ -19,6 +19,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd
 from scalebench.strategies.registry import register
+from scalebench.strategies.traffic import Setting
 
 Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
 _VIRTUAL = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
@@ -29,7 +30,7 @@ class TorchAverager(Strategy):
     """What is known of all of them from the rule of ours that they equal."""
 
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
-    counts: ClassVar[dict[str, str]] = {"averages": "averages of the epoch, by the rule of torch's averager"}
+    counts: ClassVar[dict[str, str]] = {"averages": "means of the epoch, by the rule of torch's averager"}
 
     @property
     def rule(self) -> Rule:
@@ -47,8 +48,8 @@ class TorchAverager(Strategy):
     def syncs_formula(self) -> str:
         return "averages"
 
-    def quantities(self, epoch: int, epochs: int, steps: int) -> dict[str, int]:
-        return {"averages": self.rule.syncs_in_epoch(epoch, epochs, steps)}
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
+        return {"averages": self.rule.syncs_in_epoch(epoch, setting)}
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0

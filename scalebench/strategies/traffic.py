@@ -23,7 +23,7 @@ SYMBOLS = {
     "n_b": "bytes of the floating-point buffers",
     "n_o": "bytes of what the optimizer remembers",
     "f": "f(rank) are the bytes of PowerSGD's factors and of what it leaves as it is",
-    "syncs": "synchronisations of the epoch",
+    "syncs": "synchronisations of the epoch, as worker 0 counts them",
 }
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "max": max, "min": min}
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -37,7 +37,7 @@ class Setting:
     epochs: int
     steps: int
     workers: int
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
     element_bytes: int = 4
     workers_per_node: int = 1
     buffer_bytes: int = 0

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.strategies import registry
-from scalebench.strategies.description import options_of, rule_of
-from scalebench.strategies.traffic import readable
+from scalebench.strategies.description import options_of, rule_of, sendings_of
 
 
 def explain(*arguments: str) -> str:
@@ -26,7 +25,9 @@ def test_every_strategy_is_explained(name: str) -> None:
     strategy = registry.create(name, {})
     assert said.startswith(f"{name}: {strategy.summary}\n")
     assert f"source: {strategy.source}\n" in said
-    assert f"bytes per epoch and worker: {readable(strategy.bytes_formula)}\n" in said
+    (sending,) = sendings_of({"": strategy})
+    assert f"synchronisations per epoch: {sending.syncs}\n" in said
+    assert f"bytes per epoch and worker: {sending.bytes}\n" in said
     for option in options_of(type(strategy)):
         assert option.description, f"{name}: option {option.name} says nothing of itself"
         assert option.description in said
@@ -37,6 +38,16 @@ def test_the_rule_is_the_formula_of_the_class_that_has_the_name() -> None:
     assert "in backward order" in rule_of(registry.find("ddp", "gloo"))[0]
     assert rule_of(registry.find("ddp", "gloo"))[0] == rule_of(registry.find("ddp", "virtual"))[0]
     assert "w <- (1/K) sum_j w_j" in explain("epoch_average")
+
+
+def test_forms_that_send_differently_stand_apart_with_their_engines() -> None:
+    said = explain("adasum")
+    horovod, others = said.index("What it sends on horovod\n"), said.index("What it sends on mpi, virtual\n")
+    assert horovod < said.index("bytes per epoch and worker: n syncs\n") < others
+    assert others < said.index("bytes per epoch and worker: n log2(K) syncs\n")
+    assert "synchronisations per epoch: at most S\n" in explain("bsp_backup")  # a late push skips rounds
+    assert "at most" not in explain("gossip")
+    assert "synchronisations per epoch: at most floor(" in explain("gossip", "--set", "peers=pair")
 
 
 def test_options_have_type_default_and_range() -> None:

@@ -233,7 +233,7 @@ def test_real_ranks_train_without_a_server(tmp_path, scenery):
         assert np.isfinite(kept["final"]).all()
         assert np.abs(kept["final"] - kept["initial"]).max() > 0.01
         for worker in outcome.workers:
-            assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 3, steps) for epoch in range(3))
+            assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(3))
             assert worker.bytes_sent == sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(3))
             assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == 3 * steps
         losses = [np.mean([worker.epochs[e].train_loss for worker in outcome.workers]) for e in (0, -1)]

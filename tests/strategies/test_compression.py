@@ -19,6 +19,7 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import StudyError
 from scalebench.strategies import compression, registry
 from scalebench.strategies.compression import PowerSgd, TopK
+from scalebench.strategies.traffic import Setting
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.engine import simulate
 
@@ -161,7 +162,7 @@ def test_ddp_has_the_same_factors_and_the_same_bytes(play):
     assert torch.equal(weights["final"], expected["final"])
     strategy = registry.create("ddp", options, "virtual")
     for worker in outcome.workers:
-        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 2, 3) for epoch in range(2)) == 2 + 4 * 2
+        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, Setting(2, 3, 4)) for epoch in range(2)) == 2 + 4 * 2
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -230,7 +231,9 @@ def test_two_levels_cross_the_network_once_a_node(play):
         leader = worker.rank % 2 == 0
         assert worker.bytes_sent == steps * n * (3 if leader else 1)
         assert worker.syncs == steps * (3 if leader else 2)
-    assert outcome.workers[0].syncs == sum(strategy.syncs_in_epoch(epoch, 2, steps // 2) for epoch in range(2))
+    assert outcome.workers[0].syncs == sum(
+        strategy.syncs_in_epoch(epoch, Setting(2, steps // 2, 6, workers_per_node=2)) for epoch in range(2)
+    )
 
 
 def test_hierarchical_on_one_node_is_warned_about():
@@ -257,7 +260,7 @@ def test_accumulation_communicates_once_per_step_and_takes_the_rest_of_an_epoch_
     outcome, _ = play({"allreduce": {"accumulate": 4}}, 2, epochs=3)  # six batches an epoch: steps of 4 and 2
     for worker in outcome.workers:
         assert worker.optimizer_steps == worker.syncs == 6
-        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 3, 6) for epoch in range(3))
+        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, Setting(3, 6, 2)) for epoch in range(3))
 
 
 def test_the_learning_rate_follows_the_batches_not_the_optimizer_steps(play):
@@ -288,7 +291,7 @@ def test_bytes_and_synchronisations_are_counted_as_the_rule_says(play, options, 
     outcome, weights = play({"allreduce": options}, 2, epochs=3, model=WIDE)
     strategy = registry.create("allreduce", options)
     for worker in outcome.workers:
-        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, 3, 6) for epoch in range(3))
+        assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, Setting(3, 6, 2)) for epoch in range(3))
         assert worker.bytes_sent == 18 * per_step(weights["final"].numel())
 
 

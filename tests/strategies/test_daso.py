@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
+from scalebench.strategies.traffic import Setting
 from scalebench.virtual import engine
 from tests.strategies import daso_case
 
@@ -228,7 +229,7 @@ def test_the_sums_an_epoch_prescribes_are_counted_as_sent(play):
     """Of 12 batches 0, 4, 8 and the last one send; every worker of one-device nodes takes part in each."""
     strategy = {"daso-fixed": {"devices_per_node": 1}}
     outcome, _ = play(strategy, 4, epochs=3, batch_per_worker=2)
-    prescribed = registry.create("daso-fixed", {}).syncs_in_epoch(0, 3, 12)
+    prescribed = registry.create("daso-fixed", {}).syncs_in_epoch(0, Setting(epochs=3, steps=12, workers=4))
     assert prescribed == 4
     assert all(epoch.syncs == prescribed for report in outcome.workers for epoch in report.epochs)
 

@@ -10,6 +10,7 @@ from scalebench.data.shard import equal_batches
 from scalebench.errors import StudyError
 from scalebench.launch.sweep import expand
 from scalebench.strategies import registry
+from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Study
 
 
@@ -51,7 +52,7 @@ def test_what_the_preset_fixes_cannot_be_changed(name):
 def test_communications_are_those_of_the_rule(play, name, workers):
     outcome, _ = play({name: {"every": 2}}, workers, epochs=5, blocks=8)
     strategy = registry.create(name, {"every": 2})
-    expected = [strategy.syncs_in_epoch(epoch, 5, 4) for epoch in range(5)]
+    expected = [strategy.syncs_in_epoch(epoch, Setting(epochs=5, steps=4, workers=workers)) for epoch in range(5)]
     for worker in outcome.workers:
         counted = [epoch.syncs for epoch in worker.epochs]
         counted[-1] += worker.syncs - sum(counted)  # what `finish` did

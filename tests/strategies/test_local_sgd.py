@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
+from scalebench.strategies.traffic import Setting
 from scalebench.virtual import engine
 from tests.strategies import daso_case
 
@@ -277,7 +278,8 @@ def test_what_is_counted_is_what_the_rule_says(trained, strategy):
     outcome, weights, _ = trained(strategy)
     name, options = (strategy, {}) if isinstance(strategy, str) else next(iter(strategy.items()))
     rule = registry.create(name, options)
-    expected = [rule.syncs_in_epoch(epoch, EPOCHS, BATCHES) for epoch in range(EPOCHS)]
+    setting = Setting(EPOCHS, BATCHES, len(outcome.workers))
+    expected = [rule.syncs_in_epoch(epoch, setting) for epoch in range(EPOCHS)]
     messages = 2 if options.get("peers", "ring") == "ring" else 1
     for report in outcome.workers:
         assert [epoch.syncs for epoch in report.epochs] == expected

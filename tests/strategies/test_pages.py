@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.strategies import registry
-from scalebench.strategies.traffic import readable
+from scalebench.strategies.description import sendings_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "strategies"
 PAGES = [page for page in sorted(FOLDER.glob("*.md")) if page.stem in registry.names()]
@@ -36,5 +36,6 @@ def test_every_strategy_has_a_page_with_its_timeline_and_its_formulas(name):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 100_000
     strategy = registry.create(name, {})
-    assert f"synchronisations per epoch:  {readable(strategy.syncs_formula)}\n" in text
-    assert f"bytes per epoch and worker:  {readable(strategy.bytes_formula)}\n" in text
+    (sending,) = sendings_of({"": strategy})
+    assert f"synchronisations per epoch:  {sending.syncs}\n" in text
+    assert f"bytes per epoch and worker:  {sending.bytes}\n" in text

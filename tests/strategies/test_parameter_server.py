@@ -14,6 +14,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.server_rules import Elastic, Gate, Lockstep
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Reply, pack, read_reply, unpack
+from scalebench.strategies.traffic import Setting
 
 FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
 MOMENTUM = {"sgd": {"momentum": 0.9}}
@@ -175,7 +176,7 @@ def test_leads_of_ssp_and_strict_dssp_keep_to_their_bounds_in_a_run(play):
 def test_a_step_is_one_synchronisation_of_the_vector_and_two_numbers(play):
     for strategy in FAMILY:
         outcome, weights = play(strategy, 4, epochs=3)
-        prescribed = sum(registry.create(strategy, {}).syncs_in_epoch(epoch, 3, 3) for epoch in range(3))
+        prescribed = sum(registry.create(strategy, {}).syncs_in_epoch(epoch, Setting(3, 3, 4)) for epoch in range(3))
         for worker in outcome.workers:
             assert worker.syncs == prescribed == 9
             assert worker.bytes_sent == 9 * (weights["final"].numel() * 8 + 8 * PUSH_NUMBERS)
