@@ -162,26 +162,30 @@ def virtual_time_until(noise: Noise, n: int, studies: int, random: Random, times
     return holds(found, 0.0)
 
 
-def _checked(noise: Noise, calibration: Array, times: int, random: Random, wrong: float) -> Part:
-    """What three checks by three native runs each say, where the simulation is off by `wrong` (lognormal)."""
+def _checked(noise: Noise, calibration: Array, times: int, random: Random, wrong: float, checks: int) -> Part:
+    """What `checks` by three native runs each say, where the simulation is off by `wrong` (lognormal)."""
     studies = len(calibration)
-    native = np.median(noise.draw(random, studies, 3, 3), axis=-1) - noise.median
-    errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, 3)) - native
+    native = np.median(noise.draw(random, studies, checks, 3), axis=-1) - noise.median
+    errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, checks)) - native
     found = [VirtualError.of((own**2).tolist()).part(times) for own in errors]
     return Part(np.array([part.variance for part in found]), found[0].freedom)
 
 
-def virtual_time_checked(noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1) -> float:
+def virtual_time_checked(
+    noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1, checks: int = 3
+) -> float:
     """The calibration interval with virtual-native error, about the machine's time."""
     calibration = _calibrations(noise, n, studies, random)
-    error = _checked(noise, calibration, 1, random, wrong)
+    error = _checked(noise, calibration, 1, random, wrong, checks)
     return holds(calibration_bounds(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
 
 
-def virtual_ratio_checked(noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1) -> float:
+def virtual_ratio_checked(
+    noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1, checks: int = 3
+) -> float:
     """The same of a ratio of two virtual times, whose steps are the same and cancel."""
     calibration = _calibrations(noise, n, studies, random)
-    error = _checked(noise, calibration, 2, random, wrong)
+    error = _checked(noise, calibration, 2, random, wrong, checks)
     off = random.normal(0, wrong, (2, studies, 1))
     return holds(calibration_bounds(off[0] - off[1] + np.zeros((studies, n)), error), 0.0)
 

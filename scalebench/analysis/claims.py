@@ -17,7 +17,7 @@ from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.bounds import quantile
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import SEVERITIES, Finding
-from scalebench.analysis.formatting import percent
+from scalebench.analysis.formatting import deviation, percent
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.analysis.places import PLACE, counted, place
@@ -200,23 +200,31 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
     virtual = evidence.table[evidence.table["execution"] == "virtual"]
     if virtual.empty:
         return
-    error = virtual_error(evidence.results)
+    error, where = virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield Finding(
             "note",
             "virtual-error",
-            f"fewer than {CHECKED_FROM} native points check the virtual times: their interval holds the calibration's "
-            "spread only",
-            f"{counted(len(virtual), 'cell')} of virtual times",
+            "no native point checks the virtual times: their interval holds the calibration's spread only",
+            where,
             "run natively what this machine can hold: --execution auto",
         )
-    elif error.rms > VIRTUAL_ERROR_LIMIT:
+    elif not error.known:
         yield Finding(
             "warning",
             "virtual-error",
-            f"virtual times differ from native ones by {_share(math.expm1(error.rms))} (root mean square of "
-            f"{error.checks} checks)",
-            f"{counted(len(virtual), 'cell')} of virtual times",
+            f"the error of virtual times is known from {counted(error.checks, 'check')} only "
+            f"({deviation(error.rms)}): they and their ratios are given without interval",
+            where,
+            f"run natively at {CHECKED_FROM} worker counts or more, as far as the cores go",
+        )
+    elif error.rms > math.log1p(VIRTUAL_ERROR_LIMIT):
+        yield Finding(
+            "warning",
+            "virtual-error",
+            f"virtual times differ from native ones by {deviation(error.rms)} (root mean square of "
+            f"{counted(error.checks, 'check')})",
+            where,
             "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
         )
 

@@ -37,6 +37,12 @@ def percent(share: float) -> str:
     return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
 
 
+def deviation(log_ratio: float) -> str:
+    """How far two times lie apart, whichever is longer: `12 %`; from half as much again on `a factor of 3.1`."""
+    size = math.exp(abs(log_ratio))
+    return percent(size - 1).lstrip("+") if size <= 1.5 else f"a factor of {digits(size, 2)}"
+
+
 def percent_with_interval(share: float, low: float, high: float) -> str:
     """`+54 % [51, 57]`; without an interval only the share."""
     if not (math.isfinite(low) and math.isfinite(high)):

@@ -25,13 +25,13 @@ _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", 
 def cells(results: Results) -> pd.DataFrame:
     """One row per execution, engine, strategy with options, worker count and batch, over its completed repetitions.
 
-    `train_s` is the geometric mean with `low_s`, `high_s` (see `interval`, empty for one repetition), so that ratios of
-    cells are ratios of what is shown. Beside it stand `mean_s` and `median_s` with the quartiles `q1_s`, `q3_s` and,
-    for measured times from six repetitions on, its 95 % confidence interval `median_low_s`, `median_high_s`, which one
-    odd run does not move. `spread` is the coefficient of variation of lognormal times, sqrt(exp(s^2) - 1), with s the
-    deviation of logs. `metric` is the arithmetic mean with a 95 % confidence interval over seeds. `time_to_target_s` is
-    the median over repetitions, infinite where most never reached the stated target. Seconds by task are means, empty
-    where one repetition lacks them.
+    `train_s` is the geometric mean with `low_s`, `high_s` (see `interval`, empty where there is none: one repetition,
+    or virtual times with a single native check), so that ratios of cells are ratios of what is shown. Beside it stand
+    `mean_s` and `median_s` with the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions on, its 95 %
+    confidence interval `median_low_s`, `median_high_s`, which one odd run does not move. `spread` is the coefficient of
+    variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
+    a 95 % confidence interval over seeds. `time_to_target_s` is the median over repetitions, infinite where most never
+    reached the stated target. Seconds by task are means, empty where one repetition lacks them.
     """
     runs = timed(results)
     never = runs["time_to_target_s"].fillna(math.inf).where(runs["target_metric"].notna())
@@ -46,7 +46,10 @@ def cells(results: Results) -> pd.DataFrame:
     # What a virtual time owes to one draw from the calibration does not average out: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
     if error:
-        parts.append(Part(np.where(virtual, error.rms**2, 0.0), np.where(virtual, error.checks, table["n"] - 1)))
+        of_virtual = error.part()
+        parts.append(
+            Part(np.where(virtual, of_virtual.variance, 0.0), np.where(virtual, of_virtual.freedom, table["n"] - 1))
+        )
     half = half_width(parts, level)
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
@@ -63,8 +66,8 @@ def cells(results: Results) -> pd.DataFrame:
     table[SPLIT] = groups[SPLIT].mean().where(measured)
     table = table.reset_index()
     table["interval"] = [
-        interval_name(kind, checked=error is not None) if n > 1 else ""
-        for kind, n in zip(table["execution"], table["n"], strict=True)
+        interval_name(kind, checked=error is not None) if math.isfinite(low) else ""
+        for kind, low in zip(table["execution"], table["low_s"], strict=True)
     ]
     return _in_order(table)
 

@@ -63,7 +63,8 @@ class _Limits:
 
     def of_time(self, side: int) -> VirtualError | None:
         """What is known of the virtual times of A (0) or B (1); if only one study was checked, it stands for both."""
-        return self.errors[side] or self.errors[1 - side]
+        own, other = self.errors[side], self.errors[1 - side]
+        return other if other and other.known and not (own and own.known) else own or other
 
     def of_ratio(self) -> Part | None:
         """By how much T_B / T_A may be off: as in `VirtualError.part`, nothing is taken to cancel. Two studies of one
@@ -73,7 +74,7 @@ class _Limits:
 
     def interval(self, execution: str) -> str:
         """What the interval of a time or ratio is called."""
-        return interval_name(execution, checked=any(self.errors))
+        return interval_name(execution, checked=self.of_time(0) is not None)
 
 
 # From `differences`.

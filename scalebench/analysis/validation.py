@@ -16,7 +16,7 @@ from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
-CHECKED_FROM = 3  # checks
+CHECKED_FROM = 2  # checks
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
     *("native_s", "native_median_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
@@ -30,6 +30,9 @@ class VirtualError:
     T_native is the median of the runs, which a delayed one among three does not move. It is not centred: an error that
     all share is an error. The noise of the native runs is in it, which makes it too large rather than too small. All
     points of one worker check the same step time, and count as one.
+
+    As nothing is centred, the mean square of k checks has k degrees of freedom. From CHECKED_FROM of them on a time
+    covers what it says (docs/statistics.md). One check tells that there is an error, and hardly how large it is.
     """
 
     rms: float
@@ -40,14 +43,22 @@ class VirtualError:
         """From the square of ln(T_virtual / T_native) of every check."""
         return cls(math.sqrt(sum(squares) / len(squares)), len(squares))
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known well enough to be part of an interval."""
+        return self.checks >= CHECKED_FROM
+
     def part(self, times: int = 1) -> Part:
         """What it adds to the variance, on logs, of a result made of so many virtual times: rms^2 times.
+
+        Not known (NaN) below CHECKED_FROM checks, so that there is no interval: one without this error would be narrow
+        because less is known.
 
         A ratio is made of two. What their errors have in common cancels in it, such as a step time that was measured
         too short; none of it is taken to cancel, and none to point in opposite directions: independent errors add up
         to sqrt(2) times one.
         """
-        return Part(self.rms**2 * times, self.checks)
+        return Part(self.rms**2 * times, self.checks) if self.known else Part(math.nan, math.nan)
 
 
 @once
@@ -100,12 +111,12 @@ def median_error(table: pd.DataFrame) -> float | None:
 
 @once
 def virtual_error(results: Results) -> VirtualError | None:
-    """What `agreement` says of all virtual times of the study; None below CHECKED_FROM checks."""
+    """What `agreement` says of all virtual times of the study; None where nothing checks them."""
     fair = _fair(agreement(results))
     squares = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)) ** 2
     alone = fair["workers"] == 1
     checks = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
-    return VirtualError.of(checks) if len(checks) >= CHECKED_FROM else None
+    return VirtualError.of(checks) if checks else None
 
 
 def _fair(table: pd.DataFrame) -> pd.DataFrame:

@@ -244,23 +244,17 @@ def _notes(found: Comparison) -> list[str]:
 
 def _simulation(errors: Sequence[VirtualError | None]) -> str:
     """What is known of the error of virtual times."""
-    from scalebench.analysis.formatting import percent
-    from scalebench.analysis.validation import CHECKED_FROM
+    from scalebench.analysis.formatting import deviation
 
-    known = {
-        name: f"{percent(math.expm1(error.rms)).lstrip('+')} in {name} ({error.checks} checks)"
-        for name, error in zip("AB", errors, strict=True)
-        if error
-    }
+    checked = {name: error for name, error in zip("AB", errors, strict=True) if error}
+    if not checked:
+        return "virtual times: no native point checks them: verdicts on them are on the simulation"
+    known = {name: f"{deviation(e.rms)} in {name} ({e.checks} checks)" for name, e in checked.items() if e.known}
     if not known:
-        return (
-            f"virtual times: fewer than {CHECKED_FROM} native points check them, so that no virtual-native error is "
-            "known: verdicts on them are on the simulation"
-        )
-    if len(known) == 2 and errors[0] == errors[1]:
-        known = {"A": known["A"].replace(" in A", "")}
-    alone = "" if None not in errors else "; it stands for the other study too, which has fewer native points to check"
-    return f"virtual times: the virtual-native error inside their intervals is {', '.join(known.values())}{alone}"
+        return "virtual times: their virtual-native error is known from 1 check only, so that they have no interval"
+    alone = "; it stands for the other study too, which has fewer native points to check" if len(known) == 1 else ""
+    said = known["A"].replace(" in A", "") if errors[0] == errors[1] else ", ".join(known.values())
+    return f"virtual times: the virtual-native error inside their intervals is {said}{alone}"
 
 
 def _cells(names: list[CellName]) -> str:

@@ -114,7 +114,8 @@ def _cells(results: Results) -> Table:
     )
     rows = [_cell(row, target) for row in table.to_dict("records")]
     named = "; ".join(sorted(f"{kind}: {name}" for kind, name in _intervals(table)))
-    note = f"Intervals of times, {named}." if named else "One run each: no intervals."
+    none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
+    note = f"Intervals of times, {named}." if named else none
     return Table("cells", "Every point of the study", columns, tuple(rows), (note,) if note else ())
 
 

@@ -101,6 +101,9 @@ def test_a_simulation_is_doubted_where_nothing_checks_it_or_it_is_far_off(study)
     far = rules(study(rows=checked(1.4)))["virtual-error"]
     assert (far.severity, "differ from native ones by 40 %" in far.what) == ("warning", True)
     assert "virtual-error" not in rules(study(rows=checked(1.05)))
+    assert "virtual-error" not in rules(study(rows=checked(1.14)))
+    assert "differ from native ones by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
+    assert "differ from native ones by a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
 
 
 def test_an_open_sign_is_told_with_the_repetitions_that_may_settle_it(study):

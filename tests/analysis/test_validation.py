@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from scalebench.analysis import agreement, cells, median_error, ratios, virtual_error
+from scalebench.analysis.claims import findings
 from tests.analysis.test_comparing import only, run
 
 
@@ -81,8 +82,33 @@ def test_a_delayed_native_run_among_three_is_no_error_of_the_simulation(study):
     )
 
 
-def test_two_checks_are_too_few(study):
-    assert virtual_error(study(rows=checked_study([1.1, 1.1, 0.9]))) is None
+def test_two_checks_are_told_with_the_few_degrees_of_freedom_that_they_have(study):
+    results = study(rows=checked_study([1.1, 1.1, 0.9]))
+    square = (math.log(1.1) ** 2 + math.log(0.9) ** 2) / 2
+    cell = only(cells(results), execution="virtual", workers=2)
+    assert math.log(cell.high_s / cell.train_s) == pytest.approx(stats.t.ppf(0.975, 2) * math.sqrt(square))
+
+
+def test_one_check_withholds_the_interval_instead_of_narrowing_it(study):
+    """All points of one worker are one check: how large the error is elsewhere, it can hardly say."""
+    rows = [*checked_study([1.1, 1.2]), *(run("allreduce", 8, 1.0 + 0.01 * r, repetition=r) for r in range(3))]
+    results = study(rows=rows)
+    assert (virtual_error(results).checks, virtual_error(results).known) == (1, False)
+    virtual = cells(results).query("execution == 'virtual'")
+    assert virtual[["low_s", "high_s"]].isna().all(axis=None)
+    assert set(virtual["interval"]) == {""}
+    assert set(cells(results).query("execution == 'native'")["interval"]) == {"95 % confidence interval"}
+    row = only(ratios(results), execution="virtual", workers=8, baseline="serial")
+    assert (math.isnan(row.ratio_low), row.interval) == (True, "")
+    found = {finding.rule: finding for finding in findings(results)}["virtual-error"]
+    assert found.severity == "warning"
+    assert "known from 1 check only (16 %)" in found.what, "root mean square of two points of one worker"
+
+
+def test_without_any_check_the_interval_is_the_calibrations_own(study):
+    results = study(rows=[run("allreduce", 8, 1.0 + 0.01 * r, repetition=r) for r in range(3)])
+    assert virtual_error(results) is None
+    assert only(cells(results), workers=8).interval == "calibration interval"
 
 
 def test_virtual_intervals_hold_the_error_and_say_so(study):

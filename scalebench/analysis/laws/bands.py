@@ -34,6 +34,7 @@ from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Series
+from scalebench.analysis.places import counted
 from scalebench.analysis.validation import VirtualError
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -69,6 +70,8 @@ def no_band(series: Series) -> str:
         return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
     if counts < FEWEST_COUNTS:
         return f"no intervals: they want {FEWEST_COUNTS} worker counts, there are {counts}"
+    if series.error is not None and not series.error.known:
+        return f"no intervals: the error of virtual times is known from {counted(series.error.checks, 'check')} only"
     return ""
 
 

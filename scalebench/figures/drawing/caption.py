@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from scalebench.analysis import Results, virtual_error
-from scalebench.analysis.formatting import percent
+from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, interval_name
 from scalebench.analysis.places import counted
@@ -87,7 +85,9 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     if runs.groupby(["engine", "label", "workers"]).size().max() < 2:
         return ", no error bars"
     error = virtual_error(results) if execution == "virtual" else None
-    size = f" of {percent(math.expm1(error.rms)).lstrip('+')}" if error else ""
+    if error and not error.known:
+        return f", no error bars: the virtual-native error is known from {counted(error.checks, 'check')} only"
+    size = f" of {deviation(error.rms)}" if error else ""
     return f", error bars: {interval_name(execution, checked=error is not None)}{size}"
 
 

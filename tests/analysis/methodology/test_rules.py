@@ -178,7 +178,7 @@ def real_runs_take_twice_as_long(study):
     study.change(native, train_s=lambda row: 2 * row.train_s)
 
 
-@case("virtual-error", "note", "native points check the virtual times")
+@case("virtual-error", "note", "no native point checks the virtual times")
 def no_native_runs(study):
     study.drop(native)
 
