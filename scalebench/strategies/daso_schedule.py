@@ -96,8 +96,8 @@ class Calls(NamedTuple):
 def calls_of(batch: int, last: int, skips: Skips) -> Calls:
     """What batch `batch` of 0..`last` calls for. `local_sync` governs the batches after it."""
     gs, ls, wait = skips
-    # "S fixed when sent" is read as: a merge weighs by the S of its sending, but is due by the min(wait, last - batch)
-    # of the batch at hand. Due by the S of its sending is the other reading; heat's recorded runs fit both.
+    # As heat does it: a merge weighs by the wait of its sending, but is due by that of the batch at hand, which shrinks
+    # towards an epoch's end. So a sum may find no batch that is its own: it is lost in the last, blocking one.
     due = min(wait, last - batch)
     if batch == last or gs == 0 or batch % gs == 0:
         return Calls(send=True, wait=due, blocking=batch == last or wait == 0, merge=wait > 0)

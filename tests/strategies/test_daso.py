@@ -24,7 +24,7 @@ def simulate(run, replica_class, x, y, scenery, monkeypatch):
     return outcome, weights
 
 
-@pytest.mark.parametrize("name", "abcd")
+@pytest.mark.parametrize("name", "abcde")
 def test_schedule_and_final_weights_are_those_of_heat(name, scenery, monkeypatch, tmp_path):
     """float32, as the reference computed it; sums in another order differ by some 1e-7."""
     case = daso_case.reference(name)
