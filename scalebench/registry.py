@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import ValidationError
 
 from scalebench.errors import UsageError, nearest
+from scalebench.faults import faults_of
 from scalebench.stated import Stated
 
 
@@ -96,11 +97,9 @@ class Registry(Generic[C]):
 
 def first_fault(error: ValidationError, cls: type[Stated]) -> str:
     """What does not fit the options of `cls`, in half a line that names the option."""
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        fields = cls.model_fields
-        return f"unknown option {where!r}; " + (nearest(where, fields) if fields else "it takes no options")
-    message = fault["msg"].removeprefix("Value error, ")
-    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"
-    return f"option {where!r}: {message}{got}" if where else message
+    fault, fields = faults_of(error)[0], cls.model_fields
+    if fault.unknown:
+        return f"unknown option {fault.path!r}; " + (nearest(fault.path, fields) if fields else "it takes no options")
+    if fault.missing:
+        return f"option {fault.path!r} is missing"
+    return f"option {fault.path!r}: {fault.message}" if fault.key else fault.message

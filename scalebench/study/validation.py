@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scalebench.errors import UsageError, nearest
+from scalebench.faults import faults_of, one_line, short
 
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # nested deeper, a document is an attack or an accident
@@ -61,38 +62,18 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
 
     An unknown key is named before a missing one: the two are often the same slip.
     """
-    first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    unknown_key = first["type"] == "extra_forbidden"  # then the last part is that key, whatever it is called
-    named = len(first["loc"]) - unknown_key
-    loc = [part for place, part in enumerate(first["loc"]) if place >= named or not _is_branch(part)]
-    path = ".".join(str(part) for part in loc)
-    if unknown_key:
-        return f"{where}: unknown key {path!r}; {nearest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
-    if first["type"] == "missing":
-        return f"{where}: key {path!r} is missing"
-    message = _in_words(_one_line(first["msg"].removeprefix("Value error, ")))
-    got = first.get("input")
-    shown = "" if first["type"] in {"value_error", "model_type"} else f", got {_short(got)}"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if not path:
-        return f"{where}: {message}"
+    faults = faults_of(error)
+    first = faults[0]
+    if first.unknown:
+        return f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], _known_keys(model, first.key[:-1]))}"
+    if first.missing:
+        return f"{where}: key {first.path!r} is missing"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    if not first.key:
+        return f"{where}: {first.message}"
     flag = where.removeprefix("--").replace("-", "_")
-    key = "" if path in (flag, {"strategy": "strategies"}.get(flag)) else f"key {path!r}: "
-    return f"{where}: {key}{message[:1].lower() + message[1:]}{shown}{more}"
-
-
-def _in_words(message: str) -> str:
-    """Pydantic's message as a sentence about what its reader wrote."""
-    if few := re.fullmatch(r"\w+ should have at least (\d+) items? after validation, not \d+", message):
-        return f"expected at least {few[1]} item{'s' if few[1] != '1' else ''}"
-    message = re.sub(r"^Input should be (greater|less) ", r"expected a number \1 ", message)
-    return re.sub(r"^Input should be (a valid (?=integer|number|string))?", _expected, message)
-
-
-def _expected(match: re.Match[str]) -> str:
-    if not match[1]:
-        return "expected "
-    return "expected an " if match.string[match.end() :].startswith("integer") else "expected a "
+    key = "" if first.path in (flag, {"strategy": "strategies"}.get(flag)) else f"key {first.path!r}: "
+    return f"{where}: {key}{first.message}{more}"
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
@@ -145,7 +126,7 @@ def _check_events(text: str, where: str, error: type[UsageError]) -> None:
 
 def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
     mark = getattr(cause, "problem_mark", None)
-    problem = _one_line(getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause))
+    problem = one_line(getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause))
     if mark is None:
         return f"{where}: not YAML: {problem}"
     line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
@@ -154,11 +135,11 @@ def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
     return f"{where}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
 
 
-def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
+def _known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys of the model that lies at `path` below `model`."""
     here = model
     for part in path:
-        field = here.model_fields.get(str(part))
+        field = here.model_fields.get(part)
         inner = _models_in(field.annotation) if field else [here]
         if not inner:
             break
@@ -174,22 +155,5 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _is_branch(part: Any) -> bool:
-    """Whether a part of pydantic's location names a union's branch, such as `literal['auto']`, and no key."""
-    return isinstance(part, str) and bool(re.search(r"\[.*\]$|^(int|str|float|bool|constrained-\w+)$", part))
-
-
 def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else f"the value {_short(value)}"
-
-
-def _short(value: Any) -> str:
-    try:
-        text = _one_line(repr(value))
-    except (ValueError, RecursionError):  # an integer too long to print, a structure too deep
-        return f"a value of type {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else f"the value {short(value)}"

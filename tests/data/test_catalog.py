@@ -149,7 +149,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("digit", "unknown data set 'digit'; did you mean 'digits'"),
         ({"digits": {"size": 3}}, "data set digits: unknown option 'size'; it takes no options"),
         ({"synthetic": {"ntrain": 3}}, "unknown option 'ntrain'; did you mean 'n_train'"),
-        ({"synthetic": {"n_train": 0}}, "option 'n_train': Input should be greater than 0, got 0"),
+        ({"synthetic": {"n_train": 0}}, "option 'n_train': expected a number greater than 0, got 0"),
         ({"synthetic": {"kind": "images", "shape": [3, 3]}}, r"shape of images is \[channels, height, width\]"),
         ({"synthetic": {"classes": 1}}, "classes must be at least 2"),
     ],

@@ -85,7 +85,7 @@ def test_precisions_start_from_the_same_numbers():
     [
         ("mlpp", "unknown model 'mlpp'; did you mean 'mlp'"),
         ({"mlp": {"hiden": [3]}}, "model mlp: unknown option 'hiden'; did you mean 'hidden'"),
-        ({"mlp": {"hidden": [0]}}, r"option 'hidden\.0': Input should be greater than 0, got 0"),
+        ({"mlp": {"hidden": [0]}}, r"option 'hidden\.0': expected a number greater than 0, got 0"),
         ({"mlp": {"activation": "sigmoid"}}, "'relu', 'tanh' or 'gelu', got 'sigmoid'"),
         ({"cnn": {"channels": [1]}}, "model cnn: option 'channels"),
     ],
