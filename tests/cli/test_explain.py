@@ -74,7 +74,7 @@ def test_options_change_the_formula_and_flags_evaluate_it() -> None:
     [
         (["allredcue"], "unknown strategy 'allredcue'; did you mean 'allreduce'?"),
         (["local_sgd", "--set", "step=3"], "neither an option of local_sgd nor a study's key; did you mean 'steps'?"),
-        (["local_sgd", "--set", "steps=0"], "local_sgd: option 'steps': expected a number greater than or equal to 1, got 0"),
+        (["local_sgd", "--set", "steps=0"], "option 'steps': expected a number greater than or equal to 1, got 0"),
         (["gossip", "--workers", "1"], "strategy gossip at 1 worker: there is nobody to mix with"),
     ],
 )  # fmt: skip
