@@ -36,7 +36,8 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """
     from scalebench.launch.matrix import describe_strategies
     from scalebench.strategies import registry
-    from scalebench.strategies.description import options_of, rule_of, sendings_of, symbols_used
+    from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
+    from scalebench.strategies.traffic import MOVED_BY, readable
 
     cls = registry.find(name)
     options, others = _sorted_out(sets, cls)
@@ -58,7 +59,14 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
         page.heading("What it sends", f" on {', '.join(sending.engines)}" if len(sendings) > 1 else "")
         page.fact("synchronisations per epoch", sending.syncs)
         page.fact("bytes per epoch and worker", sending.bytes)
-    page.text("\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(*forms.values()).items()))
+    moved = MOVED_BY.get(plan.study.shuffle, "") if plan else ""
+    if moved:
+        page.fact("and of rows that the shuffle moves", readable(moved))
+    page.text(
+        "\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(*forms.values(), moved=moved).items())
+    )
+    if plan is None and lets_rows_move(strategy):
+        page.text("Rows that a shuffle moves come on top: see --set shuffle=global.")
     page.heading("Where it comes from, where it runs")
     page.fact("source", cls.source)
     page.fact("engines", ", ".join(entry.engines))
@@ -91,19 +99,22 @@ def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], se
     from scalebench.study.load import load_study
 
     chosen = {**flags, "strategies": [{strategy.name: options}], "execution": "virtual", "repetitions": 1}
-    return plan_study(load_study(None, chosen, sets))
+    return plan_study(load_study(None, chosen, sets), timed=False)
 
 
 def _evaluated(page: _Page, plan: Plan) -> None:
     from scalebench.launch.traffic import traffic_of
+    from scalebench.strategies.traffic import MOVED_BY
 
     rows, study = traffic_of(plan), plan.study
-    page.heading(f"{study.model} in {study.dtype} on {study.dataset}, {study.epochs} epochs")
-    page.table(
-        ("workers", "steps per epoch", "synchronisations per epoch", "bytes per epoch and worker"),
-        [(str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}") for row in rows],
-    )
-    page.text(f"{rows[0].parameters:,} parameters; means over the epochs. Rows that a shuffle moves come on top.")
+    page.heading(f"{study.model} in {study.dtype} on {study.dataset}, {study.epochs} epochs, shuffle {study.shuffle}")
+    head = ["workers", "steps per epoch", "synchronisations per epoch", "bytes per epoch and worker"]
+    cells = [[str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}"] for row in rows]
+    if study.shuffle in MOVED_BY:
+        head.append("and of rows")
+        cells = [[*line, f"{row.rows_bytes:,.0f}"] for line, row in zip(cells, rows, strict=True)]
+    page.table(head, cells)
+    page.text(f"{rows[0].parameters:,} parameters; means over the epochs.")
     for note in plan.notes:
         page.text(f"note: {note}")
 

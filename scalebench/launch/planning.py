@@ -27,15 +27,15 @@ class Plan:
         return [*self.sweep.notes, *self.prepared.notes]
 
 
-def plan_study(study: Study) -> Plan:
-    """Check everything about `study` that can be checked before it runs.
+def plan_study(study: Study, *, timed: bool = True) -> Plan:
+    """Check everything about `study` that can be checked before it runs; if not `timed`, step times are not asked for.
 
     Raises:
         UsageError: whatever cannot be; one line.
     """
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
-    sweep = expand(there, cluster)
+    sweep = expand(there, cluster, timed=timed)
     return Plan(study, cluster, sweep, prepare_study(there, sweep.runs))
 
 

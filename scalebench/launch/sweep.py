@@ -67,12 +67,13 @@ class _Cell:
     workers: int
 
 
-def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
+def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: bool = True) -> Sweep:
     """Every run of `study`.
 
     `auto` is virtual at every worker count plus native where the cores allow. Serial runs once, at one worker, for
     each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a seeded draw.
-    With `until`, every run has its place in the order as if all blocks were run to the last.
+    With `until`, every run has its place in the order as if all blocks were run to the last. Without `timed`, virtual
+    runs need no step times: nobody asks how long they take.
 
     Raises:
         StudyError: unknown strategy or option, or nothing is left to run.
@@ -87,7 +88,8 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None) -> Sweep:
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
     if any(cell.execution == "virtual" for cell in cells):
-        require_step_times(cluster, study)
+        if timed:
+            require_step_times(cluster, study)
         cluster.nodes_for(max(cell.workers for cell in cells if cell.execution == "virtual"))
     _check_paced(study, cluster, cells, sweep.notes)
     runs = _ordered(study, cells)

@@ -1,7 +1,8 @@
-"""What the first strategy of a study sends at each worker count, by its own formula."""
+"""What the first strategy of a study sends at each worker count, by its own formula, and what a shuffle adds."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ class Traffic:
     parameters: int
     syncs: float
     bytes_sent: float
+    rows_bytes: float  # of rows that a shuffle moves, on top
 
 
 def traffic_of(plan: Plan) -> list[Traffic]:
@@ -38,8 +40,16 @@ def traffic_of(plan: Plan) -> list[Traffic]:
         epochs = range(study.epochs)
         syncs = sum(strategy.syncs_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
         sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
-        found.append(Traffic(workers, setting.steps, setting.parameters, syncs, sent))
+        moved = sum(int(shards.moved(epoch).sum()) for epoch in epochs) / study.epochs / workers
+        row = bytes_of_row(plan.prepared.datasets[workers], getattr(torch, study.dtype))
+        found.append(Traffic(workers, setting.steps, setting.parameters, syncs, sent, moved * row))
     return found
+
+
+def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:
+    """What a row takes when it moves to another worker: x in the run's dtype, y too or as a label of 8 bytes."""
+    label = 8 if dataset.task == "classification" else dtype.itemsize
+    return math.prod(dataset.x_train.shape[1:]) * dtype.itemsize + math.prod(dataset.y_train.shape[1:]) * label
 
 
 def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers_per_node: int) -> Setting:

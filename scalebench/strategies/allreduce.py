@@ -37,7 +37,7 @@ class Accumulating(PerBatch):
     by the samples that all workers have in them, so that one larger batch would give the same step.
     """
 
-    accumulate: int = Field(1, ge=1, description="batches per optimizer step and synchronisation")
+    accumulate: int = Field(1, ge=1, description="a: batches per optimizer step and synchronisation")
 
     @property
     def sync_every(self) -> int:
@@ -88,8 +88,11 @@ def mean_of_gradients(workers: int) -> str:
 class Allreduce(Accumulating):
     """w <- w - eta * sum_i n_i g_i / sum_i n_i after each batch, over one flat buffer.
 
-    n_i is the number of samples in worker i's batch; with equal batches it is the plain mean of the gradients. What
-    travels: compression.py. How: trees.py.
+    n_i: samples in worker i's batch. With `accumulate` = a the sums run over a batches of each worker, so that one
+    larger batch would give the same step; the last step of an epoch may have fewer. What may travel instead of g:
+
+        topk:      c = g + e;  the ceil(keep P) entries largest in magnitude;  e <- c - sent
+        powersgd:  M = g + e, matrix by matrix;  P <- mean M Q, orthonormal;  Q <- mean M^T P;  P Q^T;  e <- M - P Q^T
     """
 
     compression: Literal["none", "fp16", "bf16", "topk", "powersgd"] = Field(

@@ -25,11 +25,15 @@ class Averaging(Strategy):
     of training is not synchronised within it; the model handed out is the mean of the replicas all the same.
     """
 
-    buffers: Literal["average", "keep"] = Field("average", description="what becomes of the model's buffers")
+    buffers: Literal["average", "keep"] = Field(
+        "average", description="what becomes of the model's floating-point buffers: BatchNorm's statistics"
+    )
     optimizer_state: Literal["keep", "average", "reset"] = Field(
         "keep", description="momentum and the like stay local, are averaged too, or are forgotten at each average"
     )
-    weighting: Literal["uniform", "samples"] = Field("uniform", description="weight of a worker in the mean")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="weight of a worker in the mean: 1, or n_i, the samples of its shard"
+    )
     trailing: Literal["synchronise", "leave"] = Field(
         "synchronise", description="a partial interval at the end of training is synchronised, or left as it is"
     )
@@ -98,7 +102,7 @@ class Periodic(Averaging):
     Steps are counted through the whole training: an interval may reach over the end of an epoch.
     """
 
-    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations")
+    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations, counted through all epochs")
     first: int | None = Field(None, ge=1, description="local steps before the first synchronisation; default: H")
 
     sync_unit: ClassVar[str] = "batch"

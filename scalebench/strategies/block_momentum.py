@@ -38,13 +38,15 @@ class BlockMomentum(Periodic):
 
 @register()
 class SlowMo(BlockMomentum):
-    """u <- b u + (w0 - mean w) / eta;  w <- w0 - a eta u,  eta: the learning rate of this moment.
+    """After every H local steps from w0, with eta the learning rate of that moment:
+
+        u <- b u + (w0 - mean w) / eta;   w <- w0 - a eta u
 
     Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD.
     """
 
-    slow_lr: float = Field(1.0, gt=0, description="a")
-    slow_momentum: float = Field(0.7, ge=0, lt=1, description="b")
+    slow_lr: float = Field(1.0, gt=0, description="a: how far along the slow momentum a step goes")
+    slow_momentum: float = Field(0.7, ge=0, lt=1, description="b: share of the slow momentum that each average keeps")
 
     name: ClassVar[str] = "slowmo"
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
@@ -60,13 +62,17 @@ class SlowMo(BlockMomentum):
 
 @register()
 class Bmuf(BlockMomentum):
-    """D <- mu D + zeta (mean w - w0);  w <- w0 + D: blockwise model-update filtering.
+    """Blockwise model-update filtering. After every H local steps from w0:
+
+        D <- mu D + zeta (mean w - w0);   w <- w0 + D
 
     Chen and Huo, ICASSP 2016, who take mu = 1 - 1/K; so does the default. With mu = 0, zeta = 1 it is local SGD.
     """
 
-    block_momentum: float | None = Field(None, ge=0, lt=1, description="mu; default: 1 - 1/K")
-    block_lr: float = Field(1.0, gt=0, description="zeta")
+    block_momentum: float | None = Field(
+        None, ge=0, lt=1, description="mu: share of its last move that each average keeps; default: 1 - 1/K"
+    )
+    block_lr: float = Field(1.0, gt=0, description="zeta: how far towards the mean")
 
     name: ClassVar[str] = "bmuf"
     summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
@@ -82,14 +88,16 @@ class Bmuf(BlockMomentum):
 
 @register()
 class DiLoCo(BlockMomentum):
-    """g = w0 - mean w;  v <- m v + g;  w <- w0 - lr (g + m v): Nesterov SGD over the averages.
+    """Nesterov SGD over the averages. After every H local steps from w0:
+
+        g = w0 - mean w;   v <- m v + g;   w <- w0 - lr (g + m v)
 
     Douillard et al., 2023, arXiv 2311.08105. The inner optimizer is the study's: the paper's is AdamW, whose state
     stays with its worker, and H is some hundred steps.
     """
 
-    outer_lr: float = Field(0.7, gt=0, description="lr")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="m")
+    outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="m: share of the outer momentum that each average keeps")
 
     name: ClassVar[str] = "diloco"
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"

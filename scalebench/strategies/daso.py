@@ -40,6 +40,7 @@ class Daso(Averaging):
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
     counts: ClassVar[dict[str, str]] = TALLIED
     combination: ClassVar[str] = "daso"
+    in_rules: ClassVar[bool] = True
 
     def schedule(self, epochs: int) -> Schedule:
         """The skips of a training of `epochs` epochs, from its beginning."""

@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from scalebench.errors import StudyError
 from scalebench.strategies.base import Strategy
 from scalebench.strategies.traffic import SYMBOLS, readable, symbols_of
+from scalebench.study.spec import Training
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -26,11 +28,12 @@ class Option(NamedTuple):
 
 
 def rule_of(cls: type[Strategy]) -> list[str]:
-    """The docstrings that state the rule: of the class that names the strategy, then of what it refines."""
+    """The docstrings that state the rule: of the class that names the strategy, then of bases that tell a part."""
     family = [each for each in cls.__mro__ if issubclass(each, Strategy) and each is not Strategy]
     while "name" not in vars(family[0]) and len(family) > 1:
         family.pop(0)  # a real or a virtual form: says how it is carried out
-    return [inspect.cleandoc(each.__doc__) for each in family if each.__doc__ and each.__doc__ != Strategy.__doc__]
+    telling = family[:1] + [each for each in family[1:] if vars(each).get("in_rules", False)]
+    return [inspect.cleandoc(each.__doc__) for each in telling if each.__doc__ and each.__doc__ != Strategy.__doc__]
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:
@@ -61,11 +64,20 @@ def sendings_of(forms: Mapping[str, Strategy]) -> list[Sending]:
     return [Sending(*texts, tuple(engines)) for texts, engines in found.items()]
 
 
-def symbols_used(*forms: Strategy) -> dict[str, str]:
-    """What the symbols in the formulas of a strategy's forms mean, options left out."""
+def lets_rows_move(strategy: Strategy) -> bool:
+    """Whether rows may change workers between epochs: not at one worker, nor where data never leave a client."""
+    try:
+        strategy.check_training(Training(shuffle="global"))
+    except StudyError:
+        return False
+    return not strategy.single_worker
+
+
+def symbols_used(*forms: Strategy, moved: str = "") -> dict[str, str]:
+    """What the symbols in the formulas of a strategy's forms, and in `moved`, mean; options left out."""
     known = {symbol: text for form in forms for symbol, text in {**SYMBOLS, **form.counts}.items()}
     used = [symbol for form in forms for symbol in symbols_of(f"{form.syncs_formula} + {form.bytes_formula}")]
-    return {symbol: known[symbol] for symbol in dict.fromkeys(used) if symbol in known}
+    return {symbol: known[symbol] for symbol in dict.fromkeys([*used, *symbols_of(moved)]) if symbol in known}
 
 
 def _default(field: FieldInfo) -> str:

@@ -26,7 +26,7 @@ class EpochAsync(LocalEpochs):
     Weighted by samples, 1/K is n_j / sum_i n_i, in `inverse_k` and in the final mean. Buffers and optimizer state,
     where they are averaged, lie beside the weights in g and are merged as they are.
     The order of the merges, each one's staleness (merges of others since the worker's own last) and every worker's
-    weight in the final model (`merge_order.final_weights`) are recorded.
+    weight in the final model are recorded.
     """
 
     merge: Literal["half", "inverse_k"] = Field("half", description="weight of the merging worker: 1/2 or 1/K")

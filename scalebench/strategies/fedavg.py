@@ -32,7 +32,9 @@ class FedAvg(Averaging):
     optimizer_state: Literal["keep", "average", "reset"] = Field(
         "reset", description="momentum and the like stay local, are averaged too, or are forgotten with each round"
     )
-    weighting: Literal["uniform", "samples"] = Field("samples", description="weight of a client in the mean")
+    weighting: Literal["uniform", "samples"] = Field(
+        "samples", description="weight of a client in the mean: 1, or n_i, the samples of its shard"
+    )
     trailing: Literal["synchronise", "leave"] = Field(
         "synchronise", description="a round cut short by the end of training is averaged, or left as it is"
     )
@@ -104,9 +106,9 @@ class FedAvg(Averaging):
 
 @register()
 class FedProx(FedAvg):
-    """FedAvg whose clients are held near the model they began with: the gradient gains mu (w_i - w).
+    """`fedavg` whose clients are held near the model they began with: the gradient gains mu (w_i - w).
 
-    Li et al., MLSys 2020, arXiv 1812.06127. mu = 0 is FedAvg.
+    Li et al., MLSys 2020, arXiv 1812.06127. mu = 0 is `fedavg`.
     """
 
     mu: float = Field(0.01, ge=0, description="of the proximal term, mu/2 times the squared distance")

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class ParameterServerStrategy(Strategy):
-    """Push, pull, go on when the server lets you."""
+    """A worker pushes the gradient of each batch and goes on from the weights of the reply, when the server lets it.
+    The optimizer, its momentum included, lives on the server.
+    """
 
     shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread")
 
@@ -37,6 +39,7 @@ class ParameterServerStrategy(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     asynchronous: ClassVar[bool] = True  # the server says which weights end an epoch
     deterministic: ClassVar[bool] = False
+    in_rules: ClassVar[bool] = True
     misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
 
     @property

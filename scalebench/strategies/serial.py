@@ -39,3 +39,7 @@ class Serial(Strategy):
     @property
     def syncs_formula(self) -> str:
         return "0"
+
+    @property
+    def bytes_formula(self) -> str:
+        return "0"

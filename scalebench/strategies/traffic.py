@@ -23,8 +23,17 @@ SYMBOLS = {
     "n_b": "bytes of the floating-point buffers",
     "n_o": "bytes of what the optimizer remembers",
     "f": "f(rank) are the bytes of PowerSGD's factors and of what it leaves as it is",
+    "r": "bytes of a row, its label or target included",
+    "N": "training samples",
+    "B": "ds-tensor blocks",
     "syncs": "synchronisations of the epoch, as worker 0 counts them",
 }
+_TO_OTHERS = "(e > 0) * r * N / K * (1 - 1 / K)"
+MOVED_BY = {
+    "rotate_blocks": _TO_OTHERS,
+    "global": _TO_OTHERS,
+    "pairwise": f"{_TO_OTHERS} * B / (B - 1) / 2",
+}  # shuffle: bytes of the rows that it makes a worker hand over in an epoch, on the mean; exact where K divides B
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "max": max, "min": min}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NO_SYMBOL = {"if", "else", "and", "or", "not", *_FUNCTIONS}

@@ -50,6 +50,35 @@ def test_forms_that_send_differently_stand_apart_with_their_engines() -> None:
     assert "synchronisations per epoch: at most floor(" in explain("gossip", "--set", "peers=pair")
 
 
+def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
+    assert len(rule_of(registry.find("dislib-compat"))) == len(rule_of(registry.find("slowmo"))) == 1
+    for name in registry.names():
+        told = "\n".join(rule_of(registry.find(name)))
+        assert len(told.splitlines()) <= 20, f"{name}: nobody reads that"
+        assert "Replicas that" not in told
+        assert ".py" not in told
+    assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain("daso-fixed")  # the part that both presets share
+    assert "goes on from the weights of the reply" in explain("ssp")
+
+
+def test_step_times_are_not_asked_for() -> None:
+    said = explain("epoch_average", "--cluster", "marenostrum5-acc", "--workers", "2,8", "--model", "cnn")
+    assert [line.split()[0] for line in said.splitlines() if line.startswith(("  2 ", "  8 "))] == ["2", "8"]
+
+
+def test_rows_that_a_shuffle_moves_are_in_the_formula_and_the_numbers() -> None:
+    hint = "Rows that a shuffle moves come on top"
+    assert hint in explain("allreduce")
+    assert hint not in explain("serial")
+    assert hint not in explain("fedavg")  # whose data never leave a client
+    said = explain("allreduce", "--set", "shuffle=pairwise", "--workers", "2", "--dataset", "wine", "--epochs", "2")
+    assert "rows that the shuffle moves: (e > 0) r N / K (1 - 1 / K) B / (B - 1) / 2\n" in said
+    assert "  r: bytes of a row, its label or target included\n" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("  2 ")]
+    assert 0.5 < int(line.split()[-1].replace(",", "")) / ((13 * 4 + 8) * 142 / 2 / 2 / 2) < 1.5  # of one epoch of two
+    assert "the shuffle moves" not in explain("allreduce", "--workers", "2")
+
+
 def test_options_have_type_default_and_range() -> None:
     rows = {option.name: option for option in options_of(registry.find("daso-heat"))}
     assert rows["stability"][1:4] == ("float", "0.05", ">= 0, < 1")
