@@ -17,7 +17,9 @@ from scalebench.virtual.engine import simulate
 @pytest.mark.parametrize(("dataset", "dtype"), [("wine", "float32"), ("diabetes", "float64")])
 def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(scenery, shuffle, dataset, dtype):
     said = {"dataset": dataset, "dtype": dtype, "shuffle": shuffle, "workers": "4", "epochs": 3, "execution": "virtual"}
-    plan = plan_study(load_study(None, {**said, "strategies": ["epoch_average"], "repetitions": 1}, ["blocks=8", "lr=1e-3"]))
+    plan = plan_study(
+        load_study(None, {**said, "strategies": ["epoch_average"], "repetitions": 1}, ["blocks=8", "lr=1e-3"])
+    )
     (expected,) = traffic_of(plan)
     outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], scenery)
     assert outcome.status == "completed", outcome.error
