@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_text
-from scalebench.records.schema import EpochRow, RunRow, columns, kinds
-from scalebench.records.table import check_header, check_version
+from scalebench.records.schema import READABLE, EpochRow, RunRow, columns, kinds
+from scalebench.records.table import check_version, columns_lacking
 
 PACE_OVERRUN_LIMIT = 0.01
 # What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
@@ -89,7 +89,9 @@ def read_runs(folder: Path) -> pd.DataFrame:
     runs = _read(path, RunRow)
     if runs.empty:
         raise ResultsError(f"{path} holds no runs yet; `scalebench run` fills it")
-    check_version(path, {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]})
+    check_version(
+        path, {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]}, READABLE
+    )
     runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
     runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
     return runs
@@ -129,7 +131,6 @@ def _label(strategy: str, options: object) -> str:
 
 
 def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
-    kind_of = kinds(row_type)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -138,7 +139,8 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     header = from_line(data.partition(b"\n")[0])
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
-    check_header(path, header, columns(row_type))
+    lacking = columns_lacking(path, header, columns(row_type))
+    kind_of = {name: kind for name, kind in kinds(row_type).items() if name not in lacking}
     try:
         try:
             table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
@@ -151,6 +153,9 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         if kind == "text" and table[name].notna().any():
             escaped = table[name].str.startswith("'", na=False)
             table.loc[escaped, name] = table.loc[escaped, name].map(to_text)
+    if lacking:
+        empty = {name: _DTYPES[kind] for name, kind in kinds(row_type).items() if name in lacking}
+        table = table.reindex(columns=columns(row_type)).astype(empty)
     _check_values(path, table, row_type)
     return table[columns(row_type)]
 

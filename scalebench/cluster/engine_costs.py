@@ -77,6 +77,7 @@ class EngineCosts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     entries: list[EngineCost] = Field(default_factory=list)
+    others_load: float | None = Field(None, description="share of the cores that other programs took meanwhile")
 
     def of(self, engine: str, ranks: int = 2) -> EngineCost:
         """The entry of `engine` measured nearest to `ranks`.

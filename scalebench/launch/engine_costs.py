@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.elsewhere import Elsewhere, disturbed
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.launch.elsewhere import Elsewhere, disturbed
 from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.lifeline import end_with_parent
@@ -50,6 +50,7 @@ def measure_engine_costs(
     elsewhere = Elsewhere()
     costs = _measure(names, source)
     others = elsewhere.cores()
+    costs = costs.model_copy(update={"others_load": elsewhere.share()})
     if disturbed(others):
         note(
             f"the engines were measured while other programs kept {others:.1f} of {engines.cores()} cores busy: "

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.cache import cache_folder
+from scalebench.elsewhere import Elsewhere, disturbed
 from scalebench.errors import ModelError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
-from scalebench.launch.elsewhere import Elsewhere, disturbed
 from scalebench.launch.interruption import AbandonedError, Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock

@@ -55,8 +55,9 @@ class RankLoop:
         self.current = ""  # the run under way, for the last words
         self._events = EventWriter(job.events) if world.rank == 0 else None
         self._groups: dict[int, MPI.Comm] = {}
-        on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED).size
-        self._nap = _NAP * max(1.0, on_this_node / len(os.sched_getaffinity(0)) / 8)
+        on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._nap = _NAP * max(1.0, on_this_node.size / len(os.sched_getaffinity(0)) / 8)
+        self._family = (os.getppid(), *on_this_node.allgather(os.getpid()))  # the launch's processes on this node
 
     def serve(self) -> None:
         keep_nodes(self.world, self.job.host, self.job.folder)
@@ -88,7 +89,7 @@ class RankLoop:
             self._events.started(run.run_id)
         gc.collect()
         try:
-            outcome = Session(self.job, run, workers, self.heart, served).execute()
+            outcome = Session(self.job, run, workers, self.heart, served, self._family).execute()
         except Exception as error:
             if run.workers > 1 or served is not None:
                 raise  # the others wait for this rank inside a collective

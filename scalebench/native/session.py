@@ -25,6 +25,7 @@ from scalebench.comm.server import RankServer
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
+from scalebench.elsewhere import Elsewhere, taken_by
 from scalebench.errors import ClusterError, EngineError
 from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
@@ -42,10 +43,22 @@ from scalebench.worker import Replica
 
 
 class Session:
-    """A run as one of its workers sees it; `mpi` joins the run's workers, `served` them and their server's rank."""
+    """A run as one of its workers sees it; `mpi` joins the run's workers, `served` them and their server's rank.
 
-    def __init__(self, job: Job, run: Run, mpi: MPI.Comm, heart: Heartbeat, served: MPI.Comm | None = None) -> None:
+    `family` are the launch's processes on this node, the first of which, unlike the ranks, is bound to no core.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: Run,
+        mpi: MPI.Comm,
+        heart: Heartbeat,
+        served: MPI.Comm | None = None,
+        family: Sequence[int] = (),
+    ) -> None:
         self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
+        self._family = family
         on_node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.workers_here = on_node.rank, on_node.size
         on_node.Free()
@@ -61,6 +74,7 @@ class Session:
         """
         self.heart.enter(Phase.PREPARING)
         run = self.run
+        self._elsewhere = self._listen()
         torch.set_num_threads(run.threads_per_worker)
         random.seed(run.seed)
         np.random.seed(run.seed % (1 << 32))
@@ -126,6 +140,7 @@ class Session:
         began = time.perf_counter()
         verdict = evaluate(replica, strategy, dataset)
         eval_s = time.perf_counter() - began
+        others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
         for state in states:
             state.close()
@@ -133,10 +148,10 @@ class Session:
             opened.close()
         self.heart.enter(Phase.REPORTING)
         served = self.served.gather(None) if self.served is not None else None
-        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends))
+        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others))
         if gathered is None:
             return None
-        reports, evaluations, journals, epochs = zip(*gathered, strict=True)
+        reports, evaluations, journals, epochs, loads = zip(*gathered, strict=True)
         told = [book for book in served or () if book is not None]
         waited = waits(journals, told) if strategy.split_is_measured and self.nodes == 1 else None
         _book_waiting(reports, waited, epochs)
@@ -145,9 +160,16 @@ class Session:
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = self._facts(replica, plan, dataset)
+        facts["others_load"] = max((load for load in loads if load is not None), default=None)
         if began_unix_s is not None:
             facts["began_unix_s"] = began_unix_s
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
+
+    def _listen(self) -> Elsewhere | None:
+        """One worker of each node counts what others take of its cores, from here to the end of the evaluation."""
+        if self.local_rank or not self._family:
+            return None
+        return Elsewhere(taken_by(self._family), of=self._family[0])
 
     def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line
-from scalebench.records.schema import RunRow, columns, kinds
-from scalebench.records.table import check_header, check_version
+from scalebench.records.schema import READABLE, RunRow, columns, kinds
+from scalebench.records.table import check_version, columns_lacking
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _READ = rb'([^,"\n]*),'
@@ -58,15 +58,15 @@ class Attempts:
         self.path = path
         header, self._body = _read(path)
         self._names = columns(RunRow)
-        if header:
-            check_header(path, header, self._names)
+        if header and (lacking := columns_lacking(path, header, self._names)):
+            self._names = [name for name in self._names if name not in lacking]
         if header not in ([], self._names):
             self._put_in_order(header)
         found = _LINE.findall(self._body)
         if len(found) != self._body.count(b"\n"):
             self._complain()
         versions, run_ids, hashes, attempts, statuses = zip(*found, strict=True) if found else 5 * [()]
-        check_version(path, {version.decode(errors="replace") for version in set(versions)})
+        check_version(path, {version.decode(errors="replace") for version in set(versions)}, READABLE)
         self.run_id, self.config_hash, self.status = _texts(run_ids), _texts(hashes), _texts(statuses)
         self.attempt = list(map(int, attempts)) if all(map(bytes.isdigit, set(attempts))) else self._complain()
 
@@ -83,9 +83,9 @@ class Attempts:
         first = len(self) - len(lines)
         rows = [self._cells(place, line) for place, line in enumerate(lines, start=first)]
         for name, (readable, expected) in _NUMBERS.items():
-            for cell in {row[name] for row in rows} - {""}:
+            for cell in {row.get(name, "") for row in rows} - {""}:
                 if not readable(cell):
-                    place = first + next(index for index, row in enumerate(rows) if row[name] == cell)
+                    place = first + next(index for index, row in enumerate(rows) if row.get(name) == cell)
                     raise ResultsError(
                         f"{self.path}, line {place + 2}: {name} is {cell!r}, expected {expected}; "
                         "repair or remove the line"

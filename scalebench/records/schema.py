@@ -8,6 +8,9 @@ History of SCHEMA_VERSION:
     1  the first version.
     2  runs: straggler_factor, worker_weights; epochs: merge_positions.
     3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram, provenance.
+    4  runs: others_load.
+
+Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+ADDED = {4: ("others_load",)}  # columns by the version that brought them, back to the oldest that is read
+READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
 # What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
 ENVIRONMENT_COLUMNS = (
@@ -179,6 +184,12 @@ class RunRow(_Row):
     peak_device_mib: Annotated[float | None, Column("largest memory taken on a device", "MiB")] = None
     energy_j: Annotated[float | None, Column("energy of the training", "J")] = None
     energy_source: Annotated[str | None, Column("what measured the energy")] = None
+    others_load: Annotated[
+        float | None,
+        Column(
+            "share of its nodes' cores that other programs took meanwhile, the busiest node; virtual: when calibrated"
+        ),
+    ] = None
 
     started_utc: Annotated[str | None, Column("when the run began, ISO 8601, UTC")] = None
     host_hash: Annotated[str | None, Column("tells machines apart without naming them")] = None

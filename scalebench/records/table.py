@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_lines
-from scalebench.records.schema import SCHEMA_VERSION, columns
+from scalebench.records.schema import ADDED, READABLE, SCHEMA_VERSION, columns
 
 _CHUNK = 1 << 16
 
@@ -157,27 +157,62 @@ def check_header(path: Path, header: Sequence[str], wanted: Sequence[str]) -> No
         return
     if ";" in "".join(header) or "\t" in "".join(header):
         raise ResultsError(f"{path}: cells are not separated by commas; save it as comma-separated CSV")
+    if _added_since(header, wanted):
+        raise ResultsError(
+            f"{path}: written with an older schema version than {SCHEMA_VERSION}: it can be read, but not added to; "
+            f"go on with the scalebench that wrote it, or begin anew with --new"
+        )
     faults = [f"lacks {', '.join(missing[:3])}"] if missing else []
     faults += [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"] if unknown else []
     faults = faults or ["repeats a column"]
     raise ResultsError(
-        f"{path}: its header {' and '.join(faults)}: not schema version {SCHEMA_VERSION}, which this scalebench "
-        f"writes; use the scalebench that wrote it, or another --output folder"
+        f"{path}: its header {' and '.join(faults)}: {_version_in(path, header)}not schema version {SCHEMA_VERSION}, "
+        f"which this scalebench writes; use the scalebench that wrote it, or another --output folder"
     )
 
 
-def check_version(path: Path, versions: set[str]) -> None:
-    """Refuse rows of another schema version.
+def columns_lacking(path: Path, header: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Which of the `wanted` columns a table that is read lacks as it is older; refuses others as `check_header`."""
+    if not (added := _added_since(header, wanted)):
+        check_header(path, header, wanted)
+    return added
+
+
+def check_version(path: Path, versions: set[str], accepted: Sequence[int] = (SCHEMA_VERSION,)) -> None:
+    """Refuse rows of another schema version than those `accepted`.
 
     Raises:
         ResultsError: names both versions.
     """
-    others = sorted(versions - {str(SCHEMA_VERSION)})
+    others = sorted(versions - set(map(str, accepted)))
     if others:
         raise ResultsError(
-            f"{path}: written with schema version {', '.join(others)}, this scalebench reads and writes version "
-            f"{SCHEMA_VERSION}; use the scalebench that wrote it, or another --output folder"
+            f"{path}: written with schema version {', '.join(others)}, this scalebench writes version "
+            f"{SCHEMA_VERSION} and reads {READABLE[0]} to {READABLE[-1]}; use the scalebench that wrote it, or another "
+            "--output folder"
         )
+
+
+def _added_since(header: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What `wanted` has and a table of an older, readable version with this header has not; empty if it is none."""
+    added: list[str] = []
+    for version in sorted(ADDED, reverse=True):
+        added += [name for name in ADDED[version] if name in wanted]
+        if added and sorted(header) == sorted(set(wanted) - set(added)):
+            return added
+    return []
+
+
+def _version_in(path: Path, header: Sequence[str]) -> str:
+    """`schema version 7, `, as the first row says; empty where none does."""
+    try:
+        with path.open("rb") as file:
+            file.readline()
+            cells = dict(zip(header, from_line(file.readline()), strict=False))
+    except OSError:
+        return ""
+    version = cells.get("schema_version", "")
+    return f"schema version {version}, " if version.isdecimal() and version != str(SCHEMA_VERSION) else ""
 
 
 def _cannot(what: str, path: Path, error: OSError) -> ResultsError:

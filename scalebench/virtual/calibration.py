@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.clock import Ledger, Task
+from scalebench.elsewhere import Elsewhere, own_s
 from scalebench.errors import RunError
 from scalebench.lifeline import follow, nursery, unheard
 from scalebench.study.spec import Run
@@ -84,6 +85,8 @@ def measure_steps(
         for process in processes:
             process.start()
     found: list[tuple[int, int, _Laps]] = []
+    spent: dict[int, float] = {}  # processor seconds of each measuring process
+    elsewhere = Elsewhere(lambda: own_s() + sum(spent.values()))  # the nursery has imported by now
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:
@@ -92,14 +95,16 @@ def measure_steps(
                     raise RunError("calibration: a measuring process ended before its time; see its message above")
                 time.sleep(0.005)
                 continue
-            found.append(results.get())
+            load, size, laps, index, spent[index] = results.get()
+            found.append((load, size, laps))
+        others = elsewhere.share()
         for process in processes:
             process.join()
     finally:
         for process in processes:
             if process.is_alive():
                 process.terminate()
-    return [_table([item for item in found if item[0] == load], load) for load in loads]
+    return [_table([item for item in found if item[0] == load], load, others) for load in loads]
 
 
 class _Laps:
@@ -131,7 +136,7 @@ def _measure(
         for size in sizes:
             barrier.wait()
             if index < load:
-                results.put((load, size, _run_steps(replicas[size], seconds_each)))
+                results.put((load, size, _run_steps(replicas[size], seconds_each), index, time.process_time()))
 
 
 def _replica(run: Run, dataset: Any, size: int) -> Any:
@@ -201,7 +206,7 @@ def _release_shares(replica: Any) -> list[float]:
     return [float(share) for share in np.median(np.array(shares), axis=0)]
 
 
-def _table(found: list[tuple[int, int, _Laps]], load: int) -> StepTable:
+def _table(found: list[tuple[int, int, _Laps]], load: int, others: float | None) -> StepTable:
     batches, jitter = [], []
     for size in sorted({size for _, size, _ in found}):
         laps = [item for _, s, item in found if s == size]
@@ -220,6 +225,7 @@ def _table(found: list[tuple[int, int, _Laps]], load: int) -> StepTable:
         shuffle_s_per_sample=float(np.median([item.shuffle_s_per_sample for _, _, item in found])),
         release=[float(x) for x in np.median(np.array([item.release for _, _, item in found]), axis=0)],
         jitter=(kept / kept.mean()).tolist(),
+        others_load=others,
     )
 
 

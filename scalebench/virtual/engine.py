@@ -167,6 +167,10 @@ class _Stage:
             "device": self.table.source,
             "launcher": "in-process",
             "binding": "none",
+            "others_load": max(
+                (load for load in (self.table.others_load, self.scenery.engines.others_load) if load is not None),
+                default=None,
+            ),
         }
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:

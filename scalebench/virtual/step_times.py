@@ -42,6 +42,7 @@ class StepTable(BaseModel):
     shuffle_s_per_sample: float
     release: list[float]  # share of the backward pass after which each parameter's gradient is there
     jitter: list[float]  # step time divided by its mean, a sample of the distribution
+    others_load: float | None = None  # share of the cores' time that other programs took while it was measured
 
 
 class StepTimes:

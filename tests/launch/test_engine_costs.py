@@ -57,7 +57,9 @@ def test_costs_of_a_busy_machine_are_used_and_not_kept(measured, tmp_path, monke
     notes = []
     monkeypatch.setattr(engine_costs, "_measure", lambda *_: costs)
     monkeypatch.setattr(engine_costs.Elsewhere, "cores", lambda _: 64.0)
-    assert measure_engine_costs(tmp_path, here, note=notes.append) == costs
+    monkeypatch.setattr(engine_costs.Elsewhere, "share", lambda _: 0.9)
+    disturbed = measure_engine_costs(tmp_path, here, note=notes.append)
+    assert (disturbed.entries, disturbed.others_load) == (costs.entries, 0.9)
     assert not list(tmp_path.iterdir())
     assert len(notes) == 1
     assert "other programs kept 64.0 of" in notes[0]

@@ -96,6 +96,22 @@ def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
     assert len(swept.messages) == 6  # a launch for each run that took its launch down
 
 
+def test_what_others_take_of_the_cores_is_on_record(tmp_path):
+    """A stranger on every core, which shares it with a rank; the ranks' own work is none of theirs."""
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    spin = [sys.executable, "-c", "while True: pass"]
+    strangers = [subprocess.Popen(spin) for _ in range(engines.cores())]
+    try:
+        found = Recorder([make_run("beside strangers", epochs=60)], tmp_path)
+    finally:
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
+    load = found.outcomes["beside strangers"].facts["others_load"]
+    assert 0.2 < load < 0.98
+
+
 @pytest.mark.parametrize(
     ("run_id", "status", "error"),
     [

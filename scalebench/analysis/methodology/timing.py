@@ -137,6 +137,39 @@ class Oversubscribed(Rule):
             )
 
 
+@RULES.add
+class BusyMachine(Rule):
+    """Others that take a share s of the cores lengthen what needs all of them by about s / (1 - s).
+
+    From a tenth on that exceeds the spread of 10 % that `spread` warns of. The mean over a cell's runs counts: it is
+    what the cell's time rests on, and the kernel's ticks blur a single short run. Virtual times rest on a calibration.
+    """
+
+    name = "busy-machine"
+    summary = "other programs took less than a tenth of the cores while runs, or the calibration, were measured"
+    most: float = 0.1
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        for what, own in (
+            ("cells of real runs", evidence.measured),
+            ("cells of virtual runs, when their calibration was measured", runs[runs["execution"] == "virtual"]),
+        ):
+            known = own[own["others_load"].notna()]
+            loads = known.groupby(CELL, dropna=False)["others_load"].mean()
+            busy = loads[loads > self.most]
+            if len(busy):
+                yield self.finding(
+                    "warning",
+                    f"other programs took {100 * self.most:.0f} % or more of the cores in {len(busy)} of {len(loads)} "
+                    f"{what}: {100 * busy.median():.0f} % (median), up to {100 * busy.max():.0f} %",
+                    place(known[known.set_index(CELL).index.isin(busy.index)]),
+                    "measure again on a machine that nobody else uses (--new)"
+                    if what == "cells of real runs"
+                    else "begin anew with --new on a quiet machine, or give a calibration that was made on one",
+                )
+
+
 def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     """The coarsest tick that all `times` are multiples of; None where they are no clock's multiples, or too few."""
     different = np.unique(times)

@@ -79,12 +79,12 @@ TWELVE = (
             *("mixed-packages", "no-provenance", "frequency-scaling", "reduced-batch", "falling-steps"),
         ),
         "the resolved study, machine, packages, environment and calibration are kept beside the rows",
-        "what nothing in the machine knows: who else used it, its cooling, the network's other traffic",
+        "what nothing in the machine knows: its cooling, the network's other traffic",
     ),
     Kept(
         10,
         "Say how parallel time was measured, synchronised and summarised.",
-        ("clock-resolution", "short-runs", "warm-up", "oversubscribed"),
+        ("clock-resolution", "short-runs", "warm-up", "oversubscribed", "busy-machine"),
         "a barrier before the first step, a monotonic clock on each rank, the time of the last worker to end; "
         "evaluation outside",
     ),

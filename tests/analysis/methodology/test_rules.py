@@ -278,6 +278,16 @@ def more_workers_than_cores_and_unmarked(study):
     study.provenance = [described(cpu={"usable_cores": 2})]
 
 
+@case("busy-machine", "warning", "10 % or more of the cores in 2 of 7 cells of real runs: 30 % (median), up to 30 %")
+def others_used_the_machine(study):
+    study.change(others_load=lambda row: 0.3 if native(row) and row.workers == 2 else 0.02)
+
+
+@case("busy-machine", "warning", "7 of 7 cells of virtual runs, when their calibration was measured: 12 % (median)")
+def others_used_the_machine_while_it_was_calibrated(study):
+    study.change(others_load=lambda row: 0.02 if native(row) else 0.12)
+
+
 @case("mixed-commits", "error", "runs of 2 commits: 0000000000 (63 runs), 1111111111 (7 runs)")
 def half_way_the_code_changed(study):
     study.change(lambda row: native(row) and row.repetition == 4, git_commit="1" * 40)
@@ -421,6 +431,11 @@ def test_a_sound_study_breaks_no_rule(sound, tmp_path):
         ("note", "speedup-base"),
         ("note", "speedup-base"),
     ]
+
+
+def test_one_run_in_five_beside_others_is_not_a_busy_machine(sound, tmp_path):
+    sound.change(others_load=lambda row: 0.4 if row.repetition == 0 else 0.0)
+    assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "busy-machine"]
 
 
 def test_equal_nodes_of_one_job_are_no_mixture(sound, tmp_path):
