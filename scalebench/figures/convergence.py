@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.places import counted
 from scalebench.figures.base import FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ class Convergence(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.ticker import MaxNLocator
 
+        from scalebench.analysis.places import counted
         from scalebench.figures.drawing.caption import (
             describe_executions,
             describe_oversubscription,
