@@ -54,8 +54,9 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
     click.echo(f"{made.folder}/")
     click.echo(made.archive)
     click.echo(
-        f"a reviewer needs about {minutes.setup} min to set up and {minutes.analysis} min to check the figures, and "
-        f"{minutes.setup_rerun} + {minutes.execution} min to run the study again"
+        f"minutes that a reviewer needs: set-up {minutes.said('setup')}, to check the figures "
+        f"{minutes.said('analysis')}; to run the study again: set-up {minutes.said('setup_rerun')}, "
+        f"execution {minutes.execution}"
     )
     return 0
 

@@ -20,8 +20,9 @@ def carry_out(
     """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
     from scalebench.cli.progress import watching
     from scalebench.launch.study_run import run_study
+    from scalebench.records.durations import timed
 
-    with watching() as watcher:
+    with timed(output / plan.study.name, "run", added=True), watching() as watcher:
         tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
     _summarise(tally)
     if tally.interrupted is not None:

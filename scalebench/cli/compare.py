@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
 _SAID = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
-_FAIL_ON = ("regression", "undecided", "missing")
+_FAIL_ON = ("regression", "metric", "failed", "undecided", "missing")
 
 
 def _share(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -108,6 +108,8 @@ def compare(
         _show(found)
     bad = {
         "regression": found.regressed,
+        "metric": found.metrics("regression") > 0,
+        "failed": bool(found.failed),
         "undecided": found.count("undecided") > 0,
         "missing": bool(found.missing or found.failed),
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
 from scalebench.figures import FORMATS, plot_folder
+from scalebench.records.durations import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 
@@ -32,7 +34,9 @@ def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: 
     Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it.
     """
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
-    drawn = plot_folder(study_folder(results), output, figures, formats or FORMATS, jobs=jobs)
+    folder = study_folder(results)
+    with timed(folder, "plot") if not figures else nullcontext():
+        drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=jobs)
     for figure in drawn:
         if figure.files:
             click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")

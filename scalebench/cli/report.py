@@ -27,11 +27,14 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     """
     import webbrowser
 
+    from scalebench.records.durations import timed
     from scalebench.report.page import write_report
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
-    page = write_report(study_folder(results), output)
+    folder = study_folder(results)
+    with timed(folder, "report"):
+        page = write_report(folder, output)
     click.echo(page)
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

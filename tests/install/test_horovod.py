@@ -165,3 +165,14 @@ def test_the_wheel_serves_a_second_environment_without_the_first(tmp_path: Path)
     assert prefix == str(second)
     assert str(second) in mapped
     assert sys.prefix not in mapped
+
+
+def test_what_a_build_took_is_known_of_this_toolchain_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "find_toolchain", lambda: HERE)
+    assert horovod.build_seconds(tmp_path) is None
+    folder = tmp_path / f"horovod-{horovod.VERSION}" / HERE.key
+    folder.mkdir(parents=True)
+    horovod.keep_build_seconds(folder, 171.26)
+    assert horovod.build_seconds(tmp_path) == 171.3
+    (folder / "build.json").write_text("{}")
+    assert horovod.build_seconds(tmp_path) is None

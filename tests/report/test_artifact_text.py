@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +20,11 @@ from scalebench.analysis import load
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
 from scalebench.report.artifact.contents import Description, describe
-from scalebench.report.artifact.minutes import BUILD_HOROVOD_S, INSTALL_ALL_S, expected_minutes
+from scalebench.report.artifact.minutes import expected_minutes
 from scalebench.report.artifact.paper import Paper
 from scalebench.report.artifact.shipping import Shipment
 from scalebench.report.artifact.text import escape_latex, escape_markdown, latex, latex_link, markdown, script
+from scalebench.study.spec import Study
 from tests.records_factory import run_row, study_rows
 
 NASTY = r"50 % & more_of #1 {~^\} $x$ <b>|</b> `ls` \input{/etc/passwd} %%% --- '' ,, é ł 日本 🎉" + "\x00\x1b\u202e\n"
@@ -179,15 +185,91 @@ def test_the_script_is_bash_whatever_the_study(description, tmp_path):
     assert (done.returncode, "usage: ./reproduce.sh" in done.stderr) == (2, True)
 
 
-def test_minutes_follow_the_pace_of_the_runs(tmp_path):
-    """Ten virtual runs that began a minute apart take ten minutes; one native run of 90 s takes two."""
+def sandbox(description, folder):
+    """The script beside commands that only say what they were asked; SAYS is what `scalebench compare` leaves with."""
+    folder.mkdir()
+    with_study = replace(description, shipment=Shipment(study=Study(name="mine"), has_calibration=True))
+    (folder / "reproduce.sh").write_text(script(with_study), encoding="utf-8")
+    (folder / "empty").touch()
+    (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(b'').hexdigest()}  empty\n")
+    tools = folder / "environment" / "bin"
+    tools.mkdir(parents=True)
+    record = '#!/bin/sh\necho "$(basename "$0") $*" >> "$ASKED"\n[ "$1" != compare ] || exit "${SAYS:-0}"\n'
+    for name in ("python", "pip", "scalebench"):
+        (tools / name).write_text(record)
+        (tools / name).chmod(0o755)
+    return folder
+
+
+def reproduce(folder, *arguments, says=0):
+    asked = folder / "asked.txt"
+    asked.unlink(missing_ok=True)
+    environment = {**os.environ, "SAYS": str(says), "ASKED": str(asked), "PYTHON": sys.executable}
+    command = ["bash", folder / "reproduce.sh", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return done, asked.read_text().splitlines()
+
+
+@pytest.mark.parametrize("option", ["--rerun", "--rerun-virtual"])
+def test_a_rerun_that_differs_from_the_records_fails(description, tmp_path, option):
+    folder = sandbox(description, tmp_path / "artifact")
+    done, asked = reproduce(folder, option)
+    assert done.returncode == 0, done.stderr
+    assert "what was run again agrees with the records" in done.stdout
+    compared = [line for line in asked if line.startswith("scalebench compare")]
+    assert "--execution virtual" in compared[0]
+    assert "--fail-on regression --fail-on missing" in compared[0]
+    assert len(compared) == (2 if option == "--rerun" else 1)
+    if option == "--rerun":
+        assert "--execution native" in compared[1]
+        assert "--fail-on metric --fail-on failed" in compared[1]
+    assert (
+        len([line for line in asked if "pip install" in line and "scalebench-" in line and "no-deps" not in line]) == 1
+    )
+    assert any("[mpi]" in line for line in asked) == (option == "--rerun")
+    done, asked = reproduce(folder, option, says=1)
+    assert done.returncode == 1
+    assert "differs from the records" in done.stderr
+    assert len([line for line in asked if line.startswith("scalebench compare")]) == len(compared), "the rest is shown"
+
+
+def test_the_script_tells_what_its_steps_took(description, tmp_path):
+    folder = sandbox(description, tmp_path / "artifact")
+    reproduce(folder, "--rerun")
+    rows = list(csv.DictReader((folder / "times.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["install again", "draw", "install to run", "run", "compare"]
+    assert all(0 <= int(row["seconds"]) < 60 for row in rows)
+
+
+@pytest.fixture
+def timeless(tmp_path, monkeypatch):
+    """A study of which nothing was timed, on a machine where no Horovod was built."""
+    monkeypatch.setattr("scalebench.report.artifact.minutes.build_seconds", lambda: None)
     with Store(tmp_path / "mine", fsync=False) as store:
         for number in range(10):
             began = f"2026-11-21T08:{number:02d}:00.000+00:00"
             store.append(run_row(run_id=f"v{number}", repetition=number, started_utc=began))
         native = {"execution": "native", "engine": "horovod", "strategy": "horovod", "train_s": 89.0, "eval_s": 1.0}
         store.append(run_row(run_id="n", started_utc="2026-11-21T09:00:00.000+00:00", **native))
-    minutes = expected_minutes(load(tmp_path / "mine"), figures=6)
+    return tmp_path / "mine"
+
+
+def test_execution_follows_from_the_records_and_what_was_not_timed_is_said(timeless):
+    """Ten virtual runs that began a minute apart take ten minutes; one native run of 90 s takes two."""
+    minutes = expected_minutes(load(timeless))
     assert (minutes.virtual, minutes.native, minutes.execution) == (10, 2, 12)
-    assert minutes.setup_rerun == (INSTALL_ALL_S + BUILD_HOROVOD_S) / 60
-    assert minutes.analysis == 1
+    assert {minutes.said(part) for part in ("setup", "setup_rerun", "analysis")} == {"not timed"}
+
+
+def test_minutes_are_what_commands_and_the_script_took(timeless, tmp_path, monkeypatch):
+    (timeless / "durations.json").write_text('{"run": 900.5, "plot": 61}')
+    minutes = expected_minutes(load(timeless))
+    assert (minutes.execution, minutes.analysis, minutes.setup) == (16, 2, None)
+    monkeypatch.setattr("scalebench.report.artifact.minutes.build_seconds", lambda: 170.0)
+    minutes = expected_minutes(load(timeless))
+    assert minutes.said("setup_rerun") == "not timed, but for building Horovod: 3"
+    (tmp_path / "times.csv").write_text("step,seconds\ninstall,50\ndraw,200\ninstall again,2\ninstall to run,250\n")
+    minutes = expected_minutes(load(timeless), tmp_path)
+    assert (minutes.setup, minutes.setup_rerun, minutes.analysis) == (1, 5, 4)
+    (tmp_path / "times.csv").write_text("edited by hand")
+    assert expected_minutes(load(timeless), tmp_path).setup is None

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -97,8 +98,13 @@ class Description:
         return str(self.paper.published or self.last_run[:10] or "1980-01-01")
 
 
-def describe(results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: Shipment) -> Description:
-    """The description of `results`, as they lie in the artifact, whose figures are `drawn`."""
+def describe(
+    results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: Shipment, timings: Path | None = None
+) -> Description:
+    """The description of `results`, as they lie in the artifact, whose figures are `drawn`.
+
+    `timings` is an earlier artifact of the study, in which reproduce.sh may have told what its steps took.
+    """
     runs = results.runs
     name = results.folder.name
     order = {figure: place for place, figure in enumerate(_STORY)}
@@ -122,7 +128,7 @@ def describe(results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: S
         header=summary_header(results),
         expected=tuple(_expected(summary_rows(results))),
         executions=tuple(dict.fromkeys(runs["execution"])),
-        minutes=expected_minutes(results, len(figures)),
+        minutes=expected_minutes(results, timings),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
         packages=tuple(_packages(pins)),

@@ -20,6 +20,7 @@ from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
 from scalebench.report.artifact import crate, text
 from scalebench.report.artifact.contents import Description, describe, light_requirements
+from scalebench.report.artifact.minutes import TIMES
 from scalebench.report.artifact.paper import Paper
 from scalebench.report.artifact.shipping import ship_records
 from scalebench.report.artifact.wheel import add_file, write_wheel
@@ -55,8 +56,10 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
         with tempfile.TemporaryDirectory(prefix=".artifact-", dir=output) as scratch:
             building = Path(scratch) / folder.name
             building.mkdir()
-            description = _fill(results, building, name, paper, jobs)
+            description = _fill(results, building, name, paper, jobs, folder)
             archive = _zip(building, Path(scratch) / f"{folder.name}.zip")
+            if (folder / TIMES).is_file():  # the author's own: neither packed nor lost
+                shutil.copyfile(folder / TIMES, building / TIMES)
             if folder.exists():
                 shutil.rmtree(folder)
             building.rename(folder)
@@ -77,13 +80,13 @@ def changed_files(folder: Path) -> list[str]:
     return changed
 
 
-def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int) -> Description:
+def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, before: Path) -> Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
     drawn = plot_folder(records, building / "plots", jobs=jobs)
     (building / "software").mkdir()
     write_wheel(building / "software")
-    description = describe(load(records), drawn, paper, shipment)
+    description = describe(load(records), drawn, paper, shipment, before)
     pins = [f"{package}=={version}" for package, version in description.pins]
     files = {
         "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
@@ -144,6 +147,10 @@ def _remarks(description: Description) -> list[str]:
         remarks.append(f"the runs were made by {len(d.commits)} commits of scalebench; the wheel holds the present one")
     if not d.shipment.study:
         remarks.append("the records hold no study.yaml: figures can be drawn again, but the study cannot be run again")
+    if d.minutes.setup is None:
+        remarks.append(
+            "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
+        )
     remarks += [f"{place} was not found and is missing in the artifact" for place in d.shipment.missing]
     if d.shipment.needs_data:
         remarks.append("the data files are not packed: say in the paper where they can be had")

@@ -19,6 +19,7 @@ from typing import Any
 from scalebench.cluster.load import preset
 from scalebench.errors import ResultsError
 from scalebench.models.own import is_own
+from scalebench.records.durations import FILE as DURATIONS
 from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
@@ -63,7 +64,7 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
             shipment.cluster = _ship(preset(_HERE), target, shipment)
         _settle_machine(target / "inputs", recorded_machines(folder))
         (records / "study.yaml").write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
-    for table in ("runs.csv", "epochs.csv", "planned.json"):
+    for table in ("runs.csv", "epochs.csv", "planned.json", DURATIONS):
         if (folder / table).is_file():
             text = _moved(redact(_read(folder / table), names=False), moved)
             (records / table).write_text(_without_names(text) if table == "runs.csv" else text, encoding="utf-8")
