@@ -33,11 +33,13 @@ class Books:
         if name == "staleness":
             self._stale.append(value)
 
-    def close_epoch(self, epoch: int, elapsed_s: float, train_loss: float | None) -> None:
+    def close_epoch(
+        self, epoch: int, elapsed_s: float, train_loss: float | None, *, poisoned_everywhere: bool = False
+    ) -> None:
         """Book `epoch`, which ended after `elapsed_s` seconds of training.
 
         Raises:
-            DivergedError: the loss is NaN or infinite.
+            DivergedError: the loss is NaN or infinite, or all workers have weights that are (`poisoned_everywhere`).
         """
         ledger, before = self._clock.ledger.copy(), self._ledger
         counted = (self._comm.collectives, self._comm.bytes_sent)
@@ -60,4 +62,7 @@ class Books:
         self._stale.clear()
         self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
         if train_loss is not None and not math.isfinite(train_loss):
-            raise DivergedError(f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}")
+            said = f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}"
+            raise DivergedError(said, everywhere=poisoned_everywhere)
+        if poisoned_everywhere:
+            raise DivergedError(f"the weights are not finite after epoch {epoch + 1}", everywhere=True)

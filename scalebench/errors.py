@@ -49,9 +49,13 @@ class RunError(ScalebenchError):
 
 
 class DivergedError(RunError):
-    """The training loss became NaN or infinite."""
+    """The training loss or a weight became NaN or infinite; `everywhere`: every worker notices at this very moment."""
 
     status = "diverged"
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -34,3 +34,9 @@ def views(parameters: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
     return [
         flat[start:end].view_as(parameter) for parameter, (start, end) in zip(parameters, pairwise(ends), strict=True)
     ]
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether no element is NaN or infinite; one pass, nothing allocated."""
+    low, high = torch.aminmax(vector)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -12,6 +12,7 @@ from scalebench.books import Books
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.errors import DivergedError
+from scalebench.flat import is_finite
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.outcome import Evaluation, WorkerReport
 from scalebench.strategies.base import Strategy, Worker
@@ -47,7 +48,8 @@ def train(
     `on_epoch` is called after each epoch, outside the training time.
 
     Raises:
-        DivergedError: the training loss, or a weight at the end, became NaN or infinite.
+        DivergedError: an epoch's training loss, the weights of replicas that agree, or a weight at the end became NaN
+            or infinite.
     """
     strategy.setup(replica)
     if warm:
@@ -60,9 +62,10 @@ def train(
     strategy.finish(replica)
     with replica.clock.paused():
         elapsed = replica.clock.elapsed()
-        _require_finite(replica)
         last = replica.epochs - 1
-        replica.keep(last, elapsed, strategy.in_agreement(replica, last))
+        agreed = strategy.in_agreement(replica, last)
+        _require_finite(replica, agreed)
+        replica.keep(last, elapsed, agreed)
     ledger = replica.clock.ledger
     if not measured_split:
         for epoch in replica.books.epochs:
@@ -87,11 +90,11 @@ def train(
     )
 
 
-def _require_finite(replica: Trainee) -> None:
+def _require_finite(replica: Trainee, agreed: bool) -> None:
     """The last update, or the last merge, has no loss behind it that would tell."""
-    weights = replica.parameters
-    if not weights.is_meta and not bool(torch.isfinite(weights).all()):
-        raise DivergedError(f"worker {replica.rank}: the weights are not finite at the end of training")
+    if not replica.parameters.is_meta and not is_finite(replica.parameters):
+        said = f"worker {replica.rank}: the weights are not finite at the end of training"
+        raise DivergedError(said, everywhere=agreed)
 
 
 def _warm_up(replica: Replica, strategy: Strategy) -> None:

@@ -19,7 +19,7 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
-from scalebench.flat import flatten, views
+from scalebench.flat import flatten, is_finite, views
 from scalebench.models.registry import build_model, loss_for
 from scalebench.optimizers import BY_LAYER, build_optimizer, learning_rate
 from scalebench.strategies.base import Batch
@@ -223,7 +223,9 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            self.books.close_epoch(epoch, elapsed, self._mean_loss())
+            # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
+            poisoned = agreed is True and not is_finite(self.parameters)
+            self.books.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
             self._losses.clear()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)

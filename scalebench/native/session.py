@@ -26,7 +26,7 @@ from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
 from scalebench.elsewhere import Elsewhere, taken_by
-from scalebench.errors import ClusterError, EngineError
+from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
@@ -70,7 +70,7 @@ class Session:
         """The whole run; the outcome is rank 0's, the others have None.
 
         Raises:
-            DivergedError: this worker's training loss became NaN or infinite.
+            DivergedError: the training became NaN or infinite, and other workers do not know.
         """
         self.heart.enter(Phase.PREPARING)
         run = self.run
@@ -125,13 +125,18 @@ class Session:
             ends.append(clock.mark)
 
         self.heart.enter(Phase.TRAINING)
-        report = train(
-            replica,
-            strategy,
-            warm=self.run.warmup_steps > 0,
-            measured_split=strategy.split_is_measured,
-            on_epoch=on_epoch,
-        )
+        try:
+            report = train(
+                replica,
+                strategy,
+                warm=self.run.warmup_steps > 0,
+                measured_split=strategy.split_is_measured,
+                on_epoch=on_epoch,
+            )
+        except DivergedError as error:
+            if not error.everywhere:
+                raise
+            return self._diverged(str(error), states, servers)
         if isinstance(clock, RecordingClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
@@ -142,12 +147,7 @@ class Session:
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
-        for state in states:
-            state.close()
-        for opened in servers:
-            opened.close()
-        self.heart.enter(Phase.REPORTING)
-        served = self.served.gather(None) if self.served is not None else None
+        served = self._close(states, servers)
         gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others))
         if gathered is None:
             return None
@@ -170,6 +170,24 @@ class Session:
         if self.local_rank or not self._family:
             return None
         return Elsewhere(taken_by(self._family), of=self._family[0])
+
+    def _diverged(self, said: str, states: list[OneSidedState], servers: list[RankServer]) -> Outcome | None:
+        """All workers have left the training at the same moment: the launch goes on with the next run."""
+        self._close(states, servers)
+        told = self.mpi.gather(said)
+        if told is None:
+            return None
+        where = next((text for text in told if "training loss" in text), told[0])
+        return Outcome(self.run.run_id, "diverged", where)
+
+    def _close(self, states: list[OneSidedState], servers: list[RankServer]) -> list[Any] | None:
+        """Give back what the run shared; what its servers have to tell is for rank 0."""
+        for state in states:
+            state.close()
+        for opened in servers:
+            opened.close()
+        self.heart.enter(Phase.REPORTING)
+        return self.served.gather(None) if self.served is not None else None
 
     def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def swept(tmp_path_factory):
         faulty("exited", "exit"),
         faulty("raised", "raise"),
         faulty("raised alone", "raise", workers=1, rank=0),
-        faulty("diverged", "nan"),
+        faulty("diverged", "nan", strategy="epoch_async"),
         faulty("diverged alone", "nan", workers=1, rank=0),
         make_run("after"),
     ]
@@ -131,8 +132,34 @@ def test_a_failed_run_names_rank_and_cause_in_one_line(swept, run_id, status, er
 
 
 def test_a_loss_that_is_no_number_is_diverged_whichever_rank_says_so_first(swept):
+    """Asynchronous workers learn of it at different moments, so that the first to do so ends the launch."""
     assert swept.outcomes["diverged"].status == "diverged"
     assert "the training loss is nan" in swept.outcomes["diverged"].error
+
+
+def test_a_divergence_that_all_workers_notice_at_once_leaves_the_launch_to_the_next_runs(tmp_path):
+    """The model of rank 1 gives NaN; the others learn of it by what they average, at the end of the same epoch."""
+    kinds = [("allreduce", "mpi"), ("epoch_average", "mpi"), ("allreduce", "gloo"), ("ddp", "gloo")]
+    if not engines.available("horovod"):
+        kinds += [("horovod", "horovod"), ("epoch_average", "horovod")]
+    runs = [faulty(f"{strategy} {engine}", "nan", strategy=strategy, engine=engine) for strategy, engine in kinds]
+    explosive = {"epochs": 1, "batch_per_worker": 71, "lr": 1e38, "optimizer": {"sgd": {"weight_decay": 1e30}}}
+    ends = [make_run(f"end of {name}", strategy=name, **explosive) for name in ("asp", "epoch_async")]
+    last = Recorder([*runs, *ends, make_run("after")], tmp_path)
+    assert last.outcomes.pop("after").status == "completed"
+    for run in ends:
+        outcome = last.outcomes.pop(run.run_id)
+        assert (outcome.status, outcome.error[8:]) == (
+            "diverged",
+            ": the weights are not finite at the end of training",
+        )
+    assert len(last.outcomes) == len(kinds)
+    for outcome in last.outcomes.values():
+        assert outcome.status == "diverged"
+        assert re.fullmatch(r"worker [01]: the training loss is nan in epoch \d", outcome.error)
+        assert outcome.workers == outcome.evaluations == []
+    assert last.outcomes["epoch_average mpi"].error.startswith("worker 1: ")
+    assert last.messages == []  # no other launch
 
 
 def test_a_hung_run_times_out_and_names_the_rank_that_stopped_not_those_that_wait(swept):

@@ -150,6 +150,16 @@ def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, scenery,
     assert "the weights are not finite" in outcome.error
 
 
+def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blobs, scenery):
+    """The second epoch's loss would tell; replicas that agree tell before."""
+    from scalebench.virtual.engine import simulate
+
+    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e38, "dtype": "float32"}
+    run = make_run("epoch_average", 3, epochs=2, batch_global=96, **explosive)
+    outcome, _ = simulate(run, blobs, scenery)
+    assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
+
+
 def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, scenery):
     from scalebench.virtual.engine import simulate
 
