@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path), required=False)
 @click.option("--workers", metavar="COUNTS", help="1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.")
-@click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Strategy to run; repeatable.")
+@click.option(
+    "--strategy", "strategies", multiple=True, metavar="NAME", help="Strategy, or 'NAME: {option: value}'; repeatable."
+)
 @click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie.")
 @click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
     """The study in `path` (None: the default study), with `sets` (`key=value`) and then `overrides` (flags) over it.
 
-    A flag goes first where it names what `sets` give options of.
+    A flag goes first where it names what `sets` give options of. A component's flag is its name or what a file would
+    say: `--strategy 'local_sgd: {steps: 8}'`.
 
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
@@ -32,7 +34,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     raw = read_mapping(path, StudyError, "study") if path else {}
     before = dict(raw)
     where = str(path) if path else "the default study"
-    flags = {key: value for key, value in overrides.items() if value is not None}
+    flags = {key: _said(key, value) for key, value in overrides.items() if value is not None}
     completed = {item.partition("=")[0].strip().partition(".")[0] for item in sets if "." in item.partition("=")[0]}
     raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
     for item in sets:
@@ -100,6 +102,20 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 def _plain(component: dict[str, Any]) -> Any:
     return {component["name"]: component["options"]} if component["options"] else component["name"]
+
+
+def _said(key: str, value: Any) -> Any:
+    """The flag's `value`: of a component, YAML that is a mapping is its name with its options."""
+    if key == "strategies":
+        return [_component(item, "--strategy") for item in value]
+    return _component(value, f"--{key}") if key in _SHORTCUTS else value
+
+
+def _component(value: Any, flag: str) -> Any:
+    if not isinstance(value, str) or not re.search(r":\s|\{", value):
+        return value
+    said = parse(value, f"{flag} {value!r}", StudyError)
+    return said if isinstance(said, dict) else value
 
 
 def _assign(raw: dict[str, Any], item: str) -> None:

@@ -251,8 +251,8 @@ class Study(Training):
     def _one_number_of_repetitions(self) -> Study:
         """With `until`, `repetitions` is what every point gets for certain."""
         if self.until is not None:
-            if "repetitions" in self.model_fields_set and self.repetitions != self.until.at_least:
-                raise ValueError("give repetitions or until, not both")
+            if "repetitions" in self.model_fields_set:
+                raise ValueError("give repetitions or until, not both; until.at_least is the fewest runs of each point")
             object.__setattr__(self, "repetitions", self.until.at_least)
         return self
 

@@ -52,6 +52,30 @@ def test_a_flag_names_what_set_gives_options_of() -> None:
         load_study(None, {"strategies": ["local_sgd"]}, ["strategies.0.steps=64"])
 
 
+def test_a_flag_names_a_component_with_its_options_as_a_file_would() -> None:
+    flags = {
+        "strategies": ["serial", "local_sgd: {steps: 64}", "{name: slowmo, steps: 2}"],
+        "model": "mlp: {hidden: [8]}",
+    }
+    study = load_study(None, flags, [])
+    assert [str(strategy) for strategy in study.strategies] == ["serial", "local_sgd(steps=64)", "slowmo(steps=2)"]
+    assert study.model.options == {"hidden": [8]}
+    assert load_study(None, {"model": "folder/own.py:factory"}, []).model.name == "folder/own.py:factory"
+    assert "--strategy 'local_sgd: steps: 8', line 1" in refusal(None, {"strategies": ["local_sgd: steps: 8"]})
+
+
+@pytest.mark.parametrize("repetitions", [3, 7])
+def test_repetitions_and_until_exclude_each_other_and_a_flag_replaces_the_files(
+    tmp_path: Path, repetitions: int
+) -> None:
+    until = ["until.ci_width=5%"]
+    assert "give repetitions or until, not both" in refusal(None, {"repetitions": repetitions}, until)
+    path = write(tmp_path, f"repetitions: {repetitions}\n")
+    assert load_study(path, {}, until).repetitions == 3
+    path = write(tmp_path, "until: {ci_width: 5%}\n")
+    assert load_study(path, {"repetitions": repetitions}, []).until is None
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
