@@ -27,7 +27,7 @@ class Easgd(Averaging):
     alpha: float | None = Field(None, gt=0, le=1, description="how far they are drawn; default: 0.9 / K")
 
     name: ClassVar[str] = "easgd"
-    summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps"
+    summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps (option steps)"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
     combination: ClassVar[str] = "elastic"
     alone: ClassVar[str] = "the worker and its centre draw each other, and the centre is handed out"

@@ -23,7 +23,7 @@ class LocalSgd(Periodic):
     """
 
     name: ClassVar[str] = "local_sgd"
-    summary: ClassVar[str] = "weights averaged every H local steps"
+    summary: ClassVar[str] = "weights averaged every H local steps (option steps)"
     source: ClassVar[str] = "Stich, ICLR 2019, arXiv 1805.09767"
 
 
@@ -39,7 +39,7 @@ class PostLocalSgd(Periodic):
     subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
 
     name: ClassVar[str] = "post_local_sgd"
-    summary: ClassVar[str] = "gradients averaged every batch at first, then weights every H local steps"
+    summary: ClassVar[str] = "gradients averaged every batch at first, then weights every H local steps (option steps)"
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")

@@ -109,7 +109,7 @@ class TorchLocalSgdOptions(Strategy):
     warmup: int = Field(0, ge=0, description="steps before the averager begins")
 
     name: ClassVar[str] = "torch_local_sgd"
-    summary: ClassVar[str] = "the real PeriodicModelAverager: weights averaged every H local steps"
+    summary: ClassVar[str] = "the real PeriodicModelAverager: weights averaged every H local steps (option period)"
     source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager"
 
     @property
@@ -195,7 +195,9 @@ class TorchPostLocalSgdOptions(Strategy):
     subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
 
     name: ClassVar[str] = "torch_post_local_sgd"
-    summary: ClassVar[str] = "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps"
+    summary: ClassVar[str] = (
+        "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps (option period)"
+    )
     source: ClassVar[str] = "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
 
     @property
