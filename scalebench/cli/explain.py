@@ -98,8 +98,8 @@ def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], se
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
-    chosen = {**flags, "strategies": [{strategy.name: options}], "execution": "virtual", "repetitions": 1}
-    return plan_study(load_study(None, chosen, sets), timed=False)
+    study = load_study(None, {**flags, "strategies": [{strategy.name: options}]}, sets)
+    return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)
 
 
 def _evaluated(page: _Page, plan: Plan) -> None:

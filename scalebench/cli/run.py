@@ -101,6 +101,9 @@ def run(
             from scalebench.launch.scenery import read_calibration
 
             read_calibration(wanted.calibration)
+        from scalebench.launch.model_check import look_at_model
+
+        plan.prepared.notes += look_at_model(plan)
         _show(plan, jobs)
         return 0
     return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)

@@ -50,7 +50,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
             raise DataError(f"at {workers} workers: {error}") from None
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} workers: {note}")
-    made.notes += _few_steps(study, made)
+    made.notes += _few_steps(study, made) + _too_few_steps(study, made)
     return made
 
 
@@ -87,5 +87,22 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
             notes.append(
                 f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {counts} workers (down to "
                 f"{worst}); there it can save at most {1 - 1 / worst:.0%} of the communication"
+            )
+    return notes
+
+
+def _too_few_steps(study: Study, made: Preparation) -> list[str]:
+    """Where the whole training is shorter than one interval of local steps."""
+    notes = []
+    for component in study.strategies:
+        strategy = registry.create(component.name, component.options)
+        if strategy.sync_unit != "batch" or "accumulate" in type(strategy).model_fields:
+            continue
+        steps = {workers: study.epochs * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
+        few = {workers: count for workers, count in steps.items() if count < strategy.sync_every}
+        if few:
+            notes.append(
+                f"{component}: {strategy.sync_every} local steps between synchronisations, but the training has "
+                f"{min(few.values())} at {', '.join(map(str, few))} workers: replicas do not meet before it ends"
             )
     return notes

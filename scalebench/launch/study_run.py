@@ -9,24 +9,22 @@ from pathlib import Path
 
 from scalebench.cache import cache_folder
 from scalebench.elsewhere import Elsewhere, disturbed
-from scalebench.errors import ModelError, ResultsError
+from scalebench.errors import ResultsError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
 from scalebench.launch.interruption import AbandonedError, Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
+from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import Plan
-from scalebench.launch.preparation import local_statistics
 from scalebench.launch.replication import Replication
 from scalebench.launch.resume import keep_study
 from scalebench.launch.scenery import read_calibration, scenery_for
 from scalebench.lifeline import open_nursery
-from scalebench.models.registry import build_model
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.spec import Until
 from scalebench.virtual.engine import Scenery
-from scalebench.weights import load_weights
 
 __all__ = ["Reporter", "Tally", "run_study"]
 
@@ -55,7 +53,7 @@ def run_study(
     others = _cores_elsewhere()
     if plan.sweep.of("virtual"):
         open_nursery()
-    plan.prepared.notes += _check_model(plan)
+    plan.prepared.notes += look_at_model(plan)
     if study.calibration is not None:
         read_calibration(study.calibration)
     with study_lock(folder), Interruption() as interruption:
@@ -141,22 +139,3 @@ def _replication(plan: Plan, done: Mapping[tuple[str, str], float | None]) -> Re
     runs, further = plan.sweep.runs, plan.sweep.further
     known = ((run.run_id, run.config_hash) for run in (*runs, *further))
     return Replication(runs, further, plan.study.until, {key[0]: done[key] for key in known if key in done})
-
-
-def _check_model(plan: Plan) -> list[str]:
-    """Build the model once, so that a factory that fails or weights that do not fit are one line, not a row per run.
-
-    The notes are what is odd about it.
-    """
-    import torch
-
-    study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
-    dtype = getattr(torch, study.dtype)
-    model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if parameters == 0:
-        raise ModelError(f"model {study.model} has no parameters to train")
-    if study.init_weights is not None:
-        load_weights(study.init_weights, parameters)
-    statistics = any(buffer.is_floating_point() for buffer in model.buffers())
-    return local_statistics(study) if statistics else []

@@ -16,6 +16,7 @@ from typing import Any
 from scalebench.cache import cache_folder
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError, RunError, StudyError
+from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
 from scalebench.launch.scenery import scenery_for
@@ -68,6 +69,7 @@ def trace(plan: Plan, folder: Path) -> Timeline:
             f"a timeline is of one run, the study has {len(plan.sweep.runs)}: {found}; "
             "choose with --strategy, --workers and --execution"
         )
+    look_at_model(plan)
     run = plan.sweep.runs[0].model_copy(update={"trace": True})
     recorded: list[Lane] = []
     if run.execution == "virtual":

@@ -72,7 +72,7 @@ def settings_of(run: Run) -> dict[str, str]:
 def server_ranks(run: Run) -> int:
     """How many ranks `run` needs beside its workers, after the last of them: those of its servers."""
     strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    return int(strategy.shards) if Capability.SERVER in strategy.requires else 0
+    return int(strategy.servers(run.workers)) if Capability.SERVER in strategy.requires else 0
 
 
 class EventWriter:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from scalebench.comm.base import Capability
 from scalebench.strategies.base import Batch, Strategy, Worker
-from scalebench.strategies.compression import WIRES, Plain, PowerSgd, Reducer, TopK
+from scalebench.strategies.compression import WIRES, Plain, PowerSgd, Reducer, TopK, check_stated, require_matrices
 from scalebench.strategies.registry import register
 from scalebench.strategies.trees import Tree, TwoLevel
 
@@ -115,6 +116,15 @@ class Allreduce(Accumulating):
         if collective != "auto" and info.data.get("compression", "none") != "none":
             raise ValueError(f"expected 'auto' with compression {info.data['compression']}, got {collective!r}")
         return collective
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Allreduce:
+        check_stated(self.compression, self.model_fields_set)
+        return self
+
+    def check_model(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        if self.compression == "powersgd":
+            require_matrices(shapes, self.rank)
 
     @property
     def needs(self) -> frozenset[Capability]:

@@ -16,6 +16,8 @@ from scalebench.strategies.traffic import every, every_epochs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from scalebench.study.spec import Training
+
 
 class Averaging(Strategy):
     """Replicas that average what they have become; published comparisons disagree where these policies are not said.
@@ -161,6 +163,9 @@ class LocalEpochs(Averaging):
     def sync_every(self) -> int:
         return self.every
 
+    def advice(self, training: Training) -> list[str]:
+        return too_seldom("every", self.every, training.epochs)
+
     def due(self, epoch: int, epochs: int) -> bool:
         """Whether `epoch` (0-based) of `epochs` ends with a synchronisation."""
         return (epoch + 1) % self.every == 0 or (epoch == epochs - 1 and self.trailing == "synchronise")
@@ -186,6 +191,13 @@ class LocalEpochs(Averaging):
     @property
     def syncs_formula(self) -> str:
         return every_epochs("every", self.trailing == "synchronise")
+
+
+def too_seldom(option: str, period: int, epochs: int) -> list[str]:
+    """A warning where not one period of so many epochs fits into the training."""
+    if period <= epochs:
+        return []
+    return [f"{option} {period} is more than the {epochs} epochs: replicas do not meet before training ends"]
 
 
 def last_step(strategy: Averaging, worker: Worker, epoch: int) -> int:

@@ -179,6 +179,13 @@ class Strategy(Choice):
             StudyError: it contradicts the rule, in one line that says what to write.
         """
 
+    def check_model(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Before anything runs: refuse a model, of parameters of these `shapes`, for which there is nothing to do.
+
+        Raises:
+            ModelError: nothing, in one line that says what to change.
+        """
+
     def final_weights(self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]) -> list[float] | None:
         """(workers,) how much of each worker's training the final model holds; None where all are treated alike.
 
@@ -187,8 +194,8 @@ class Strategy(Choice):
         """
         return None
 
-    def advice(self, epochs: int) -> list[str]:
-        """Warnings about a training of `epochs` epochs, before anything runs."""
+    def advice(self, training: Training) -> list[str]:
+        """Warnings about a training, whatever the number of workers, before anything runs."""
         return []
 
     def setup(self, worker: Worker) -> None:

@@ -17,6 +17,8 @@ from scalebench.strategies.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from scalebench.study.spec import Training
+
 
 class BlockMomentum(Periodic):
     """Average, let `outer` decide from where the interval began, and restart from there."""
@@ -104,6 +106,14 @@ class DiLoCo(BlockMomentum):
     source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
     combination: ClassVar[str] = "outer nesterov"
     alone: ClassVar[str] = "the outer Nesterov step acts on its own moves too"
+
+    def advice(self, training: Training) -> list[str]:
+        if training.optimizer.name in ("adam", "adamw"):
+            return []
+        return [
+            f"the inner optimizer is {training.optimizer.name}, the paper's is adamw: say optimizer: adamw, and a "
+            "learning rate that fits it, such as lr: 1e-3"
+        ]
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         slope = anchor - mean

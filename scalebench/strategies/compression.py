@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scalebench.errors import ModelError
@@ -17,6 +17,7 @@ from scalebench.strategies.base import Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
+BELONGS_TO = {"keep": "topk", "rank": "powersgd", "start": "powersgd"}  # option: the compression it is of
 WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller (as torch's hook has it)
 _SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
@@ -94,18 +95,14 @@ class PowerSgd:
         self._pieces: list[tuple[slice, int, int, int]] = []  # where each matrix lies, its n, m and r
         self._rest: list[slice] = []
         at = 0
+        require_matrices([tuple(parameter.shape) for parameter in worker.model.parameters()], rank)
         for parameter in worker.model.parameters():
-            n, m = _rows_and_columns(parameter)
+            n, m = rows_and_columns(tuple(parameter.shape))
             place, at = slice(at, at + parameter.numel()), at + parameter.numel()
             if shrinks(n, m, rank):
                 self._pieces.append((place, n, m, min(n, m, rank)))
             else:
                 self._rest.append(place)
-        if not self._pieces:
-            raise ModelError(
-                f"compression powersgd: no layer shrinks to less than 1/{MIN_RATE} at rank {rank}; "
-                "use a lower rank, a wider model or another compression"
-            )
         self._pieces.reverse()  # as the backward pass meets them
         self.residual = worker.gradients.new_zeros(at)
         self._kept = self._matrices_of(self.residual)
@@ -167,6 +164,34 @@ def shrinks(n: int, m: int, rank: int) -> bool:
     return (n + m) * min(n, m, rank) * MIN_RATE < n * m
 
 
+def check_stated(compression: str, stated: Iterable[str]) -> None:
+    """Refuse options that somebody `stated` although they are of another compression.
+
+    Raises:
+        ValueError: one is.
+    """
+    for option in stated:
+        if BELONGS_TO.get(option, compression) != compression:
+            raise ValueError(
+                f"{option} has no effect with compression {compression}; write compression: {BELONGS_TO[option]}, or "
+                f"leave {option} out"
+            )
+
+
+def require_matrices(shapes: Sequence[tuple[int, ...]], rank: int) -> None:
+    """Refuse a model whose parameters have these `shapes` if PowerSGD of `rank` makes none of them smaller.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if not any(shrinks(*rows_and_columns(shape), rank) for shape in shapes):
+        lower = "use a lower rank, a wider model" if rank > 1 else "use a wider model"
+        raise ModelError(
+            f"compression powersgd: no layer shrinks to less than 1/{MIN_RATE} at rank {rank}; "
+            f"{lower} or another compression"
+        )
+
+
 def powersgd_elements(model: Any, rank: int) -> int:
     """How many numbers a worker sends per step, once PowerSGD of `rank` has started."""
     return sum(numbers_sent(tuple(parameter.shape), rank) for parameter in model.parameters())
@@ -174,14 +199,14 @@ def powersgd_elements(model: Any, rank: int) -> int:
 
 def numbers_sent(shape: tuple[int, ...], rank: int) -> int:
     """How many of them are of a parameter of this shape."""
-    elements, rows = math.prod(shape), shape[0] if shape else 1
-    columns = elements // max(1, rows)
+    elements, (rows, columns) = math.prod(shape), rows_and_columns(shape)
     return (rows + columns) * min(rows, columns, rank) if shrinks(rows, columns, rank) else elements
 
 
-def _rows_and_columns(parameter: Tensor) -> tuple[int, int]:
-    rows = len(parameter) if parameter.ndim else 1
-    return rows, parameter.numel() // max(1, rows)
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The matrix that PowerSGD takes a parameter of this shape for."""
+    rows = shape[0] if shape else 1
+    return rows, math.prod(shape) // max(1, rows)
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ from scalebench.strategies.daso_schedule import FIRST, TALLIED, Plateau, Schedul
 from scalebench.strategies.daso_traffic import WIRE, Traffic
 from scalebench.strategies.registry import register
 from scalebench.strategies.traffic import Setting
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Training
 
 
 class Daso(Averaging):
@@ -66,7 +69,8 @@ class Daso(Averaging):
             )
         return []
 
-    def advice(self, epochs: int) -> list[str]:
+    def advice(self, training: Training) -> list[str]:
+        epochs = training.epochs
         blocking = self.warm_up_epochs + self.cool_down_epochs
         if epochs > blocking:
             return []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from scalebench.comm.base import Capability, Overlap
 from scalebench.strategies.allreduce import Accumulating, mean_of_gradients, uncompressed
 from scalebench.strategies.base import Batch, Worker
-from scalebench.strategies.compression import WIRES, PowerSgd, powersgd_elements
+from scalebench.strategies.compression import WIRES, PowerSgd, check_stated, powersgd_elements, require_matrices
 from scalebench.strategies.registry import register
 
 _MIB = 1 << 20
@@ -33,6 +34,15 @@ class DdpOptions(Accumulating):
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> DdpOptions:
+        check_stated(self.compression, self.model_fields_set)
+        return self
+
+    def check_model(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        if self.compression == "powersgd":
+            require_matrices(shapes, self.rank)
 
     @property
     def bytes_formula(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging
+from scalebench.strategies.averaging import Averaging, too_seldom
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
@@ -64,6 +64,9 @@ class FedAvg(Averaging):
                 f"strategy {self.name}: shuffle {training.shuffle} moves rows between clients, whose data never leave "
                 "them; write shuffle: in_block or none"
             )
+
+    def advice(self, training: Training) -> list[str]:
+        return too_seldom("local_epochs", self.local_epochs, training.epochs)
 
     def chosen_of(self, workers: int) -> int:
         """How many clients a round has."""

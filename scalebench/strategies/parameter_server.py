@@ -33,7 +33,7 @@ class ParameterServerStrategy(Strategy):
     The optimizer, its momentum included, lives on the server.
     """
 
-    shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread")
+    shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread, at most one a worker")
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SERVER})
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
@@ -55,6 +55,15 @@ class ParameterServerStrategy(Strategy):
         """A push is the gradient and two numbers of 8 bytes; the weights that come back are the server's."""
         return "(n + 16) * syncs"
 
+    def servers(self, workers: int) -> int:
+        """Over how many servers the weights of `workers` are spread; each is a rank natively."""
+        return min(self.shards, workers)
+
+    def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if self.shards > workers > 1:
+            return [f"shards {self.shards} are more servers than workers: the weights are spread over {workers}"]
+        return []
+
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that says who waits, for `workers` that push `total` times each."""
         raise NotImplementedError
@@ -72,7 +81,12 @@ class ParameterServerStrategy(Strategy):
             ends.append(ends[-1] + worker.steps_in(epoch))
         gate = self.gate(worker.size, ends[-1])
         rule = ParameterServer(
-            gate, worker.parameters, worker.optimizer, ends[1:], shards=self.shards, **self._application(worker.size)
+            gate,
+            worker.parameters,
+            worker.optimizer,
+            ends[1:],
+            shards=self.servers(worker.size),
+            **self._application(worker.size),
         )
         state.server = worker.server(rule)
         state.begins, state.rounds = ends, 0
@@ -173,7 +187,7 @@ class BspBackup(ParameterServerStrategy):
                 f"strategy bsp_backup: backup {self.backup} of {workers} workers leaves none to wait for; "
                 f"use backup: {workers - 1} or less, or more workers"
             )
-        return []
+        return super().check(workers, workers_per_node)
 
 
 @register()

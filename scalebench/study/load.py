@@ -35,6 +35,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     before = dict(raw)
     where = str(path) if path else "the default study"
     flags = {key: _said(key, value) for key, value in overrides.items() if value is not None}
+    _strategies_once(flags, sets)
     completed = {item.partition("=")[0].strip().partition(".")[0] for item in sets if "." in item.partition("=")[0]}
     raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
     for item in sets:
@@ -164,6 +165,13 @@ def _one_of(
         other = pair[1 - pair.index(said[0])]
         if other in before:
             raw.pop(other, None)
+
+
+def _strategies_once(flags: dict[str, Any], sets: list[str]) -> None:
+    """Refuse `--strategy` beside `--set strategies=`: it reads as one more, and would replace them all."""
+    for item in sets:
+        if "strategies" in flags and item.partition("=")[0].strip() == "strategies":
+            raise StudyError(f"--set {item}: --strategy gives strategies too; leave one of them out")
 
 
 def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]) -> str:

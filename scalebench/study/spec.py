@@ -26,6 +26,7 @@ from scalebench.study.workers import parse_workers
 NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
 Execution = Literal["native", "paced", "virtual"]
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
+_LR_DECAY = 0.1
 MOST_SEED = 2**32 - 1  # what every generator takes; a repetition's seed is the study's plus its number
 
 
@@ -170,7 +171,9 @@ class Training(Stated):
     lr: PositiveFloat = 0.1
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
-    lr_decay: float = Field(0.1, gt=0, le=1, description="lr_policy step and optimizer_steps: factor of each decay")
+    lr_decay: float = Field(
+        _LR_DECAY, gt=0, le=1, description="lr_policy step and optimizer_steps: factor of each decay"
+    )
     lr_decay_every: PositiveInt | None = Field(
         None, description="epochs (lr_policy step) or optimizer steps of a worker (optimizer_steps) between two decays"
     )
@@ -206,6 +209,8 @@ class Training(Stated):
             raise ValueError(f"lr_policy {self.lr_policy} needs lr_decay_every, in {unit}")
         if self.lr_policy not in ("step", "optimizer_steps") and self.lr_decay_every is not None:
             raise ValueError(f"lr_decay_every has no effect with lr_policy {self.lr_policy}: step decays, leave it out")
+        if self.lr_policy not in ("step", "optimizer_steps") and self.lr_decay != _LR_DECAY:
+            raise ValueError(f"lr_decay has no effect with lr_policy {self.lr_policy}: step decays, leave it out")
         if self.lr_policy != "linear" and self.lr_warmup_epochs:
             raise ValueError(f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up")
         return self

@@ -123,6 +123,31 @@ def test_a_study_that_is_none_is_named_with_its_place(refused, tmp_path, text, m
     assert not (tmp_path / "pwned").exists()
 
 
+def test_strategies_said_twice_are_refused(refused):
+    said = refused("--strategy", "serial", "--set", "strategies=[allreduce]", "--dry-run")
+    assert said.endswith("--set strategies=[allreduce]: --strategy gives strategies too; leave one of them out")
+
+
+def test_a_dry_run_says_that_batchnorms_statistics_stay_local(scalebench):
+    small = ("--workers", "2", "--execution", "virtual", "--dry-run", "--dataset", "digits", "--strategy", "allreduce")
+    done = scalebench(*small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64)
+    assert done.returncode == 0, done.stderr
+    assert "note: allreduce: the running statistics (BatchNorm) of resnet stay local to each worker" in done.stdout
+    assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
+
+
+def test_powersgd_of_a_model_without_matrices_is_refused_before_anything_runs(refused, tmp_path):
+    """4 x 13 and 3 x 4 weights do not shrink to less than half at rank 2."""
+    options = ("--dataset", "wine", "--model", "mlp", "--set", "model.hidden=[4]", "--workers", "2")
+    for name in ("allreduce", "ddp"):
+        study = f"strategies=[{{{name}: {{compression: powersgd, rank: 2}}}}]"
+        for more in ((), ("--dry-run",)):
+            said = refused(*options, "--set", study, "--execution", "virtual", *more)
+            assert f"strategy {name}(compression=powersgd, rank=2): compression powersgd: no layer shrinks to" in said
+            assert "use a lower rank, a wider model or another compression" in said
+            assert not list(tmp_path.glob("results/*/runs.csv"))
+
+
 def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refused, scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.launch.engines.find_mpirun", lambda: None)
     line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")

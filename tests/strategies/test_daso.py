@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.traffic import Setting
+from scalebench.study.spec import Training
 from scalebench.virtual import engine
 from tests.strategies import daso_case
 
@@ -262,11 +263,17 @@ def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
 
 def test_a_training_that_never_cycles_is_warned_of():
     strategy = registry.create("daso-heat", {})
-    assert "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down" in strategy.advice(8)[0]
-    assert strategy.advice(9) == []
+    assert (
+        "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down"
+        in strategy.advice(Training(epochs=8))[0]
+    )
+    assert strategy.advice(Training(epochs=9)) == []
     fixed = registry.create("daso-fixed", {"warm_up_epochs": 2, "cool_down_epochs": 1})
-    assert "never cycles: 3 epochs are no more than its 2 of warm-up and 1 of cool-down" in fixed.advice(3)[0]
-    assert fixed.advice(4) == registry.create("daso-fixed", {}).advice(1) == []
+    assert (
+        "never cycles: 3 epochs are no more than its 2 of warm-up and 1 of cool-down"
+        in fixed.advice(Training(epochs=3))[0]
+    )
+    assert fixed.advice(Training(epochs=4)) == registry.create("daso-fixed", {}).advice(Training(epochs=1)) == []
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,6 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
         pytest.skip(reason)
     options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "2", "execution": "native"}
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
-    assert [server_ranks(run) for run in sweep.runs] == [4] * len(sweep.runs)
-    monkeypatch.setattr("scalebench.launch.engines.cores", lambda: 5)
-    assert is_oversubscribed(sweep.runs[0])  # 2 workers and 4 servers want 6 cores
+    assert [server_ranks(run) for run in sweep.runs] == [2] * len(sweep.runs)  # no more than workers
+    monkeypatch.setattr("scalebench.launch.engines.cores", lambda: 3)
+    assert is_oversubscribed(sweep.runs[0])  # 2 workers and 2 servers want 4 cores

@@ -23,7 +23,7 @@ EXACT, ROUNDED = 1e-9, 1e-6
 CASES = {
     "mpi": [
         ("bsp", {}, 4, EXACT),
-        ("bsp", {"shards": 3}, 2, EXACT),
+        ("bsp", {"shards": 3}, 3, EXACT),
         ("ssp", {"staleness": 0, "shards": 2}, 3, EXACT),
         ("ssp", {"staleness": 0}, 4, EXACT),
         ("dssp", {"lower": 0, "upper": 0, "bound": "paper"}, 2, EXACT),

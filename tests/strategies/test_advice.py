@@ -1,0 +1,90 @@
+"""What a strategy warns of before it runs, and options that would have no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import StudyError
+from scalebench.launch.planning import plan_study
+from scalebench.launch.sweep import expand
+from scalebench.native.job import server_ranks
+from scalebench.strategies import registry
+from scalebench.study.spec import Study
+
+
+def notes(strategy, workers="2,4", **values):
+    study = Study.model_validate({"execution": "virtual", "workers": workers, "strategies": [strategy], **values})
+    return expand(study, load_cluster("this-machine")).notes
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "compression", "belongs"),
+    [
+        ("allreduce", "keep", "none", "topk"),
+        ("allreduce", "keep", "powersgd", "topk"),
+        ("allreduce", "rank", "none", "powersgd"),
+        ("allreduce", "start", "topk", "powersgd"),
+        ("ddp", "rank", "none", "powersgd"),
+        ("ddp", "start", "fp16", "powersgd"),
+    ],
+)
+def test_an_option_of_another_compression_is_refused(name, option, compression, belongs):
+    value = {"keep": 0.5, "rank": 2, "start": 4}[option]
+    message = f"strategy {name}: {option} has no effect with compression {compression}; write compression: {belongs}"
+    for engine in ("virtual", "gloo"):
+        with pytest.raises(StudyError, match=message):
+            registry.create(name, {option: value, "compression": compression}, engine)
+        registry.create(name, {option: value, "compression": belongs}, engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("epoch_average", "every"), ("epoch_async", "every"), ("fedavg", "local_epochs"), ("dislib-compat", "every")],
+)
+def test_an_interval_longer_than_the_training_is_warned_of_once(name, option):
+    (note,) = notes({name: {option: 7}}, epochs=6)
+    assert note.endswith(f"{option} 7 is more than the 6 epochs: replicas do not meet before training ends")
+    assert notes({name: {option: 6}}, epochs=6) == []
+    assert notes({name: {option: 7}}, workers="1", epochs=6) == []
+
+
+def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
+    """142 wines by 8: 18 steps at 1 worker, 9 at 2, 5 at 4."""
+    values = {"execution": "virtual", "workers": "1,2,4", "dataset": "wine", "epochs": 2, "batch_per_worker": 8}
+    study = Study.model_validate({**values, "strategies": [{"local_sgd": {"steps": 15}}, {"local_sgd": {"steps": 18}}]})
+    few = [note for note in plan_study(study).notes if "replicas do not meet" in note]
+    assert few == [
+        "local_sgd(steps=15): 15 local steps between synchronisations, but the training has 10 at 4 workers: replicas "
+        "do not meet before it ends",
+        "local_sgd(steps=18): 18 local steps between synchronisations, but the training has 10 at 4 workers: replicas "
+        "do not meet before it ends",
+    ]
+    assert not [note for note in plan_study(study.model_copy(update={"epochs": 4})).notes if "do not meet" in note]
+
+
+def test_diloco_with_an_inner_optimizer_that_is_not_the_papers_is_warned_of():
+    (note,) = notes("diloco", optimizer="sgd")
+    assert note.startswith("diloco: the inner optimizer is sgd, the paper's is adamw: say optimizer: adamw")
+    assert notes("diloco", optimizer="adamw", lr=1e-3) == []
+
+
+def test_there_are_no_more_servers_than_workers(play):
+    assert notes({"asp": {"shards": 3}}, workers="1,2,4") == [
+        "asp(shards=3) at 2 workers: shards 3 are more servers than workers: the weights are spread over 2"
+    ]
+    assert "shards 9 are more" in notes({"bsp_backup": {"shards": 9}}, workers="4")[0]
+    study = Study.model_validate({"workers": "1,2,4", "strategies": [{"bsp": {"shards": 3}}], "execution": "virtual"})
+    runs = expand(study, load_cluster("this-machine")).runs
+    assert {run.workers: server_ranks(run) for run in runs} == {1: 1, 2: 2, 4: 3}
+    took = []
+    for shards in (1, 2, 1024):
+        outcome, _ = play({"bsp": {"shards": shards}}, 2)
+        took.append(max(worker.epochs[-1].elapsed_s for worker in outcome.workers))
+    assert took[0] > took[1] == took[2]
+
+
+def test_a_decay_that_nothing_makes_is_refused():
+    with pytest.raises(ValueError, match="lr_decay has no effect with lr_policy cosine"):
+        Study(lr_policy="cosine", lr_decay=0.5)
+    Study(lr_policy="step", lr_decay=0.5, lr_decay_every=2)
