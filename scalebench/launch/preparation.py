@@ -12,6 +12,7 @@ from scalebench.errors import DataError
 from scalebench.models.registry import check_model
 from scalebench.optimizers import check_optimizer
 from scalebench.strategies import registry
+from scalebench.strategies.averaging import Averaging
 from scalebench.study.spec import Run, Study
 
 FEW_STEPS = 8  # between synchronisations: fewer, and averaging can hardly show what it saves
@@ -50,7 +51,11 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
             raise DataError(f"at {workers} workers: {error}") from None
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} workers: {note}")
+<<<<<<< Updated upstream
     made.notes += _few_steps(study, made) + _too_few_steps(study, made)
+=======
+    made.notes += _few_steps(study, made) + _long_steps(study)
+>>>>>>> Stashed changes
     return made
 
 
@@ -91,6 +96,7 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
     return notes
 
 
+<<<<<<< Updated upstream
 def _too_few_steps(study: Study, made: Preparation) -> list[str]:
     """Where the whole training is shorter than one interval of local steps."""
     notes = []
@@ -106,3 +112,18 @@ def _too_few_steps(study: Study, made: Preparation) -> list[str]:
                 f"{min(few.values())} at {', '.join(map(str, few))} workers: replicas do not meet before it ends"
             )
     return notes
+=======
+def _long_steps(study: Study) -> list[str]:
+    """`lr_policy: linear` is a rule for one batch of all workers; replicas that step alone have a worker's batch."""
+    most = max(study.workers)
+    if study.lr_policy != "linear" or most == 1:
+        return []
+    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
+    alone = [str(component) for component, strategy in made if isinstance(strategy, Averaging)]
+    if not alone:
+        return []
+    return [
+        f"{', '.join(alone)}: lr_policy linear multiplies the learning rate by up to {most}, for replicas whose "
+        "batch does not grow: they may train badly or diverge; use lr_policy constant for them"
+    ]
+>>>>>>> Stashed changes

@@ -1,0 +1,31 @@
+"""What is odd about a study is said before it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.launch.planning import plan_study
+from scalebench.study.load import load_study
+
+
+def notes(strategies, workers, **said):
+    study = {"dataset": "wine", "execution": "virtual", "strategies": strategies, "workers": workers, **said}
+    return plan_study(load_study(None, study, [])).notes
+
+
+@pytest.mark.parametrize(
+    ("strategies", "workers", "named"),
+    [
+        (["serial", "allreduce", "allreduce: {accumulate: 2}", "asp"], "1,2", None),
+        (["serial", "allreduce", "epoch_average", "local_sgd: {steps: 4}"], "1,4", "epoch_average, local_sgd(steps=4)"),
+        (["epoch_average"], "1", None),
+    ],
+)
+def test_a_learning_rate_that_grows_with_the_workers_is_not_for_replicas_that_step_alone(strategies, workers, named):
+    said = [note for note in notes(strategies, workers, lr_policy="linear") if "lr_policy" in note]
+    if named is None:
+        assert not said
+    else:
+        assert len(said) == 1
+        assert said[0].startswith(f"{named}: lr_policy linear multiplies the learning rate by up to 4")
+    assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
