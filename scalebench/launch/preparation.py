@@ -51,11 +51,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
             raise DataError(f"at {workers} workers: {error}") from None
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} workers: {note}")
-<<<<<<< Updated upstream
-    made.notes += _few_steps(study, made) + _too_few_steps(study, made)
-=======
-    made.notes += _few_steps(study, made) + _long_steps(study)
->>>>>>> Stashed changes
+    made.notes += _few_steps(study, made) + _too_few_steps(study, made) + _long_steps(study)
     return made
 
 
@@ -96,7 +92,6 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
     return notes
 
 
-<<<<<<< Updated upstream
 def _too_few_steps(study: Study, made: Preparation) -> list[str]:
     """Where the whole training is shorter than one interval of local steps."""
     notes = []
@@ -112,7 +107,8 @@ def _too_few_steps(study: Study, made: Preparation) -> list[str]:
                 f"{min(few.values())} at {', '.join(map(str, few))} workers: replicas do not meet before it ends"
             )
     return notes
-=======
+
+
 def _long_steps(study: Study) -> list[str]:
     """`lr_policy: linear` is a rule for one batch of all workers; replicas that step alone have a worker's batch."""
     most = max(study.workers)
@@ -126,4 +122,3 @@ def _long_steps(study: Study) -> list[str]:
         f"{', '.join(alone)}: lr_policy linear multiplies the learning rate by up to {most}, for replicas whose "
         "batch does not grow: they may train badly or diverge; use lr_policy constant for them"
     ]
->>>>>>> Stashed changes
