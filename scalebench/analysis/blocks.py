@@ -17,10 +17,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalebench.analysis.once import once
-from scalebench.analysis.reading import Results
+from scalebench.analysis.reading import CELL, Results
 
-PAIRED_FROM = 3  # blocks, where others are left out
-CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
+PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # blocks; where others are left out
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Cell:
     """One cell's repetitions: seconds and place in the run order by block, metric by seed.
 
     `started` says when each began, in seconds after the first of its execution (NaN where that is unknown), `again`
-    which were not the first attempt, and `reach_s` within which time two runs were side by side.
+    which did not run at the place their number says, as far as that tells: they were not the first attempt, or others
+    have the number too. `reach_s` is within which time two runs were side by side.
     """
 
     key: dict[str, object]  # CELL -> value
@@ -69,7 +69,7 @@ def by_block(results: Results) -> list[Cell]:
     if runs.empty:
         return []
     names = [*CELL, "strategy", "scaling", "repetition", "order", "began", "reach_s", "attempt", "seed", "train_s"]
-    names += ["oversubscribed", "metric_name", "final_metric"]
+    names += ["shared", "oversubscribed", "metric_name", "final_metric"]
     parts = [_in_time(own) for _, own in runs.groupby("execution", sort=False)]
     for run in pd.concat(parts).loc[runs.index, names].to_dict("records"):
         identity = tuple(None if pd.isna(run[name]) else run[name] for name in CELL)
@@ -89,7 +89,7 @@ def by_block(results: Results) -> list[Cell]:
         cell, block = found[identity], int(run["repetition"])
         cell.seconds[block], cell.order[block] = float(run["train_s"]), int(run["order"])
         cell.started[block] = float(run["began"])
-        if run["attempt"] > 1:
+        if run["attempt"] > 1 or run["shared"]:
             cell.again.add(block)
         cell.crowded.append(bool(run["oversubscribed"]))
         if math.isfinite(run["final_metric"]):
@@ -107,7 +107,8 @@ def paired_blocks(a: Cell, b: Cell) -> list[int] | None:
 
     Two runs of a block are side by side if they began within `reach_s` of each other: one that was made again hours
     later is paired with nothing of that day. No run of either in one block may lie between those of another, which
-    tells two launches, one after the other, from one. Where some blocks are left out, PAIRED_FROM have to remain.
+    tells two launches, one after the other, from one. PAIRED_FROM such blocks have to be there, and where others are
+    left out PAIRED_FROM_IF_TORN: a single pair has no spread, and no neighbour to show that its place is right.
 
     Virtual runs always are, whenever they were computed: what their repetitions share is a draw from the calibration.
     """
@@ -117,7 +118,8 @@ def paired_blocks(a: Cell, b: Cell) -> list[int] | None:
     beside = [block for block in common if _side_by_side(a, b, block)]
     ends = sorted(sorted((a.order[block], b.order[block])) for block in beside)
     mixed = any(last > first for (_, last), (first, _) in pairwise(ends))
-    return None if mixed or len(beside) < min(len(common), PAIRED_FROM) else beside
+    least = PAIRED_FROM if len(beside) == len(common) else PAIRED_FROM_IF_TORN
+    return None if mixed or len(beside) < least else beside
 
 
 def _side_by_side(a: Cell, b: Cell, block: int) -> bool:
@@ -136,16 +138,18 @@ def paired_times(a: Cell, b: Cell) -> tuple[list[float], list[float]]:
 
 
 def _in_time(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` of one execution with `order`, `began` (seconds, NaN where unknown) and `reach_s`.
+    """`runs` of one execution with `order`, `shared` (with another run), `began` (s, NaN if unknown) and `reach_s`.
 
-    The order is the planned one; where runs were made again it is the one in which they began, if that is known.
-    `reach_s` is twice the time that the runs of the longest block take, with the usual pause after each of them.
+    The order is the planned one; where runs were made again, or places given twice (a study that was extended by an
+    older version), it is the one in which they began, if that is known. `reach_s` is twice the time that the runs of
+    the longest block take, with the usual pause after each of them.
     """
     began = pd.to_datetime(runs["started_utc"], utc=True, errors="coerce", format="ISO8601")
     seconds = (began - began.min()).dt.total_seconds()
     known = bool(seconds.notna().all())
     order = runs["run_order"].astype(int)
-    if known and (runs["attempt"] > 1).any():
+    shared = order.duplicated(keep=False)
+    if known and (shared.any() or (runs["attempt"] > 1).any()):
         order = seconds.rank(method="first").astype(int) - 1
     reach = math.inf
     if known and len(runs) > 1:
@@ -153,4 +157,4 @@ def _in_time(runs: pd.DataFrame) -> pd.DataFrame:
         pauses = (seconds.sort_values().diff().shift(-1) - took).dropna()
         blocks = (took + max(0.0, pauses.median())).groupby(runs["repetition"]).sum()
         reach = 2 * float(blocks.max())
-    return runs.assign(order=order, began=seconds, reach_s=reach)
+    return runs.assign(order=order, shared=shared, began=seconds, reach_s=reach)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import CELL, Cell, by_block
+from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.bounds import LEVEL, Array, Bounds
 from scalebench.analysis.intervals import Estimate
-from scalebench.analysis.reading import Results
+from scalebench.analysis.reading import CELL, Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
 

@@ -174,7 +174,7 @@ def runs_apart(evidence: Evidence) -> Iterator[Finding]:
     """Ratios that lost their pairs: runs of one block that were made hours apart share none of the machine's noise."""
     table = evidence.compared
     for execution in MEASURED:
-        own = table[(table["execution"] == execution) & table["reduction"].notna()]
+        own = table[(table["execution"] == execution) & table["reduction"].notna() & (table["n"] > 1)]
         short = own["left_out"] > 0
         apart = own[short | ~own["paired"]]
         if len(apart):

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import CELL as CELL
 from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.bounds import MEDIAN_FROM, METRIC_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
 from scalebench.analysis.intervals import interval_name, level_of, t_bounds
 from scalebench.analysis.once import once
+from scalebench.analysis.reading import CELL as CELL
 from scalebench.analysis.reading import Results
 from scalebench.analysis.validation import virtual_error
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
+from scalebench.analysis.bounds import LEVEL, Part
 from scalebench.analysis.intervals import (
     Estimate,
     calibration_interval,
@@ -43,6 +44,17 @@ class Ratio:
 NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
 
 
+def ratio_by_draw(top: list[float], bottom: list[float], error: Part | None, level: float = LEVEL) -> Estimate:
+    """Ratio of virtual times of one calibration, draw by draw; `error` as in `calibration_interval`.
+
+    Times that are equal in every draw, to the last bit, are those of one computation made twice (such as averaging once
+    an epoch and serial, at one worker): nothing varies, and whatever the simulation's error is, it cancels.
+    """
+    if top == bottom:
+        return Estimate(1.0, 1.0, 1.0, len(top))
+    return calibration_interval((np.log(top) - np.log(bottom)).tolist(), error, level)
+
+
 class Ratios:
     """Ratios of one study, with what is known of its virtual times.
 
@@ -60,7 +72,7 @@ class Ratios:
         Paired by block where the run order put their repetitions side by side; else two independent samples. Virtual
         times are paired by their draw from the calibration.
         """
-        paired = paired_blocks(top, bottom) is not None
+        paired = bool(paired_blocks(top, bottom))
         above, below = paired_times(top, bottom)
         mean, median = self._mean(top, bottom, above, below, paired), NONE
         if paired and above:
@@ -75,6 +87,5 @@ class Ratios:
         if not (above and below):
             return NONE
         if top.execution == "virtual":
-            error = self.error.part(2) if self.error and top is not bottom else None
-            return calibration_interval((np.log(above) - np.log(below)).tolist(), error)
+            return ratio_by_draw(above, below, self.error.part(2) if self.error else None)
         return paired_ratio(above, below) if paired else unpaired_ratio(above, below, self.level)

@@ -17,10 +17,12 @@ import yaml
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
+from scalebench.records.attempts import counting
 from scalebench.records.cells import from_line, to_text
 from scalebench.records.schema import READABLE, EpochRow, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
 
+CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
 # What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
@@ -37,7 +39,8 @@ class Results:
 
     `runs` has the columns of runs.csv and `label`, the strategy with its options as written; its `oversubscribed`
     includes paced runs that could not keep the pace. `epochs` has the columns of epochs.csv. Neither is to be
-    changed in place: statistics are computed once for each Results (`once`).
+    changed in place: statistics are computed once for each Results (`once`). `repeated` are the rows that give a run
+    once more than the row of `runs` does.
     """
 
     folder: Path
@@ -45,6 +48,7 @@ class Results:
     epochs: pd.DataFrame
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    repeated: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def completed(self) -> pd.DataFrame:
@@ -60,21 +64,28 @@ class Results:
 def load(folder: Path | str) -> Results:
     """Read `folder`.
 
-    The latest attempt at a run counts. Where a folder holds runs of several configurations (another learning rate,
-    another model), those of the last row count and a note tells how many were left out.
+    The latest attempt at a run counts, and of rows that give one attempt twice the last. Where a folder holds runs of
+    several configurations (another learning rate, another model), those of the last row count; where two runs are the
+    same repetition of a cell, the last does. A note tells how many were left out.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
     """
     folder = Path(folder)
     runs = read_runs(folder)
-    runs = runs.sort_values("attempt", kind="stable").drop_duplicates("run_id", keep="last").sort_index()
+    doubled = runs[runs.duplicated(["run_id", "attempt"], keep="last")]
+    runs = runs.iloc[sorted(counting(runs["run_id"], runs["attempt"]).values())]
     runs, notes = _one_configuration(runs)
+    again = _claimed_twice(runs)
+    repeated, runs = pd.concat([doubled, runs[again]]), runs[~again]
+    if len(repeated):
+        notes.append(f"left out {len(repeated)} rows that give a run once more: the last row of each counts")
     path = folder / "epochs.csv"
     epochs = _read(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
     epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
-    return Results(folder, runs.reset_index(drop=True), epochs.reset_index(drop=True), _read_study(folder), notes)
+    runs, epochs = runs.reset_index(drop=True), epochs.reset_index(drop=True)
+    return Results(folder, runs, epochs, _read_study(folder), notes, repeated)
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
@@ -95,6 +106,13 @@ def read_runs(folder: Path) -> pd.DataFrame:
     runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
     runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
     return runs
+
+
+def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
+    """The completed runs that a later one claims to be: the same repetition of the same cell, under another name."""
+    counted = (runs["status"] == "completed") & ~runs["warmup"].fillna(False).astype(bool)
+    found = runs[counted].duplicated([*CELL, "repetition"], keep="last")
+    return found.reindex(runs.index, fill_value=False)
 
 
 def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -34,6 +34,7 @@ from scalebench.analysis.intervals import (
     unpaired_metric,
     unpaired_ratio,
 )
+from scalebench.analysis.pairing import NONE, ratio_by_draw
 from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.surroundings import calibration_of
@@ -200,9 +201,7 @@ def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
     level = limits.level
     if paired:
-        ratio = calibration_interval((np.log(above) - np.log(below)).tolist(), limits.of_ratio())
-        if above and above == below:  # the same computation: nothing varies
-            ratio = Estimate(1.0, 1.0, 1.0, len(above))
+        ratio = ratio_by_draw(above, below, limits.of_ratio()) if above else NONE
     elif a.execution in MEASURED:
         ratio = unpaired_ratio(above, below, level)
     else:

@@ -223,7 +223,8 @@ def _verdict(
     elif a.execution not in MEASURED:
         note = f"{a.execution} times get no test"
     elif test is None:
-        needed = repetitions_needed(family, paired=ratio.paired, alpha=alpha)
+        alone = min(len(ratio.top_s), len(ratio.bottom_s)) < 2  # further runs will lie in blocks
+        needed = repetitions_needed(family, paired=ratio.paired or alone, alpha=alpha)
         note = f"a test of {counted(family, 'worker count')} needs {needed} repetitions to reach {alpha:g}"
     return {
         "test": test.name if test else "",

@@ -227,7 +227,8 @@ def _notes(found: Comparison) -> list[str]:
     if len(torn):
         what = counted(int(torn["left_out"].sum()), "pair")
         notes.append(f"left out, as the runs were not made side by side: {what} ({_place(torn)})")
-    if found.one_study and len(alone := measured[~measured["paired"].astype(bool)]):
+    several = measured[measured[["n_a", "n_b"]].min(axis=1) > 1]
+    if found.one_study and len(alone := several[~several["paired"].astype(bool)]):
         notes.append(f"independent samples, as the runs were not made side by side: {_place(alone)}")
     if found.failed:
         notes.append(f"completed in A, failed in B: {_cells(found.failed)}")

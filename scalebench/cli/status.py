@@ -44,6 +44,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "remaining": dict(progress.remaining),
             "most_to_come": progress.most_to_come,
             "left_s": progress.left_s,
+            "doubled": progress.doubled,
             "writer": asdict(owner) if owner else None,
         }
         click.echo(json.dumps(facts, indent=2))
@@ -59,6 +60,11 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
     if len(progress.failures) > _SHOWN:
         click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
+    if progress.doubled:
+        click.echo(
+            f"rows of runs.csv that give an attempt at a run once more: {progress.doubled}; of such the last counts "
+            f"(scalebench check {folder})"
+        )
     if owner:
         click.echo(f"running: {owner}")
     elif left:

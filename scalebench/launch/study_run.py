@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from scalebench.cache import cache_folder
@@ -59,6 +60,7 @@ def run_study(
     with study_lock(folder), Interruption() as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
+            plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
             replication = _replication(plan, store.completed())
             tally = Tally(folder, done_before=len(replication.planned()) - len(replication.left()))
             if only_failed:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -52,9 +54,38 @@ class Sweep:
     def of(self, execution: str) -> list[Run]:
         return [run for run in self.runs if run.execution == execution]
 
+    def continued(self, recorded: Sequence[tuple[str, int]]) -> Sweep:
+        """The same runs, numbered on from where the records of an earlier, smaller study of this name end.
+
+        `recorded` are the run_id and run_order of the rows, in theirs. What was numbered by this very sweep keeps its
+        numbers, so that a study that was interrupted ends as one that was not.
+        """
+        own = {run.run_id: run.run_order for run in (*self.runs, *self.further)}
+        first = _first_of_its_own(own, recorded)
+        if first == 0:
+            return self
+        runs, further = (
+            [run.model_copy(update={"run_order": first + run.run_order}) for run in runs]
+            for runs in (self.runs, self.further)
+        )
+        return Sweep(runs, self.notes, further)
+
     def engines(self) -> list[str]:
         """Native engines in use, in the order of their launches."""
         return list(dict.fromkeys(run.engine for run in self.runs if run.execution != "virtual"))
+
+
+def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]]) -> int:
+    """The number that stands for 0: the first that is free after the rows of others, which come before this one's.
+
+    Rows are this one's where all of them, to the last, have the number in `own` and equally much added to it.
+    """
+    free = list(accumulate((order + 1 for _, order in recorded), max, initial=0))
+    added = [order - own[run_id] if run_id in own else None for run_id, order in recorded]
+    start = len(recorded)
+    while start and added[-1] is not None and added[start - 1] == added[-1]:
+        start -= 1
+    return next((free[place] for place in range(start, len(recorded)) if free[place] == added[-1]), free[-1])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -45,6 +45,15 @@ _EXPECTED = {
     "flag": (_is_flag, "true or false"),
 }
 _NUMBERS = {name: _EXPECTED[kind] for name, kind in kinds(RunRow).items() if kind in _EXPECTED}
+
+
+def counting(run_ids: Iterable[str], attempts: Iterable[int]) -> dict[str, int]:
+    """run_id -> place of the row that counts: its latest attempt, and of several rows of that attempt the last."""
+    best: dict[str, tuple[int, int]] = {}
+    for place, (run_id, attempt) in enumerate(zip(run_ids, attempts, strict=True)):
+        if run_id not in best or attempt >= best[run_id][0]:
+            best[run_id] = attempt, place
+    return {run_id: place for run_id, (_, place) in best.items()}
 
 
 class Attempts:
@@ -93,15 +102,15 @@ class Attempts:
         return rows
 
     def latest(self) -> dict[str, int]:
-        """run_id -> place of its latest attempt, which counts."""
+        """run_id -> place of the row that counts, by `counting`."""
         places = dict(zip(self.run_id, range(len(self)), strict=True))
-        if len(places) == len(self):
-            return places
-        places = {}
-        for place, (run_id, attempt) in enumerate(zip(self.run_id, self.attempt, strict=True)):
-            if run_id not in places or attempt >= self.attempt[places[run_id]]:
-                places[run_id] = place
-        return places
+        return places if len(places) == len(self) else counting(self.run_id, self.attempt)
+
+    def doubled(self) -> int:
+        """How many rows are an attempt at a run that another row is too: of such only the last counts."""
+        if len(set(self.run_id)) == len(self):
+            return 0
+        return len(self) - len(set(zip(self.run_id, self.attempt, strict=True)))
 
     def _cells(self, place: int, line: bytes) -> dict[str, str]:
         cells = from_line(line)

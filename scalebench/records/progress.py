@@ -56,6 +56,7 @@ class Progress:
     remaining: Counter[str]  # runs without an end, by group
     seconds_per_run: dict[str, float]
     most_to_come: int = 0  # further runs, if no interval becomes as narrow as the study asks
+    doubled: int = 0  # rows that give an attempt at a run once more; of such the last counts
 
     @property
     def left_s(self) -> float | None:
@@ -120,6 +121,7 @@ def progress_of(folder: Path) -> Progress:
         failures=failures,
         remaining=remaining,
         most_to_come=most_to_come,
+        doubled=attempts.doubled(),
         seconds_per_run={group: pace for group, times in begun.items() if (pace := _pace(times))},
     )
 

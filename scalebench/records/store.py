@@ -34,6 +34,7 @@ class Store:
             self._completed: dict[tuple[str, str], float | None] = {}
             self._attempts: dict[str, int] = {}
             self._failed: dict[str, str] = {}
+            self._numbered: list[tuple[str, int]] = []
             self._read_runs()
             self._epochs = Table(self.folder / "epochs.csv", EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
@@ -61,6 +62,10 @@ class Store:
     def failed(self) -> dict[str, str]:
         """run_id -> config_hash of the runs whose latest attempt came to an end but was not completed."""
         return dict(self._failed)
+
+    def numbered(self) -> list[tuple[str, int]]:
+        """(run_id, run_order) of the rows that were there when the folder was opened, but for warm-up runs."""
+        return list(self._numbered)
 
     def next_attempt(self, run_id: str) -> int:
         """1 for a run that is new here, else one more than its latest attempt."""
@@ -104,6 +109,8 @@ class Store:
                     "repair or remove the line"
                 ) from None
             self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"], train_s)
+            if row["run_order"].isdecimal() and row["warmup"].lower() != "true":
+                self._numbered.append((row["run_id"], int(row["run_order"])))
         check_version(self._runs.path, versions)
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:

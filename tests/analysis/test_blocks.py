@@ -160,6 +160,51 @@ def test_lost_pairs_are_said(study):
     assert not [finding for finding in findings(whole) if finding.rule == "runs-apart"]
 
 
+def test_one_common_block_pairs_nothing(study):
+    """A pair has no spread, and the runs beside it would be thrown away."""
+    rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 1, 2)]
+    rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (2, 3, 4)]
+    results = study(rows=rows)
+    a, b = by_block(results)
+    assert paired_blocks(a, b) is None
+    row = only(ratios(results), label="epoch_average", baseline="allreduce")
+    assert (row["paired"], row["n"], math.isfinite(row["ratio_low"])) == (False, 3, True)
+
+
+def test_no_common_block_pairs_nothing(study):
+    rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=r) for r in (0, 1, 2)]
+    rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=r) for r in (3, 4, 5)]
+    results = study(rows=rows)
+    assert paired_blocks(*by_block(results)) is None
+    row = only(ratios(results), label="epoch_average", baseline="allreduce")
+    assert (row["paired"], row["n"]) == (False, 3)
+    virtual = [row.model_copy(update={"execution": "virtual", "engine": "virtual"}) for row in rows]
+    row = only(ratios(study(rows=virtual)), label="epoch_average", baseline="allreduce")
+    assert (row["paired"], row["n"], row["note"]) == (False, 0, "allreduce shares no repetition with it")
+
+
+def test_one_run_of_each_has_lost_no_pairs(study):
+    rows = [run("allreduce", 2, 2.0, "native"), run("epoch_average", 2, 1.0, "native", run_order=1)]
+    results = study(rows=rows)
+    assert not [finding for finding in findings(results) if finding.rule == "runs-apart"]
+    needed = differences(results, "epoch_average", "allreduce")["repetitions_needed"].item()
+    assert needed == 6, "further ones will lie in blocks"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_strategy_that_was_added_later_with_the_numbers_of_the_first_is_an_independent_sample(study, timed):
+    """Numbers that an older version gave twice look like one interleaved study; the clock tells two."""
+    rows = []
+    for name, begin in (("allreduce", 0.0), ("epoch_average", 40.0)):
+        for r in range(4):
+            at = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=begin + 10 * r)
+            changes = {"started_utc": at.isoformat()} if timed else {}
+            rows.append(run(name, 2, 9.0, "native", repetition=r, run_order=r, **changes))
+    a, b = by_block(study(rows=rows))
+    assert paired_blocks(a, b) is None
+    assert [*a.order.values(), *b.order.values()] == ([*range(8)] if timed else [0, 1, 2, 3, 0, 1, 2, 3])
+
+
 @given(
     orders=st.lists(st.permutations(NAMES), min_size=3, max_size=6),
     seconds=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),

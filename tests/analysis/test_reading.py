@@ -6,7 +6,8 @@ import csv
 
 import pytest
 
-from scalebench.analysis import load
+from scalebench.analysis import cells, load
+from scalebench.analysis.blocks import by_block
 from scalebench.errors import ResultsError
 from scalebench.records.schema import RunRow, columns
 from scalebench.records.store import Store
@@ -63,7 +64,8 @@ def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path)
 
 def test_paced_runs_that_cannot_keep_the_pace_are_oversubscribed(study):
     rows = [
-        run_row(run_id=str(share), execution="paced", engine="mpi", paced_overrun=share) for share in (0.0, 0.01, 0.02)
+        run_row(run_id=str(share), repetition=n, execution="paced", engine="mpi", paced_overrun=share)
+        for n, share in enumerate((0.0, 0.01, 0.02))
     ]
     assert study(rows=rows).runs["oversubscribed"].tolist() == [False, False, True]
 
@@ -171,3 +173,25 @@ def test_a_number_too_large_for_its_column_is_named(study, value):
     (folder / "runs.csv").write_text(f"{header}\n{','.join(cells)}\n")
     with pytest.raises(ResultsError, match=f"line 2: .* is '{value}', expected a whole number"):
         load(folder)
+
+
+def test_of_a_run_that_is_given_twice_the_last_row_counts_in_every_table(study):
+    """The same row again with another time, and another name for the same repetition of the cell."""
+    rows = [
+        run_row(run_id="a", repetition=0, train_s=1.0),
+        run_row(run_id="b", repetition=1, train_s=1.0),
+        run_row(run_id="a", repetition=0, train_s=2.0),
+        run_row(run_id="c", repetition=1, train_s=4.0),
+    ]
+    results = study(rows=rows)
+    assert results.runs["train_s"].tolist() == [2.0, 4.0]
+    assert results.repeated["run_id"].tolist() == ["a", "b"]
+    assert results.notes == ["left out 2 rows that give a run once more: the last row of each counts"]
+    (cell,) = by_block(results)
+    assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
+
+
+def test_a_further_attempt_is_no_run_that_is_given_twice(study):
+    rows = [run_row(status="failed", train_s=None), run_row(attempt=2, train_s=2.0)]
+    assert study(rows=rows).repeated.empty
+    assert study(rows=rows).runs["train_s"].tolist() == [2.0]

@@ -93,7 +93,7 @@ def test_holm_only_raises_p_and_keeps_its_order(p):
 def block_runs(strategy, workers, seconds, place, **changes):
     """One run per block; all strategies of a block follow one another."""
     return [
-        run(strategy, workers, t, repetition=r, seed=r, run_order=10 * r + place, **changes)
+        run(strategy, workers, t, repetition=r, seed=r, run_order=10 * r + 2 * workers + place, **changes)
         for r, t in enumerate(seconds)
     ]
 

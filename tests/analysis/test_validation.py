@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from scalebench.analysis import agreement, cells, median_error, ratios, virtual_error
+from scalebench.analysis import agreement, cells, differences, median_error, ratios, virtual_error
 from scalebench.analysis.claims import findings
 from tests.analysis.test_comparing import only, run
 
@@ -126,6 +126,28 @@ def test_virtual_intervals_hold_the_error_and_say_so(study):
     assert (itself.ratio_low, itself.ratio_high) == pytest.approx((1, 1)), "what is divided by itself is 1"
     native = only(table, execution="native", workers=8, baseline="serial")
     assert (native.ratio_low, native.interval) == (pytest.approx(8), "95 % confidence interval")
+
+
+def test_one_computation_made_twice_is_equal_whatever_the_error_of_the_simulation(study):
+    """Averaging once an epoch, at one worker, is serial: equal in every draw, though the draws differ."""
+    rows = checked_study([1.1, 1.1, 0.9, 1.2])
+    for strategy, longer in (("epoch_average", 1.0), ("local_sgd", 1.0 + 1e-12)):
+        rows += [run(strategy, 1, longer * (8.8 + 0.1 * r), repetition=r) for r in range(3)]
+    rows = [
+        row.model_copy(update={"train_s": 8.8 + 0.1 * row.repetition})
+        if row.execution == "virtual" and row.strategy == "serial"
+        else row
+        for row in rows
+    ]
+    results = study(rows=rows)
+    same, other = (
+        only(ratios(results), execution="virtual", label=label, baseline="serial")
+        for label in ("epoch_average", "local_sgd")
+    )
+    assert (same.ratio, same.ratio_low, same.ratio_high, same.n) == (1.0, 1.0, 1.0, 3)
+    assert math.log(other.ratio_high) > 2 * math.sqrt(2) * virtual_error(results).rms
+    difference = differences(results, "epoch_average", "serial").query("execution == 'virtual'")
+    assert difference[["ratio_low", "ratio_high"]].to_numpy().tolist() == [[1.0, 1.0]]
 
 
 def test_only_the_cluster_that_native_runs_had_is_checked(study):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.launch.lock import study_lock
 from scalebench.launch.scenery import Calibration
@@ -93,6 +94,25 @@ def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
     assert "3 of 5 runs done, 0 failed, 2 remaining" in half_failed("status")
     half_failed("run", "study.yaml", "--jobs", "1")
     assert "5 of 5 runs done, 0 failed, 0 remaining" in half_failed("status")
+
+
+def test_a_row_that_is_there_twice_is_said(half_failed, tmp_path):
+    path = tmp_path / "results" / "mine" / "runs.csv"
+    assert "once more" not in half_failed("status")
+    path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[1])
+    said = half_failed("status")
+    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
+    assert "rows of runs.csv that give an attempt at a run once more: 1; of such the last counts" in said
+    assert json.loads(half_failed("status", "--json"))["doubled"] == 1
+
+
+def test_a_study_that_is_extended_is_numbered_on(scalebench, tmp_path):
+    scalebench("run", "study.yaml", "--jobs", "1")
+    scalebench("run", "study.yaml", "--jobs", "1", "--workers", "1,2,4", "--repetitions", "2")
+    runs = load(tmp_path / "results" / "mine").runs
+    assert sorted(runs["run_order"][:5]) == [0, 1, 2, 3, 4]
+    assert len(runs) == runs["run_order"].nunique() == 14
+    assert runs["run_order"][5:].min() >= 5
 
 
 def test_another_calibration_is_another_study(half_failed, tmp_path):

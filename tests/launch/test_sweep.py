@@ -129,3 +129,47 @@ def test_paced_runs_need_a_pace():
         sweep(execution="paced", strategies=["allreduce"])
     runs = sweep(execution="paced", strategies=["allreduce"], workers="8", device_step_time=1e-2).runs
     assert points(runs) == {("paced", "mpi", "allreduce", 8)}
+
+
+BEFORE = {"workers": "1,2", "strategies": ["allreduce", "epoch_average"], "repetitions": 2}
+EXTENDED = [{"repetitions": 4}, {"workers": "1,2,4"}, {"strategies": ["allreduce", "epoch_average", "local_sgd"]}]
+
+
+def recorded(runs):
+    return [(run.run_id, run.run_order) for run in runs]
+
+
+def carried_on(study, rows, upto=None):
+    """What a command makes of `study` where `rows` are there: theirs, and those of its first `upto` runs."""
+    known = {run_id for run_id, _ in rows}
+    return rows + recorded([run for run in study.continued(rows).runs if run.run_id not in known][:upto])
+
+
+@pytest.mark.parametrize("more", EXTENDED, ids=["repetitions", "workers", "strategies"])
+@pytest.mark.parametrize("done", [0, 1, 5, 16])
+@pytest.mark.parametrize("upto", [0, 1, 7])
+def test_an_extended_study_is_numbered_on_however_often_it_is_interrupted(more, done, upto):
+    rows = carried_on(sweep(**BEFORE), [], done)
+    extended = sweep(**{**BEFORE, **more})
+    whole = carried_on(extended, rows)
+    assert len({order for _, order in whole}) == len(whole) == len(extended.runs)
+    assert [order for _, order in whole] == sorted(order for _, order in whole)
+    assert carried_on(extended, carried_on(extended, rows, upto)) == whole
+
+
+def test_an_interrupted_study_keeps_its_numbers_whatever_was_made_again():
+    study = sweep(**BEFORE)
+    rows = recorded(study.runs)
+    assert study.continued(rows[:5]) is study
+    assert study.continued([*rows[:9], rows[3], rows[4]]) is study
+    shuffled = [rows[n] for n in (3, 0, 2, 5)]
+    assert study.continued(shuffled) is study, "virtual runs that end in another order than they began"
+
+
+def test_runs_that_may_follow_are_numbered_on_with_the_others():
+    until = {"ci_width": "5%", "at_least": 2, "at_most": 4}
+    study = sweep(**{**BEFORE, "until": until})
+    on = study.continued([("of another study", 7)])
+    both = [*study.runs, *study.further], [*on.runs, *on.further]
+    assert [run.run_order + 8 for run in both[0]] == [run.run_order for run in both[1]]
+    assert on.further

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.findings import Finding
-from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
 from scalebench.analysis.reading import CONDITION
@@ -62,18 +61,18 @@ class MixedConfigurations(Rule):
 
 @RULES.add
 class DuplicateRuns(Rule):
-    """One cell and repetition that two different runs claim: folders that were joined by hand."""
+    """One repetition of a cell that two rows claim, under one name or two: folders that were joined by hand."""
 
     name = "duplicate-runs"
-    summary = "no two runs are the same repetition of the same cell"
+    summary = "no two rows are the same repetition of the same cell"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        twice = runs[runs.duplicated([*CELL, "repetition"], keep=False)]
+        twice = evidence.results.repeated
         if len(twice):
             yield self.finding(
                 "error",
-                f"{counted(len(twice), 'run')} are the same repetition of a cell as another run, under another name",
+                f"{counted(len(twice), 'row')} {'gives' if len(twice) == 1 else 'give'} a repetition of a cell that "
+                "another row gives too: of such only the last counts",
                 place(twice),
                 "keep one study per folder; remove the rows that came from elsewhere",
             )

@@ -95,9 +95,14 @@ def the_data_changed_on_the_way(study):
     study.change(lambda row: row.repetition == 4, dataset_sha256="b")
 
 
-@case("duplicate-runs", "error", "2 runs are the same repetition of a cell")
+@case("duplicate-runs", "error", "1 row gives a repetition of a cell that another row gives too")
 def a_run_was_copied_from_elsewhere(study):
     study.rows.append(study.rows[0].model_copy(update={"run_id": "copied"}))
+
+
+@case("duplicate-runs", "error", "2 rows give a repetition of a cell that another row gives too")
+def two_rows_are_there_twice_with_another_time(study):
+    study.rows += [row.model_copy(update={"train_s": 2 * row.train_s}) for row in study.rows[:2]]
 
 
 @case("mixed-executions", "warning", "no one execution covers all worker counts of allreduce: a curve")
