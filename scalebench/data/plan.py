@@ -91,7 +91,7 @@ class Plan:
             seed=seed,
             batch_per_worker=training.batch_per_worker,
             batch_global=training.batch_global,
-            blocks=None if training.blocks == "auto" else training.blocks,
+            blocks=training.number_of_blocks,
             shuffle=training.shuffle,
             partition=training.partition,
             labels=dataset.y_train if dataset.task == "classification" else None,

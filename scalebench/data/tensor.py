@@ -131,12 +131,12 @@ class DsTensor:
         return np.asarray(self.array[index])
 
     def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> DsTensor:
-        """`function` of each block, the results joined in the same order; they may have another number of rows.
+        """`function` of each block, the results joined in the same grid; they may have another number of rows.
 
         Raises:
             DataError: a result has no rows to join, or rows of another shape than the others.
         """
-        return self.concatenate([DsTensor(np.asarray(function(block))) for block in self])
+        return self.concatenate([DsTensor(np.asarray(function(block))) for block in self])._in_grid(self.grid)
 
     def rechunk(self, blocks: Blocks) -> DsTensor:
         """The same rows in other blocks; nothing is copied."""
@@ -145,22 +145,29 @@ class DsTensor:
     def shuffle(self, how: str, seed: int) -> DsTensor:
         """A copy with its rows permuted: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
 
-        Block sizes are kept; `rotate_blocks` moves them with their blocks.
+        The grid is kept, and so are block sizes; `rotate_blocks` moves them with their blocks.
         """
         if how not in SHUFFLES:
             raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
         rows, sizes = shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
-        return DsTensor(self.rows(rows), sizes)
+        return DsTensor(self.rows(rows), sizes)._in_grid(self.grid)
 
     @staticmethod
     def concatenate(tensors: Sequence[DsTensor]) -> DsTensor:
-        """All rows, and all blocks, of `tensors` one after the other. Raises DataError where rows differ in shape."""
+        """All rows, and all blocks, of `tensors` one after the other. Raises DataError where rows differ in shape.
+
+        Grids of the same number of columns are put one below the other; others become one column of blocks.
+        """
         shapes = {tensor.shape[1:] for tensor in tensors}
         if len(shapes) != 1:
             listed = " and ".join(str(shape) for shape in sorted(shapes)) or "none"
             raise DataError(f"cannot join rows of shapes {listed}; expected one shape")
         sizes = np.concatenate([tensor.block_sizes for tensor in tensors])
-        return DsTensor(np.concatenate([tensor.array for tensor in tensors]), sizes)
+        joined = DsTensor(np.concatenate([tensor.array for tensor in tensors]), sizes)
+        columns = {tensor.grid[1] for tensor in tensors}
+        return (
+            joined._in_grid((sum(tensor.grid[0] for tensor in tensors), columns.pop())) if len(columns) == 1 else joined
+        )
 
     def rows(self, indices: Ints) -> NDArray[Any]:
         """A copy of the rows `indices`, in that order. A file is read once, front to back."""
@@ -174,6 +181,12 @@ class DsTensor:
     def collect(self) -> NDArray[Any]:
         """All rows as one array in memory."""
         return np.array(self.array)
+
+    def _in_grid(self, grid: tuple[int, int]) -> DsTensor:
+        """The same blocks, seen as a grid of that many."""
+        assert grid[0] * grid[1] == self.n_blocks
+        self.grid = grid
+        return self
 
     @staticmethod
     def _cut_evenly(length: int, grid: tuple[int, int]) -> Ints:

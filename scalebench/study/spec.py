@@ -39,6 +39,16 @@ def _study_name(value: Any) -> Any:
     return value
 
 
+def _blocks(value: Any) -> Any:
+    """`value` if it can say how many blocks there are, else one message for all that it may be."""
+    is_grid = isinstance(value, list | tuple) and len(value) == 2
+    counts = value if is_grid else [value]
+    if value != "auto" and not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ValueError(f"expected how many blocks, a grid of them such as [4, 2], or auto; got {value!r}")
+    return value
+
+
+Blocks = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"], BeforeValidator(_blocks)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
 
 
@@ -180,7 +190,10 @@ class Training(Stated):
     scaling: Literal["strong", "weak"] = "strong"
     batch_per_worker: PositiveInt | None = None
     batch_global: PositiveInt | None = None
-    blocks: PositiveInt | Literal["auto"] = Field("auto", description="ds-tensor blocks; auto: one per worker")
+    blocks: Blocks = Field(
+        "auto",
+        description="ds-tensor blocks, or a grid [rows, columns] of them, visited row by row; auto: one per worker",
+    )
     partition: Component = Component(name="iid")
     shuffle: Literal["none", "in_block", "rotate_blocks", "pairwise", "global"] = "in_block"
     evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
@@ -214,6 +227,13 @@ class Training(Stated):
         if self.lr_policy != "linear" and self.lr_warmup_epochs:
             raise ValueError(f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up")
         return self
+
+    @property
+    def number_of_blocks(self) -> int | None:
+        """How many blocks the rows are cut into; None: one per worker."""
+        if self.blocks == "auto":
+            return None
+        return self.blocks if isinstance(self.blocks, int) else math.prod(self.blocks)
 
     @property
     def batch_policy(self) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalebench.data.plan import SHUFFLES, Plan
 from scalebench.errors import DataError
-from scalebench.study.spec import Component
+from scalebench.study.spec import Component, Study
 
 PARTITIONS = [Component(name="iid"), Component(name="by_order"), Component(name="dirichlet", options={"alpha": 5.0})]
 
@@ -197,3 +197,18 @@ def test_dirichlet_refuses_to_leave_a_worker_empty():
     one_class = Component(name="dirichlet", options={"alpha": 0.001})
     with pytest.raises(DataError, match=r"leaves worker .* of 8 with 0 samples"):
         Plan(100, 8, seed=0, batch_per_worker=8, labels=np.zeros(100, dtype=int), partition=one_class)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_grid_is_as_many_blocks_visited_row_by_row(shuffle, blobs, make_run):
+    """[rows, columns]: none repeated, none lost, block (i, j) with worker (columns i + j) mod K."""
+    plans = [Plan.of(make_run("serial", 4, shuffle=shuffle, blocks=blocks), 4, 0, blobs) for blocks in ([4, 3], 12)]
+    assert plans[0].blocks == 12
+    for epoch in range(3):
+        chains = [[plan.indices(epoch, worker) for worker in range(4)] for plan in plans]
+        assert all(map(np.array_equal, *chains))
+        assert np.array_equal(np.sort(np.concatenate(chains[0])), np.arange(96))
+    study = Study.model_validate({"blocks": [4, 3]})
+    assert Study.model_validate_json(study.model_dump_json()).blocks == (4, 3)
+    with pytest.raises(DataError, match="12 blocks but 16 workers"):
+        Plan.of(make_run("serial", 16, blocks=[4, 3]), 16, 0, blobs)

@@ -114,6 +114,20 @@ def test_map_goes_block_by_block_and_may_change_rows_and_shape():
         tensor.map(lambda block: block[None])
 
 
+@given(rows=st.integers(1, 4), columns=st.integers(1, 4), how=st.sampled_from(SHUFFLES))
+def test_a_grid_survives_what_keeps_its_blocks(rows, columns, how):
+    tensor = DsTensor(np.arange(rows * columns * 2 + 1), (rows, columns))
+    doubled = tensor.map(lambda block: 2 * block)
+    assert doubled.grid == tensor.shuffle(how, 1).grid == (rows, columns)
+    assert np.array_equal(doubled.block(rows - 1, columns - 1), 2 * tensor.block(rows - 1, columns - 1))
+    below = DsTensor.concatenate([tensor, doubled])
+    assert below.grid == (2 * rows, columns)
+    assert np.array_equal(below.block(rows, 0), doubled.block(0, 0))
+    beside = DsTensor.concatenate([tensor, DsTensor(np.arange(20), (2, columns + 1))])
+    assert beside.grid == (rows * columns + 2 * (columns + 1), 1)
+    assert tensor.grid == (rows, columns)
+
+
 def test_rechunk_shares_the_rows():
     tensor = DsTensor(np.arange(10), 4)
     again = tensor.rechunk((2, 3))

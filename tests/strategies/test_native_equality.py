@@ -127,6 +127,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
         runs += [run.model_copy(update={"run_id": f"{shuffle}-4"}) for run in moving]
     speed = {"partition": {"iid": {"balance": "speed"}}, "virtual": {"slowdown": {1: 2.0}}}
     runs += native_runs("mpi", {"epoch_average-plain": {"epoch_average": {}}}, make_run)
+    runs += native_runs("mpi", {"epoch_average-grid": {"epoch_average": {}}}, make_run, blocks=[4, 2])
     runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, scenery)

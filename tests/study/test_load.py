@@ -136,7 +136,9 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         ("workers: 1..", "cannot read the worker counts '1..'"),
         ("workers: 0", "worker counts lie between 1 and"),
         ("scaling: strng", "key 'scaling': expected 'strong' or 'weak', got 'strng'"),
-        ("blocks: many", "key 'blocks'"),
+        ("blocks: many", "key 'blocks': expected how many blocks, a grid of them such as [4, 2], or auto; got 'many'"),
+        ("blocks: [4, 0]", "a grid of them such as [4, 2], or auto; got [4, 0]"),
+        ("blocks: [2, 2, 2]", "a grid of them such as [4, 2], or auto; got [2, 2, 2]"),
         ("strategies: []", "key 'strategies'"),
         ("strategies: [{a: 1, b: 2}]", "expected a name, {name: {option: value}}"),
         ("name: ../../etc", "key 'name'"),
@@ -157,7 +159,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         (b"\x00\x01binary", "not YAML"),
         ("a: " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
-    ids=range(34),
+    ids=range(36),
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, content)
