@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
+from scalebench.duration import roughly
 
 if TYPE_CHECKING:
     from scalebench.records.progress import Progress
@@ -83,16 +84,9 @@ def _expected(progress: Progress) -> list[str]:
             for group in progress.remaining
             if group in progress.seconds_per_run
         )
-        lines.append(f"about {_duration(progress.left_s)} left ({paces})")
+        lines.append(f"about {roughly(progress.left_s)} left ({paces})")
     for group, count in progress.untold.items():
         lines.append(f"no time known yet for {count} {group} runs")
     if progress.most_to_come:
         lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
     return lines
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

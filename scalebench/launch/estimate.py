@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from scalebench.duration import roughly
 from scalebench.launch.planning import Plan
 from scalebench.study.spec import Run
 
@@ -22,12 +23,16 @@ class Estimate:
 
     @property
     def said(self) -> str:
-        """`about 12 s and 0.006 core-hours of training compute`, with the most where that is more."""
-        wall, hours = f"{self.wall_s:.0f} s", f"{self.core_hours:.3f} core-hours"
+        """`about 12 min and 0.390 core-hours of training compute`, with the most where that is more."""
+        wall, hours = roughly(self.wall_s), _hours(self.core_hours)
         if self.most > 1:
-            wall = f"{self.wall_s:.0f} to {self.wall_s * self.most:.0f} s"
-            hours = f"{self.core_hours:.3f} to {self.core_hours * self.most:.3f} core-hours"
-        return f"about {wall} and {hours} of training compute"
+            wall = f"{wall} to {roughly(self.wall_s * self.most)}"
+            hours = f"{hours} to {_hours(self.core_hours * self.most)}"
+        return f"about {wall} and {hours} core-hours of training compute"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
 def estimate(plan: Plan, jobs: int) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scalebench.cluster.load import load_cluster
@@ -24,7 +25,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.sweep.notes, *self.prepared.notes]
+        return [*self.sweep.notes, *why_oversubscribed(self.sweep.runs), *self.prepared.notes]
 
 
 def plan_study(study: Study, *, timed: bool = True) -> Plan:
@@ -44,3 +45,26 @@ def is_oversubscribed(run: Run) -> bool:
     if run.execution != "native":
         return False
     return engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
+
+
+def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
+    """One line that names the points of `runs` that are, and what wants more cores than there are; none if none is."""
+    crowded: dict[str, set[int]] = {}
+    reasons: set[str] = set()
+    for run in filter(is_oversubscribed, runs):
+        servers = server_ranks(run)
+        crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(run.workers)
+        if servers:
+            reasons.add("each server is one more process")
+        if engines.PROGRESS_THREADS[run.engine] and run.workers > 1:
+            reasons.add(f"a worker of {run.engine} has a thread that moves bytes beside the one that computes")
+        if run.threads_per_worker > 1:
+            reasons.add(f"a worker computes in {run.threads_per_worker} threads")
+    if not crowded:
+        return []
+    points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
+    here = engines.cores()
+    return [
+        f"oversubscribed on {here} core{'s' * (here > 1)}, so drawn but never a baseline nor fitted: "
+        f"{'; '.join([', '.join(points), *sorted(reasons)])}"
+    ]

@@ -217,7 +217,7 @@ def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scal
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
     other = scalebench(*arguments, "--lr", "0.5")
     assert other.returncode == 2
-    assert "lr was 0.1, is 0.5" in other.stderr
+    assert "lr was 0.03, is 0.5" in other.stderr
     more = scalebench(*arguments[:4], "--repetitions", "2", *arguments[6:])
     assert more.returncode == 0
     assert "1 runs completed, 1 were there before" in more.stdout

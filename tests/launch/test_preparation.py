@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from scalebench.launch import engines
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 
 
 def notes(strategies, workers, **said):
-    study = {"dataset": "wine", "execution": "virtual", "strategies": strategies, "workers": workers, **said}
+    study = {"dataset": "wine", "execution": "auto", "strategies": strategies, "workers": workers, **said}
     return plan_study(load_study(None, study, [])).notes
 
 
@@ -29,3 +30,16 @@ def test_a_learning_rate_that_grows_with_the_workers_is_not_for_replicas_that_st
         assert len(said) == 1
         assert said[0].startswith(f"{named}: lr_policy linear multiplies the learning rate by up to 4")
     assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
+
+
+def test_it_is_said_which_points_are_oversubscribed_and_why(monkeypatch):
+    monkeypatch.setattr(engines, "cores", lambda: 2)
+    monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
+    (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]
+    assert note == (
+        "oversubscribed on 2 cores, so drawn but never a baseline nor fitted: gloo at 2 workers; "
+        "a worker of gloo has a thread that moves bytes beside the one that computes"
+    )
+    assert not [note for note in notes(["serial", "allreduce"], "1,2") if "oversubscribed" in note]
+    (note,) = [note for note in notes(["asp"], "2,4", execution="native") if "oversubscribed" in note]
+    assert "mpi with servers at 2, 4 workers; each server is one more process" in note

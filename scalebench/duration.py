@@ -1,0 +1,14 @@
+"""How long something will take, as one says it before it is known: `40 s`, `47 min`, `3.2 h`."""
+
+from __future__ import annotations
+
+
+def roughly(seconds: float) -> str:
+    """Two digits in the unit that suits them, at least `1 s`; for what was measured see `analysis.formatting`."""
+    if seconds < 90:
+        return f"{max(1, seconds):.0f} s"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
