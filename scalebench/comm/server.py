@@ -91,13 +91,18 @@ class ServerLoop:
     """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
-    when it took each up and answered it.
+    when it took each up and answered it. It calls `beat` whenever it looks for a message, so while it waits too.
     """
 
     def __init__(
-        self, link: MPI.Comm, dtype: torch.dtype, servers: int = 1, now: Callable[[], float] = time.perf_counter
+        self,
+        link: MPI.Comm,
+        dtype: torch.dtype,
+        servers: int = 1,
+        now: Callable[[], float] = time.perf_counter,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._link, self._dtype, self._now = link, dtype, now
+        self._link, self._dtype, self._now, self._beat = link, dtype, now, beat
         self._workers = link.size - servers
         self.busy_s = 0.0
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
@@ -151,7 +156,9 @@ class ServerLoop:
     def _await_message(self, status: MPI.Status, source: int, tag: int) -> None:
         """As a probe, but the core is left to the workers between looks: they compute, a server mostly waits."""
         began = self._now()
+        self._beat()
         while not self._link.Iprobe(source, tag, status):
+            self._beat()
             time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
         self._woken = self._now()
 

@@ -234,7 +234,7 @@ class _Launch:
             elapsed = time.monotonic() - self._since
             run = self._under_way
             if run is not None and elapsed > run.time_limit_s:
-                stopped = pulse.stopped(run.workers)
+                stopped = pulse.stopped(run.workers, server_ranks(run))
                 return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)
             if run is None and self.left and elapsed > startup_limit_s:
                 stopped = pulse.stopped(self._ranks)

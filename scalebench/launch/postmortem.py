@@ -15,6 +15,7 @@ _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on 
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
+_SERVER = ("a server", "servers")
 _SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
 
 
@@ -73,20 +74,25 @@ class Pulse:
                 self._beats[rank] = beat
                 self._changed[rank] = now
 
-    def stopped(self, workers: int) -> str:
-        """Which of the first `workers` ranks stopped first, in words.
+    def stopped(self, workers: int, servers: int = 0) -> str:
+        """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
 
-        Those that wait for it are silent too, but had come further: only the ones furthest behind are named.
+        A server beats while it waits, too: one that is silent has stopped, and the workers with it. Workers that wait
+        for another are silent like that one, but had come further: only the ones furthest behind are named.
         """
         now = time.monotonic()
-        silent = [rank for rank in range(workers) if now - self._changed[rank] > _SILENCE_S]
+        silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
         if not silent:
             return "all ranks were still working"
+        if dumb := [rank for rank in silent if rank >= workers]:
+            return f"{_ranks(dumb)} ({_SERVER[len(dumb) > 1]}) had stopped {self._silent_s(dumb, now):.1f} s before"
         furthest_behind = min((self._beats[rank].phase, self._beats[rank].beats) for rank in silent)
         named = [rank for rank in silent if (self._beats[rank].phase, self._beats[rank].beats) == furthest_behind]
-        seconds = now - max(self._changed[rank] for rank in named)
         phase = self._beats[named[0]].phase.name.lower()
-        return f"{_ranks(named)} had stopped {seconds:.1f} s before, while {phase}"
+        return f"{_ranks(named)} had stopped {self._silent_s(named, now):.1f} s before, while {phase}"
+
+    def _silent_s(self, ranks: Sequence[int], now: float) -> float:
+        return now - max(self._changed[rank] for rank in ranks)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

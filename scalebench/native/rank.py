@@ -79,7 +79,7 @@ class RankLoop:
             elif served is not None and self.world.rank < run.workers + servers:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
-                loop = ServerLoop(served, getattr(torch, run.dtype), servers)
+                loop = ServerLoop(served, getattr(torch, run.dtype), servers, beat=self.heart.beat)
                 loop.serve()
                 served.gather(loop.served)
             self._rest()

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from scalebench.errors import EngineError
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
+from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
@@ -49,7 +51,7 @@ def faulty(run_id, fault, **changes):
 
 class Recorder:
     def __init__(self, runs, tmp_path, ranks=2, **options):
-        self.started, self.outcomes, self.messages = [], {}, []
+        self.started, self.outcomes, self.messages, self.folder = [], {}, [], tmp_path
         folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
         launch(
             runs,
@@ -57,11 +59,14 @@ class Recorder:
             ranks=ranks,
             work_dir=tmp_path / "work",
             weights_folder=tmp_path / "weights",
-            on_start=lambda run: self.started.append(run.run_id),
+            on_start=self.started_one,
             on_outcome=self.note,
             log=self.messages.append,
             **options,
         )
+
+    def started_one(self, run):
+        self.started.append(run.run_id)
 
     def note(self, run, outcome):
         assert run.run_id == outcome.run_id
@@ -95,6 +100,67 @@ def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
     for run_id in ("before", "alone", "after"):
         assert swept.outcomes[run_id].status == "completed"
     assert len(swept.messages) == 6  # a launch for each run that took its launch down
+
+
+# Strategy, which rank, by what, and what is said of it: who had come as far as the one that hangs is named with it.
+STRUCK = {
+    "killed server": ("asp", 2, signal.SIGKILL, "failed", r"rank 2 was ended by signal 9 \(Killed.*"),
+    "hung server": (
+        "ssp",
+        2,
+        signal.SIGSTOP,
+        "timeout",
+        r"exceeded .*; rank 2 \(a server\) had stopped .* s before",
+    ),
+    "hung client": ("ssp", 1, signal.SIGSTOP, "timeout", r"exceeded .*; ranks? (0, )?1 had stopped .* while training"),
+    "killed gossiper": ("ad_psgd", 1, signal.SIGKILL, "failed", r"rank 1 was ended by signal 9 \(Killed.*"),
+    "hung gossiper": ("ad_psgd", 1, signal.SIGSTOP, "timeout", r"exceeded .*; ranks? (0, )?1 had stopped .*"),
+}
+
+
+class Striking(Recorder):
+    """Launches in which one rank gets a signal while it trains, or serves."""
+
+    def started_one(self, run):
+        super().started_one(run)
+        if run.run_id in STRUCK:
+            heartbeats = max((self.folder / "work").iterdir(), key=lambda path: path.stat().st_mtime) / "heartbeats"
+            _, rank, signum, *_ = STRUCK[run.run_id]
+            threading.Thread(target=strike, args=(heartbeats, rank, signum), daemon=True).start()
+
+
+def strike(heartbeats, rank, signum):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        beat = read_heartbeats(heartbeats)[rank]
+        if beat.phase == Phase.TRAINING and beat.beats > 200:
+            os.kill(beat.pid, signum)
+            return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    runs = [
+        make_run(name, strategy=strategy, epochs=10**6, time_limit_s=12.0 if status == "timeout" else 60.0)
+        for name, (strategy, _, _, status, _) in STRUCK.items()
+    ]
+    return Striking([*runs, make_run("after", strategy="asp")], tmp_path_factory.mktemp("struck"), ranks=3)
+
+
+@pytest.mark.parametrize("name", STRUCK)
+def test_a_server_or_an_asynchronous_worker_that_dies_or_hangs_is_named_in_one_line(struck, name):
+    *_, status, error = STRUCK[name]
+    outcome = struck.outcomes[name]
+    assert outcome.status == status
+    assert re.fullmatch(error, outcome.error), outcome.error
+
+
+def test_what_follows_a_server_that_died_is_served(struck):
+    assert struck.outcomes["after"].status == "completed"
+    assert len(struck.messages) == len(STRUCK)
 
 
 def test_what_others_take_of_the_cores_is_on_record(tmp_path):

@@ -39,3 +39,24 @@ def test_the_ranks_furthest_behind_are_the_ones_that_stopped(tmp_path, monkeypat
     pulse.feel()
     assert pulse.stopped(4) == "ranks 0, 1, 3 had stopped 5.0 s before, while training"
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
+
+
+def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(tmp_path, monkeypatch):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 4)
+    hearts = [Heartbeat(path, rank) for rank in range(4)]
+    now = 100.0
+    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: now)
+    pulse = Pulse(path)
+    for heart in hearts:
+        heart.enter(Phase.TRAINING)
+    hearts[0].beat()
+    pulse.feel()
+    now += 3.0
+    assert pulse.stopped(2, servers=2) == "ranks 2, 3 (servers) had stopped 3.0 s before"
+    for server in hearts[2:]:
+        server.beat()  # it waits, for workers that say nothing
+    pulse.feel()
+    assert pulse.stopped(2, servers=2) == "rank 1 had stopped 3.0 s before, while training"
+    now += 0.5
+    assert pulse.stopped(2) == "rank 1 had stopped 3.5 s before, while training"
