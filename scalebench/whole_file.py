@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,6 +21,20 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
+        sync_folder(path.parent)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk: a new file is lost with its name, however well it was synced.
+
+    Where a file system cannot sync folders (some network ones) it keeps names by itself.
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_lines
 from scalebench.records.schema import ADDED, READABLE, SCHEMA_VERSION, columns
+from scalebench.whole_file import sync_folder
 
 _CHUNK = 1 << 16
 
@@ -77,6 +78,7 @@ class Table:
                 partial.write(tail if tail.endswith(b"\n") else tail + b"\n")
                 partial.flush()
                 os.fsync(partial.fileno())
+            sync_folder(self.path.parent)
             self._file.truncate(start)
         except OSError as error:
             raise _cannot("set aside the half-written end of", self.path, error) from None
@@ -110,6 +112,9 @@ class Table:
             self.set_aside_tail(end)
         if end == 0:
             self._write(to_lines([wanted]))
+            if self._fsync:
+                sync_folder(self.path.parent)
+                sync_folder(self.path.parent.parent)  # which may have just got this folder
             return wanted
         header = from_line(first)
         check_header(self.path, header, wanted)

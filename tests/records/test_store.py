@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import resource
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +17,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
+from scalebench.records.table import Table
 from tests.records_factory import epoch_row, run_row
 
 
@@ -120,6 +123,75 @@ def file_size_limit(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class Disk:
+    """What a machine that lost its power now would find: what had been synced, under names that had been synced."""
+
+    def __init__(self, monkeypatch):
+        self._real, self.files, self.names, self.order = os.fsync, {}, set(), []
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, descriptor):
+        self._real(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        self.order.append(path.name)
+        if path.is_dir():
+            self.names |= set(path.iterdir())
+        else:
+            self.files[path] = path.read_bytes()
+
+    def holds(self, path):
+        found = path in self.names and path.parent in self.names
+        return self.files.get(path, b"") if found else b""
+
+
+def test_a_row_counts_once_it_is_on_the_disk_and_its_epochs_before_it(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    runs, epochs = (tmp_path / "study" / name for name in ("runs.csv", "epochs.csv"))
+    with Store(tmp_path / "study") as store:
+        assert disk.holds(runs) == runs.read_bytes()
+        for name in ("a", "b"):
+            disk.order.clear()
+            store.append(*attempt(name))
+            assert disk.order == ["epochs.csv", "runs.csv"]
+            assert disk.holds(runs) == runs.read_bytes()
+            assert disk.holds(epochs) == epochs.read_bytes()
+
+
+def test_at_no_moment_is_a_run_on_the_disk_without_its_epochs(folder, monkeypatch):
+    """Whenever runs.csv is written, epochs.csv has been synced with everything in it."""
+    written, disk = [], Disk(monkeypatch)
+    write = Table._write
+
+    def watched(table, data):
+        if table.path.name == "runs.csv":
+            written.append(disk.files.get(folder / "epochs.csv") == (folder / "epochs.csv").read_bytes())
+        return write(table, data)
+
+    monkeypatch.setattr(Table, "_write", watched)
+    with Store(folder) as store:
+        store.append(*attempt("c"))
+        store.append(*attempt("d"))
+    assert written == [True, True]
+
+
+def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off(folder, monkeypatch):
+    with (folder / "runs.csv").open("ab") as file:
+        file.write(b"4,torn")
+    disk = Disk(monkeypatch)
+    Store(folder).close()
+    assert disk.files[folder / "runs.csv.partial"] == b"4,torn\n"
+    assert folder / "runs.csv.partial" in disk.names
+
+
+def test_a_file_that_is_replaced_is_on_the_disk_under_its_name(folder, monkeypatch):
+    disk = Disk(monkeypatch)
+    with Store(folder) as store:
+        path = store.keep_study({"name": "study"})
+    assert disk.order[-2:] == ["study.yaml.new", "study"]
+    assert path in disk.names
+    assert disk.files[folder / "study.yaml.new"] == path.read_bytes()
 
 
 @pytest.mark.parametrize("table", ["runs.csv", "epochs.csv"])
