@@ -101,7 +101,7 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
                 "wide, and no test of a paired difference is within reach",
                 place(few),
-                f"--repetitions {ENOUGH_RUNS} for useful intervals; `differences` says how many a test needs",
+                f"--repetitions {ENOUGH_RUNS} for useful intervals; scalebench compare says how many a test needs",
             )
 
 

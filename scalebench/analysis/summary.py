@@ -7,7 +7,15 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.claims import Evidence, doubts
-from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
+from scalebench.analysis.formatting import (
+    EMPTY,
+    deviation,
+    digits,
+    percent,
+    percent_with_interval,
+    seconds,
+    seconds_with_interval,
+)
 from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 from scalebench.analysis.screen import Column, Screen
@@ -125,10 +133,13 @@ def _agreement_note(results: Results) -> list[str]:
     if error is None:
         return []
     fair = table[~table["oversubscribed"].astype(bool)]
-    worst = fair.iloc[int(fair["error"].abs().to_numpy().argmax())]
+    logs = fair["ratio"].astype(float).map(math.log)
+    place = int(logs.abs().to_numpy().argmax())
+    worst = fair.iloc[place]
     return [
-        f"virtual against native times: median error {100 * error:.0f} % over {len(fair)} cells, "
-        f"largest {percent(worst['error'])} ({worst['label']}, {worst['workers']} workers)"
+        f"virtual against native times: median error {deviation(error)} over {counted(len(fair), 'cell')}, "
+        f"largest {deviation(logs.iloc[place])} ({worst['label']}, {counted(worst['workers'], 'worker')}: "
+        f"{seconds(worst['virtual_s'])} for {seconds(worst['native_s'])})"
     ]
 
 

@@ -104,9 +104,12 @@ def agreement(results: Results) -> pd.DataFrame:
 
 
 def median_error(table: pd.DataFrame) -> float | None:
-    """Median of |error| over the cells of `agreement` whose native runs were not oversubscribed, None if all were."""
+    """Median of |ln(T_virtual / T_native)|, by which half as long is as far off as twice as long, over `agreement`.
+
+    Over the cells whose native runs were not oversubscribed; None if all were.
+    """
     fair = _fair(table)
-    return float(fair["error"].abs().median()) if len(fair) else None
+    return float(fair["ratio"].astype(float).map(math.log).abs().median()) if len(fair) else None
 
 
 @once

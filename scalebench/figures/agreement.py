@@ -29,6 +29,7 @@ class Agreement(Figure):
         from matplotlib.patches import Patch
 
         from scalebench.analysis import agreement, median_error
+        from scalebench.analysis.formatting import deviation
         from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
         from scalebench.figures.drawing.styles import looks
 
@@ -61,7 +62,7 @@ class Agreement(Figure):
         band = (Patch(facecolor="#EEEEEE"), f"within {100 * GOAL:.0f} %")
         canvas.legend_of_executions(table.assign(execution=""), band)
         error = median_error(table)
-        median = "" if error is None else f"Median error {100 * error:.0f} % where native runs are not oversubscribed."
+        median = "" if error is None else f"Median error {deviation(error)} where native runs are not oversubscribed."
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scalebench.analysis import Results, agreement, median_error, virtual_error
-from scalebench.analysis.formatting import seconds
+from scalebench.analysis import Results, agreement, differences, median_error, virtual_error
+from scalebench.analysis.bounds import METRIC_FROM
+from scalebench.analysis.formatting import deviation, seconds
 from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.places import counted, listed
 from scalebench.report.comparison import BASELINE, Comparison, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
 
@@ -44,9 +46,12 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     if not found:
         why = _why_none(results)
         return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
-    first = headline(found)
+    fastest = headline(found)
+    ties = _ties(fastest, found, results)
+    first = max((fastest, *ties), key=lambda one: one.metric) if ties else fastest
     sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
-    return Answer(question, sentence, tuple(_beside(first, found, results)))
+    tied = [one.label for one in (fastest, *ties) if one is not first]
+    return Answer(question, sentence, tuple(_beside(first, found, tied, results)))
 
 
 def as_text(sentence: Sentence) -> str:
@@ -84,8 +89,11 @@ def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
     low, high, word = one.saved_low, one.saved_high, "less"
     if high < 0:
         low, high, word = -high, -low, "more"
-    interval = f"{percent_range(low, high)} {word}, {one.interval} from {one.n} runs of each"
-    yield Phrase(f" ({facts}; {interval if several else 'one run of each, so no interval'}; {how})", "detail")
+    of_each = "draws of the calibration" if one.execution == "virtual" else "runs of each"
+    interval = f"{percent_range(low, high)} {word}, {one.interval} from {one.n} {of_each}"
+    if not several:
+        interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
+    yield Phrase(f" ({facts}; {interval}; {how})", "detail")
 
 
 def _metric(one: Comparison) -> Iterator[Phrase]:
@@ -95,8 +103,10 @@ def _metric(one: Comparison) -> Iterator[Phrase]:
         return
     facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
     change = f"{metric_change(abs(one.difference), one.metric_name)} {'lower' if one.difference < 0 else 'higher'}"
-    several = math.isfinite(one.difference_low)
-    if not several:
+    several = math.isfinite(one.difference_low) and one.metric_n >= METRIC_FROM
+    if 1 < one.metric_n < METRIC_FROM:
+        yield Phrase(f"whether its {word} differs, {one.metric_n} seeds cannot tell", "strong")
+    elif not several:
         yield Phrase(f"its {word} was {change}", "strong")
     elif one.difference_low <= 0 <= one.difference_high:
         yield Phrase(f"no difference in {word} is shown", "strong")
@@ -104,15 +114,36 @@ def _metric(one: Comparison) -> Iterator[Phrase]:
         yield Phrase(f"its {word} is {change}", "strong")
     interval = metric_change(one.difference_low, one.metric_name, one.difference_high)
     over = f"{interval}, 95 % confidence interval over {one.metric_n} seeds"
-    yield Phrase(f" ({facts}; {over if several else 'one seed, so no interval'})", "detail")
+    none = "one seed, so no interval" if one.metric_n == 1 else f"no interval from {one.metric_n} seeds"
+    yield Phrase(f" ({facts}; {over if several else none})", "detail")
 
 
-def _beside(first: Comparison, found: list[Comparison], results: Results) -> Iterator[Sentence]:
+def _ties(fastest: Comparison, found: list[Comparison], results: Results) -> list[Comparison]:
+    """The strategies beside `fastest` whose difference from it has an interval that holds zero."""
+    ties = []
+    for one in _rivals(fastest, found):
+        table = differences(results, one.label, fastest.label) if one is not fastest else None
+        if table is None:
+            continue
+        own = (table["execution"] == one.execution) & (table["workers"] == one.workers)
+        own &= (table["engine_a"] == one.engine) & (table["engine_b"] == one.engine)
+        if ((table["ratio_low"] <= 1) & (table["ratio_high"] >= 1) & own).any():
+            ties.append(one)
+    return ties
+
+
+def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
+    """All of its execution, engine and worker count, and itself."""
+    place = (first.execution, first.engine, first.workers)
+    return [one for one in found if (one.execution, one.engine, one.workers) == place]
+
+
+def _beside(first: Comparison, found: list[Comparison], tied: list[str], results: Results) -> Iterator[Sentence]:
     """Chosen from how many, from how many workers on, what is without loss, what the other executions say."""
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
-    rivals = [one for one in same if one.workers == first.workers]
+    rivals = _rivals(first, found)
     if len(rivals) > 1:
-        yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers it takes the least time.")
+        yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {_place(first, tied)}.")
     if since := _since(first, same):
         yield _plain(f"Its saving is shown {since}.")
     if first.costs_metric and len(rivals) > 1:
@@ -125,12 +156,20 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
             yield (Phrase(start), *_clauses(other, other.baseline))
     if first.execution == "virtual":
         error, within = median_error(agreement(results)), virtual_error(results)
-        rms = f", and {share(math.expm1(within.rms))} RMS, which the intervals hold" if within else ""
-        yield _plain(
-            "No native run checks the virtual times of this study."
-            if error is None
-            else f"Where both ran, virtual times are off native ones by {share(error)} in the median{rms}."
-        )
+        rms = f", and {deviation(within.rms)} RMS, which the intervals hold" if within else ""
+        if within and not within.known:
+            rms = f"; that is {counted(within.checks, 'check')} only, too little for an interval"
+        off = f"Where both ran, virtual times are off native ones by {deviation(error or 0)} in the median{rms}."
+        yield _plain("No native run checks the virtual times of this study." if error is None else off)
+
+
+def _place(first: Comparison, tied: list[str]) -> str:
+    """Where it stands among its rivals."""
+    if tied:
+        word = metric_word(first.metric_name or "accuracy")
+        best = f"; it has the highest {word} of these" if first.metric_n else ""
+        return f"it ties for the least time with {listed(tied)}: the intervals of their differences hold zero{best}"
+    return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
@@ -146,7 +185,7 @@ def _since(first: Comparison, same: list[Comparison]) -> str:
 
 def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:
     word = metric_word(first.metric_name)
-    kept = [one for one in rivals if one.saves and one.metric_n > 1 and not one.costs_metric]
+    kept = [one for one in rivals if one.saves and one.metric_n >= METRIC_FROM and not one.costs_metric]
     if not kept:
         return _plain(f"No strategy saves time there without a shown loss of {word}.")
     best = max(kept, key=lambda one: one.saved)

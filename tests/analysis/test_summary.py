@@ -8,7 +8,14 @@ import pytest
 from rich.console import Console
 
 from scalebench.analysis import summary_notes, summary_rows, summary_table
-from scalebench.analysis.formatting import digits, percent, percent_with_interval, seconds, seconds_with_interval
+from scalebench.analysis.formatting import (
+    deviation,
+    digits,
+    percent,
+    percent_with_interval,
+    seconds,
+    seconds_with_interval,
+)
 from tests.analysis.test_comparing import run
 
 
@@ -70,7 +77,10 @@ def test_notes_tell_of_failures_agreement_and_oversubscription(study):
     results = study(rows=rows)
     notes = summary_notes(results)
     assert notes[0].startswith("× more workers than the machine can feed")
-    assert notes[1] == "virtual against native times: median error 10 % over 1 cells, largest -10 % (serial, 1 workers)"
+    assert notes[1] == (
+        "virtual against native times: median error 11 % over 1 cell, "
+        "largest 11 % (serial, 1 worker: 9.00 s for 10.0 s)"
+    )
     assert notes[-1] == (
         "1 diverged, 1 failed of 5 runs, not in the table; "
         "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
@@ -137,3 +147,8 @@ def test_an_interval_of_a_share_follows_it():
 
 def test_digits_round_across_a_power_of_ten():
     assert [digits(x) for x in (9.996, 0.09996, 1234.5, 0)] == ["10.0", "0.100", "1,234", "0"]
+
+
+def test_what_is_far_off_is_so_many_times_off_in_either_direction():
+    said = [deviation(math.log(ratio)) for ratio in (1.03, 1.5, 1 / 1.5, 1.51, 3.09, 1 / 3.09, 1.0)]
+    assert said == ["3.0 %", "50 %", "50 %", "a factor of 1.5", "a factor of 3.1", "a factor of 3.1", "0.0 %"]

@@ -145,6 +145,44 @@ def test_the_choice_among_strategies_is_said(keep):
     assert any(text.startswith("Without a shown loss of accuracy: epoch_async takes 20 % less time") for text in texts)
 
 
+def test_a_tie_is_told_as_one_and_decided_by_the_metric(keep):
+    """Faster by a thousandth in the mean, with noise of percents: no reason to name the one and not the other."""
+    noise = (1.1, 0.9, 1.1, 0.9, 1.02)
+    seconds = [0.999 * time * factor for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)]
+    worse = [metric - 0.03 for metric in ACCURACY["epoch_average"]]
+    one = said(keep, cell("allreduce"), cell("epoch_average"), cell("epoch_async", seconds, worse))
+    assert as_text(one.sentence).startswith("At 8 workers, epoch_average takes 50 % less time")
+    assert as_text(one.beside[0]) == (
+        "Of the 2 strategies compared at 8 workers it ties for the least time with epoch_async: the intervals of their "
+        "differences hold zero; it has the highest accuracy of these."
+    )
+
+
+def test_two_seeds_cannot_tell_whether_a_metric_differs(keep):
+    """Neither where they agree to the last digit, nor where they do not."""
+    for accuracy in (ACCURACY["allreduce"][:2], (0.9, 0.95)):
+        text = sentence(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.54), accuracy))
+        assert "whether its accuracy differs, 2 seeds cannot tell (" in text
+        assert text.endswith("no interval from 2 seeds).")
+
+
+def test_draws_of_a_calibration_are_not_called_runs(keep):
+    virtual = {"execution": "virtual", "engine": "virtual"}
+    text = sentence(keep, cell("allreduce", **virtual), cell("epoch_average", **virtual))
+    assert "calibration interval from 5 draws of the calibration; virtual" in text
+
+
+def test_an_interval_that_a_single_check_withholds_is_not_one_runs(keep):
+    virtual = {"execution": "virtual", "engine": "virtual"}
+    cells = [cell(name, **virtual) for name in SECONDS] + [cell("allreduce", (4.0, 4.0), workers=1, **virtual)]
+    one = said(keep, *cells, cell("allreduce", (12.4, 12.4), workers=1))
+    assert "; no interval from 5 draws of the calibration; virtual" in as_text(one.sentence)
+    assert (
+        "Where both ran, virtual times are off native ones by a factor of 3.1 in the median; that is 1 check only, too "
+        "little for an interval." in [as_text(text) for text in one.beside]
+    )
+
+
 def test_from_which_worker_count_on_a_saving_is_shown(keep):
     none = cell("allreduce", workers=2), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2)
     some = [cell(strategy, workers=count) for strategy in SECONDS for count in (4, 8)]

@@ -18,6 +18,7 @@ import pandas as pd
 
 from scalebench import __version__
 from scalebench.analysis import Results, agreement, median_error
+from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
 from scalebench.analysis.surroundings import hardware, nodes_in
@@ -167,7 +168,7 @@ def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
     counts = f"from {runs['workers'].min()} to {runs['workers'].max()} workers"
     metric = "/".join(sorted(runs["metric_name"].dropna().unique())) or "quality"
     error = median_error(agreement(results))
-    off = "" if error is None else f" (median error {100 * error:.0f} %)"
+    off = "" if error is None else f" (median error {deviation(error)})"
     said = {
         "strong-scaling": f"How training time, parallel efficiency and {metric} of {len(set(runs['label']))} ways to "
         f"synchronise change {counts}, at a fixed number of samples per epoch.",
