@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from scalebench.data.tensor import DsTensor, Ints, cut
 from scalebench.errors import DataError
@@ -18,7 +18,9 @@ class Partition(Choice):
     """A rule that deals rows; its fields are its options.
 
     `balance: speed`, where a rule has it, makes a worker's share of the rows proportional to its speed (Besch and
-    Pohl, PDP 1995, "flexible" data parallelism): all need the same time for a step, the slower ones with less data.
+    Pohl, PDP 1995, "flexible" data parallelism), and its batches with it: the slower ones do a step with fewer samples,
+    in the same time as far as that grows with the samples. A fixed cost of c seconds a step is not shared out: where
+    steps take c + n_i t, a worker that is f times slower still needs f c + n_i f t.
     """
 
     @property
@@ -33,6 +35,10 @@ class Partition(Choice):
         raise NotImplementedError
 
 
+Balance = Annotated[
+    Literal["equal", "speed"],
+    Field(description="speed: shards and batches in proportion to the workers' speeds, by virtual.slowdown"),
+]
 PARTITIONS: Registry[Partition] = Registry("partition", DataError, __name__, "scalebench.partitions")
 
 
@@ -43,7 +49,7 @@ class Iid(Partition):
     name = "iid"
     summary = "rows permuted once, equal blocks"
 
-    balance: Literal["equal", "speed"] = "equal"
+    balance: Balance = "equal"
 
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
@@ -58,7 +64,7 @@ class ByOrder(Partition):
     name = "by_order"
     summary = "rows as they lie in the file, equal blocks"
 
-    balance: Literal["equal", "speed"] = "equal"
+    balance: Balance = "equal"
 
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator

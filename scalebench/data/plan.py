@@ -42,7 +42,9 @@ class Plan:
     worker's samples depends on (seed, epoch, worker) only.
 
     `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` says what was
-    changed to make the plan possible. `speeds` are the workers' relative speeds, for partitions with `balance: speed`.
+    changed to make the plan possible. `speeds` are the workers' relative speeds, for partitions with `balance: speed`:
+    a worker's batch is then in proportion to its speed, as its shard is, and `batch_per_worker` is their mean. The
+    steps, S = ceil(n / (K b)), and the samples of a step stay what they are without it.
 
     Raises:
         DataError: more workers or blocks than samples, fewer blocks than workers, no batch size, a shard with fewer
@@ -76,11 +78,14 @@ class Plan:
         self._pairs = PairwiseRounds(self._dealt.array, self._dealt.block_sizes, lambda epoch: self._rng(_PAIRS, epoch))
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
-        self._in_all = batch_global is not None
+        self._in_all = batch_global is not None or rule.by_speed
+        self._balanced = rule.by_speed
         self._batch = self._settle_batch(batch_per_worker, batch_global)
         self._check_steps()
         largest = self._shard_range()[1]
         self.batch_size = -(-largest // self._steps_for(largest)) if self._in_all else int(self._batch)
+        if rule.by_speed:
+            self.notes += self._of_balance(speeds or [1.0])
 
     @classmethod
     def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> Plan:
@@ -182,7 +187,7 @@ class Plan:
         return np.random.default_rng([self.seed, *stream])
 
     def _steps_for(self, largest_shard: int) -> int:
-        """ceil(n_i / b); with a global batch ceil(n / B), so that the steps do not depend on the worker count."""
+        """ceil(n_i / b); ceil(n / B) with a global batch, or one that follows speeds: B = K b."""
         samples = Fraction(self.n, self.workers) if self._in_all else Fraction(largest_shard)
         return math.ceil(samples / self._batch)
 
@@ -207,7 +212,7 @@ class Plan:
                 in_all = self.n
             return Fraction(in_all, self.workers)
         assert per_worker is not None
-        largest = self._shard_range()[1]
+        largest = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
         if per_worker > largest:
             self.notes.append(f"batch {per_worker} is larger than the shard of {largest}: reduced to {largest}")
             per_worker = largest
@@ -223,10 +228,27 @@ class Plan:
                 f"batch_global {int(self._batch * self.workers)} is smaller than {self.workers} workers; "
                 f"use a global batch of at least {self.workers}"
             )
+        if self._balanced:
+            raise DataError(
+                f"balance: speed leaves the slowest worker {smallest} samples for {steps} steps; use a larger batch, "
+                "fewer workers or balance: equal"
+            )
         raise DataError(
             f"a shard of {smallest} samples cannot fill the {steps} steps that the largest shard ({largest} samples, "
             f"batch {float(self._batch):g}) takes; use a larger batch, fewer workers or a multiple of workers as blocks"
         )
+
+    def _of_balance(self, speeds: Sequence[float]) -> list[str]:
+        """What `balance: speed` makes of the batches."""
+        if self.workers == 1:
+            return []
+        if max(speeds) == min(speeds):
+            return ["balance: speed has nothing to balance: virtual.slowdown names no slower worker"]
+        sizes = self.batch_sizes(0)
+        return [
+            f"balance: speed gives batches of {sizes.min()} to {sizes.max()} samples, in proportion to speed; what a "
+            "step costs whatever its batch still takes the slowest worker longest"
+        ]
 
 
 def _check_counts(n: int, workers: int, blocks: int, shuffle: str) -> None:

@@ -43,9 +43,35 @@ def test_every_row_is_trained_once_an_epoch_in_batches_by_speed(name, shuffle):
         assert rows == list(range(240))
         assert plan.shard_sizes(epoch).tolist() == [120, 60, 60]
         sizes = plan.batch_sizes(epoch)
-        assert sizes.shape == (3, 8)
-        assert (sizes[0] == 15).all()
-        assert ((sizes[1] == 7) | (sizes[1] == 8)).all()
+        assert sizes.shape == (3, 5)  # 240 rows by 3 x 16
+        assert (sizes[0] == 24).all()
+        assert (sizes[1:] == 12).all()
+
+
+@settings(deadline=None)
+@given(speeds=st.lists(st.floats(0.2, 1.0), min_size=2, max_size=6), n=st.integers(200, 500), batch=st.integers(6, 40))
+def test_steps_and_their_samples_are_those_without_balance(speeds, n, batch):
+    """S = ceil(n / K b) whatever the speeds; a step has 1/S of each worker's rows, within one."""
+    partition = Component(name="iid", options={"balance": "speed"})
+    balanced = Plan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=speeds)
+    alike = Plan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=[1.0] * len(speeds))
+    assert balanced.steps(0) == alike.steps(0) == -(-n // (len(speeds) * batch))
+    assert balanced.batch_sizes(0).sum() == n
+    step = n / balanced.steps(0)
+    assert (abs(balanced.batch_sizes(0).sum(axis=0) - step) < len(speeds)).all()
+    assert (abs(balanced.batch_sizes(0) - step * balanced.shard_sizes(0)[:, None] / n) < 1).all()
+    assert balanced.batch_size == balanced.batch_sizes(0).max()
+
+
+def test_what_a_balance_makes_of_the_batches_is_said():
+    (note,) = plan_of(240, [1.0, 0.5, 0.5]).notes
+    assert note.startswith(
+        "balance: speed gives batches of 12 to 24 samples, in proportion to speed; what a step costs"
+    )
+    (note,) = plan_of(240, [1.0, 1.0]).notes
+    assert note == "balance: speed has nothing to balance: virtual.slowdown names no slower worker"
+    with pytest.raises(DataError, match="leaves the slowest worker 2 samples for 8 steps; use a larger batch"):
+        plan_of(240, [1.0, 0.01])
 
 
 def test_equal_speeds_give_the_plan_without_balance():
