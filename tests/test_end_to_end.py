@@ -45,6 +45,10 @@ def results(tmp_path_factory) -> Path:
     return folder
 
 
+def test_processes_that_had_nothing_to_complain_of_leave_no_logs(results):
+    assert not (results / "native" / "small" / "logs").exists()
+
+
 def runs(results: Path, execution: str) -> list[dict[str, str]]:
     with (results / execution / "small" / "runs.csv").open() as file:
         return list(csv.DictReader(file))

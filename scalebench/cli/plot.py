@@ -10,6 +10,7 @@ import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
 from scalebench.figures import FORMATS, plot_folder
+from scalebench.figures.place import place_for
 from scalebench.records.durations import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
@@ -31,12 +32,13 @@ _MOST_JOBS = 4  # each holds some 150 MiB
 def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: tuple[str, ...]) -> None:
     """Draw the figures of the study in RESULTS (default: the newest in results/).
 
-    Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it.
+    Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it, to OUTPUT/<study>/; where the
+    figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
     """
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = study_folder(results)
     with timed(folder, "plot") if not figures else nullcontext():
-        drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=jobs)
+        drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=jobs, place=place_for(folder, output))
     for figure in drawn:
         if figure.files:
             click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")

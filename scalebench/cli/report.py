@@ -27,6 +27,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     """
     import webbrowser
 
+    from scalebench.figures.place import place_for
     from scalebench.records.durations import timed
     from scalebench.report.page import write_report
 
@@ -34,7 +35,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
     folder = study_folder(results)
     with timed(folder, "report"):
-        page = write_report(folder, output)
+        page = write_report(folder, output or place_for(folder, Path("plots")) / "report.html")
     click.echo(page)
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

@@ -52,13 +52,21 @@ def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Seq
 
 
 def plot_folder(
-    folder: Path, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS, jobs: int = 1
+    folder: Path,
+    output: Path,
+    names: Sequence[str] = (),
+    formats: Sequence[str] = FORMATS,
+    jobs: int = 1,
+    place: Path | None = None,
 ) -> list[Drawn]:
-    """As `plot`, for the records in `folder`, in `jobs` processes; each figure's `notes` are those of the results."""
+    """As `plot`, for the records in `folder`, in `jobs` processes; each figure's `notes` are those of the results.
+
+    `place` is the folder that gets the figures, if not `output`/<study>.
+    """
     for name in names:
         FIGURES.find(name)
     wanted = list(names or default_figures())
-    work = [(folder, name, output, tuple(formats)) for name in wanted]
+    work = [(folder, name, output, tuple(formats), place) for name in wanted]
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
@@ -68,9 +76,9 @@ def plot_folder(
     return _settle(drawn, names, folder)
 
 
-def _load_and_draw(work: tuple[Path, str, Path, tuple[str, ...]]) -> Drawn:
-    folder, name, output, formats = work
-    return _draw(_load(folder), name, output, formats)
+def _load_and_draw(work: tuple[Path, str, Path, tuple[str, ...], Path | None]) -> Drawn:
+    folder, name, output, formats, place = work
+    return _draw(_load(folder), name, output, formats, place)
 
 
 @cache
@@ -89,12 +97,12 @@ def _settle(drawn: list[Drawn], names: Sequence[str], folder: Path) -> list[Draw
     return drawn
 
 
-def _draw(results: Results, name: str, output: Path, formats: Sequence[str]) -> Drawn:
+def _draw(results: Results, name: str, output: Path, formats: Sequence[str], place: Path | None = None) -> Drawn:
     kind = FIGURES.create(name, {})
     notes = tuple(results.notes)
     if absent := kind.absent(results):
         return Drawn(name, [], absent, notes)
-    stem = output / slug(str(results.runs["study"].iloc[-1])) / name
+    stem = (place or output / slug(str(results.runs["study"].iloc[-1]))) / name
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         return Drawn(name, _write(kind, results, stem, formats), "", notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class Conduct:
             finally:
                 if len(self._keeper.tally.failed) == failed_before:
                     shutil.rmtree(logs, ignore_errors=True)
+                    with suppress(OSError):  # logs of earlier commands lie there
+                        logs.parent.rmdir()
                 else:
                     redact_logs(logs)
 

@@ -32,6 +32,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
     """
     raw = read_mapping(path, StudyError, "study") if path else {}
+    if path and not raw:
+        raise StudyError(f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)")
     before = dict(raw)
     where = str(path) if path else "the default study"
     flags = {key: _said(key, value) for key, value in overrides.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.plot import plot
+from scalebench.cli.report import report
 from scalebench.errors import ResultsError
 from scalebench.records.newest import newest_study
 from scalebench.records.store import Store
@@ -36,9 +38,26 @@ def test_the_newest_study_is_drawn_by_default(workplace):
     done = CliRunner().invoke(plot, ["--figure", "strong-scaling", "--format", "svg"])
     assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.csv}\n")
     assert sorted(file.name for file in (workplace / "plots/newer").iterdir()) == [
+        ".records",
         "strong-scaling.csv",
         "strong-scaling.svg",
     ]
+
+
+def test_studies_of_one_name_do_not_overwrite_each_others_drawings(workplace):
+    """Two folders of one study's name, as before and after a change; drawn again each goes where it went."""
+    for folder in ("before", "after"):
+        shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
+    for folder, place in [("before", "newer"), ("after", "newer-2"), ("before", "newer"), ("after", "newer-2")]:
+        drawn = CliRunner().invoke(plot, [f"{folder}/newer", "--figure", "strong-scaling", "--format", "svg"])
+        assert drawn.stdout == f"plots/{place}/strong-scaling{{.svg,.csv}}\n"
+        reported = CliRunner().invoke(report, [f"{folder}/newer"])
+        assert reported.stdout == f"plots/{place}/report.html\n"
+    for name in ("newer", "newer-2"):
+        assert str(workplace) not in (workplace / "plots" / name / ".records").read_text()
+    (workplace / "plots/older").mkdir()
+    drawn = CliRunner().invoke(plot, ["results/older", "--figure", "strong-scaling", "--format", "svg"])
+    assert drawn.stdout.startswith("plots/older/"), "a folder that nobody marked is taken"
 
 
 def test_figures_that_cannot_be_drawn_are_named_with_the_reason(workplace):

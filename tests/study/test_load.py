@@ -34,8 +34,11 @@ def test_no_file_is_the_default_study() -> None:
     assert load_study(None, {}, []) == Study()
 
 
-def test_an_empty_file_is_the_default_study(tmp_path: Path) -> None:
-    assert load_study(write(tmp_path, "# nothing yet\n"), {}, []) == Study()
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n", "null\n"])
+def test_an_empty_file_is_not_taken_for_the_default_study(tmp_path: Path, text: str) -> None:
+    """Whoever names a file means what it says: hours of another study would be a bad answer to an editor's slip."""
+    with pytest.raises(StudyError, match=r"study.yaml: says nothing; expected keys of a study, such as"):
+        load_study(write(tmp_path, text), {}, ["epochs=2"])
 
 
 def test_flags_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:

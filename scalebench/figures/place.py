@@ -1,0 +1,46 @@
+"""Where the drawings of a study go: `plots/<study>`, unless those of other records of that name lie there."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from scalebench.errors import ResultsError
+from scalebench.records.attempts import Attempts
+from scalebench.records.cells import to_text
+from scalebench.study.spec import slug
+
+_MARK = ".records"  # in the folder: a hash of the path of what was drawn, which names nobody
+
+
+def place_for(records: Path, output: Path) -> Path:
+    """`output`/<study> for what is drawn of the study in `records`, or <study>-2 ... where another's drawings lie.
+
+    The folder is made, and known from then on as that of these records. One that nobody marked is taken.
+
+    Raises:
+        ResultsError: there are no records, or the folder cannot be made.
+    """
+    attempts = Attempts(records / "runs.csv")
+    if not len(attempts):
+        raise ResultsError(f"{records / 'runs.csv'} holds no runs yet; `scalebench run` fills it")
+    study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
+    mark = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:12]
+    for number in count(1):
+        place = output / (study if number == 1 else f"{study}-{number}")
+        if _mark_of(place) in ("", mark):
+            break
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / _MARK).write_text(mark + "\n", encoding="ascii")
+    except OSError as error:
+        raise ResultsError(f"cannot write {place}: {error.strerror}; choose another folder with --output") from None
+    return place
+
+
+def _mark_of(place: Path) -> str:
+    with suppress(OSError):
+        return (place / _MARK).read_text(encoding="ascii", errors="replace").strip()
+    return ""
