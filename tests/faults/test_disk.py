@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -74,16 +73,3 @@ def test_a_folder_that_is_closed_while_the_study_runs(place):
     said = last.communicate(timeout=120)[0]
     assert last.returncode == 0, said
     assert len(list(weights.glob("*.npz"))) == 32
-
-
-def test_a_clock_that_is_set_back_changes_no_duration(monkeypatch):
-    """Durations come from the monotonic clock; only the note of when a run began follows the wall clock."""
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() - 86400)
-    from scalebench.clock import WallClock
-
-    clock = WallClock()
-    clock.start()
-    time.sleep(0.01)
-    monkeypatch.setattr(time, "time", lambda: real() - 2 * 86400)
-    assert 0.01 <= clock.elapsed() < 1
