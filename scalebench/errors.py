@@ -58,8 +58,10 @@ class DivergedError(RunError):
         self.everywhere = everywhere
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` did you mean 'x'?` or the list of what is known, to end an "unknown name" message."""
+def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
+    """`did you mean 'x'?` or the list of what is known, to end an "unknown name" message; `likely` ones come first."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"
+    for among in (sorted(likely), choices):
+        if close := difflib.get_close_matches(name, among, n=1, cutoff=0.5):
+            return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(choices) or 'none'}"

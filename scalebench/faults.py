@@ -22,6 +22,7 @@ _EXPECTED = {
 }  # by the first word of pydantic's type of fault
 _BOUND = re.compile(r"Input should be ((?:greater|less) than .*)")
 _FEW = re.compile(r"\w+ should have at least (\d+) items? after validation, not \d+")
+_SHORT = re.compile(r"String should have at least (\d+) characters")
 _LONGEST = 60  # of a value that is shown
 
 
@@ -96,6 +97,8 @@ def _wanted(fault: ErrorDetails) -> str:
     message = one_line(fault["msg"])
     if few := _FEW.fullmatch(message):
         return f"at least {few[1]} item{'s' if few[1] != '1' else ''}"
+    if length := _SHORT.fullmatch(message):
+        return f"at least {length[1]} characters"
     if bound := _BOUND.fullmatch(message):
         return f"a number {bound[1]}"
     kind = fault["type"].partition("_")[0]

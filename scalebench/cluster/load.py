@@ -46,7 +46,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     else:
         path = Path(name_or_path)
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():
-            raise ClusterError(f"unknown cluster {text!r}; {nearest(text, cluster_names())}; or give a .yaml file")
+            raise ClusterError(f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}")
     raw = read_mapping(path, ClusterError, "cluster")
     if isinstance(raw.get("node"), dict):
         raw["node"] = _resolved(raw["node"])

@@ -22,7 +22,7 @@ class Node(Stated):
 
     cores: PositiveInt
     gpus: int = Field(0, ge=0)
-    workers_per_node: PositiveInt
+    workers_per_node: PositiveInt = Field(description="workers that a node holds, one per GPU as a rule")
     memory_gib: PositiveFloat | None = None
     network_cards: PositiveInt = Field(1, description="cards of links.inter; ranks that send at once share them")
     source: str = _Source
@@ -31,8 +31,8 @@ class Node(Stated):
 class Link(Stated):
     """latency_s + n / bandwidth_bytes_per_s seconds for n bytes, in each direction."""
 
-    latency_s: PositiveFloat
-    bandwidth_bytes_per_s: PositiveFloat
+    latency_s: PositiveFloat = Field(description="seconds that a message of no bytes takes")
+    bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s in each direction")
     source: str = _Source
 
 
@@ -57,7 +57,7 @@ class Links(Stated):
 class Reduction(Stated):
     """gamma: adding n bytes to n bytes reads both and writes one, 3 n bytes at the speed of memory."""
 
-    seconds_per_byte: PositiveFloat
+    seconds_per_byte: PositiveFloat = Field(description="of adding a vector to another")
     source: str = _Source
 
 
@@ -85,8 +85,8 @@ class Cluster(Stated):
     description: str = ""
     nodes: PositiveInt = Field(description="how many there are")
     node: Node
-    links: Links
-    reduction: Reduction
+    links: Links = Field(description="intra and inter, each with latency_s, bandwidth_bytes_per_s and source")
+    reduction: Reduction = Field(description="seconds_per_byte of adding two vectors, and source")
     compute: Literal["this-machine", "stated"] = Field(
         "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
     )
@@ -133,7 +133,9 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
     if known and (batch is None or batch in known):
         return
     wanted = f"model {model!r} in {training.dtype}" + (f" at batch {batch}" if batch else "")
+    others = dict.fromkeys(f"{entry.model} in {entry.dtype}" for entry in cluster.step_times)
     have = f" (it has batches {', '.join(map(str, sorted(known)))})" if known else ""
+    have = have or (f" (it has {', '.join(others)})" if others else "")
     raise ClusterError(
         f"cluster {cluster.name}: no measured step time for {wanted}{have}; state the seconds of one step on its "
         f"device with --device-step-time, add them to a cluster file's step_times, or use --cluster this-machine"

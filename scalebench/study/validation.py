@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from scalebench.errors import UsageError, nearest
 from scalebench.faults import faults_of, one_line, short
@@ -65,9 +66,11 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     faults = faults_of(error)
     first = faults[0]
     if first.unknown:
-        return f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], _known_keys(model, first.key[:-1]))}"
+        missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
+        return f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], _known(model, first.key[:-1]), missing)}"
     if first.missing:
-        return f"{where}: key {first.path!r} is missing"
+        meaning = _known(model, first.key[:-1])[first.key[-1]].description
+        return f"{where}: key {first.path!r} is missing{f' ({meaning})' if meaning else ''}"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     if not first.key:
         return f"{where}: {first.message}"
@@ -135,8 +138,8 @@ def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
     return f"{where}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
 
 
-def _known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys of the model that lies at `path` below `model`."""
+def _known(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
+    """The keys of the model that lies at `path` below `model`, and what they mean."""
     here = model
     for part in path:
         field = here.model_fields.get(part)
@@ -144,7 +147,7 @@ def _known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         if not inner:
             break
         here = inner[0]
-    return sorted(here.model_fields)
+    return dict(here.model_fields)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -69,7 +69,7 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
         (["--strategy", "alreduce"], "unknown strategy 'alreduce'; did you mean 'allreduce'"),
         (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'"),
         (["--model", "mpl"], "unknown model 'mpl'; did you mean 'mlp'"),
-        (["--cluster", "juwels"], "unknown cluster 'juwels'; did you mean 'juwels-booster'"),
+        (["--cluster", "juwels"], "unknown cluster 'juwels', and no such file; did you mean 'juwels-booster'"),
         (["--set", "epohcs=3"], "did you mean 'epochs'"),
         (["--set", "optimizer=sgdd"], "unknown optimizer 'sgdd'; did you mean 'sgd'"),
         (["--workers", "0"], "between 1 and 1,000,000"),

@@ -50,7 +50,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
-    with pytest.raises(ClusterError, match=r"unknown cluster 'juwel-booster'; did you mean 'juwels-booster'\?"):
+    with pytest.raises(
+        ClusterError, match=r"unknown cluster 'juwel-booster', and no such file; did you mean 'juwels-booster'\?"
+    ):
         load_cluster("juwel-booster")
 
 
@@ -62,6 +64,13 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         ("cores: 4", "coers: 4", r"unknown key 'node.coers'; did you mean 'cores'\?"),
         ("intra:", "intar:", r"unknown key 'links.intar'; did you mean 'intra'\?"),
         ("nodes: 2", "nodes: 2\ndescripton: x", r"unknown key 'descripton'; did you mean 'description'\?"),
+        ("nodes: 2", "node_count: 2", r"unknown key 'node_count'; did you mean 'nodes'\?"),
+        ("source: counted", "source: x", "key 'node.source': expected at least 3 characters, got 'x'"),
+        (
+            "latency_s: 1e-6, ",
+            "",
+            r"key 'links.in(tra|ter).latency_s' is missing \(seconds that a message of no bytes takes\)",
+        ),
         ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': expected a number"),
     ],
 )
