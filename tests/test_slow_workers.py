@@ -113,13 +113,13 @@ def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
     """Lower bounds, step by step: the factors of the virtual worker of that seed and rank."""
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.01, seed=3,
-        repetitions=1, virtual={"jitter": kind, "jitter_sigma": 0.5, "slow_links": {1: 4.0}},
+        repetitions=1, virtual={"jitter": kind, "jitter_sigma": 0.3, "slow_links": {1: 4.0}},
     )  # fmt: skip
     sweep = expand(study, load_cluster("this-machine"))
     (run,) = sweep.runs
-    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.5, {})
+    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.3, {})
     assert sweep.notes == ["paced runs: slow_links are left out, for real messages go at the network's own pace"]
-    factors = [jitter_source(kind, 0.5, seed=3, worker=1)(step) for step in range(8)]
+    factors = [jitter_source(kind, 0.3, seed=3, worker=1)(step) for step in range(8)]
     clock = PacedClock(StepTime(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))
     clock.start()
     seconds = []

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from scalebench.errors import StudyError
+from scalebench.jitter import MOST_SIGMA
 from scalebench.stated import Stated
 from scalebench.study.shares import parse_share
 from scalebench.study.workers import parse_workers
@@ -114,7 +116,9 @@ class Unevenness(Stated):
     """How workers and links differ; a study says it of its runs, a cluster file of the cluster."""
 
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
-    jitter_sigma: float = Field(0.05, ge=0, le=10, description="relative spread of a stated jitter")
+    jitter_sigma: float = Field(
+        0.05, ge=0, le=10, description="standard deviation of a stated jitter, relative to a step's mean time"
+    )
     slowdown: dict[NonNegativeInt, PositiveFloat] = Field(
         default_factory=dict, description="compute factor per worker rank"
     )
@@ -122,6 +126,21 @@ class Unevenness(Stated):
     slow_links: SlowLinks = Field(
         {}, description="node, or node-node: how many times slower its cards, or the way between them, are"
     )
+
+    @model_validator(mode="after")
+    def _steps_take_time(self) -> Unevenness:
+        if fault := self.too_wide():
+            raise ValueError(fault)
+        return self
+
+    def too_wide(self) -> str:
+        """What is wrong with a jitter so wide that steps would take less than no time; empty: nothing."""
+        most = MOST_SIGMA.get(self.jitter, self.jitter_sigma)
+        if self.jitter_sigma <= most:
+            return ""
+        return (
+            f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, got {self.jitter_sigma:g}; use lognormal"
+        )
 
     def slowness(self, rank: int) -> Callable[[float], float] | None:
         """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
@@ -140,9 +159,16 @@ class VirtualOptions(Unevenness):
     ties: Literal["seeded", "rank"] = "seeded"
 
     def over(self, cluster: Unevenness) -> VirtualOptions:
-        """These options, and of the `cluster` what they leave unsaid."""
+        """These options, and of the `cluster` what they leave unsaid.
+
+        Raises:
+            StudyError: the two do not go together.
+        """
         said = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
-        return self.model_copy(update=said)
+        both = self.model_copy(update=said)
+        if fault := both.too_wide():
+            raise StudyError(f"virtual: {fault}")
+        return both
 
 
 _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}

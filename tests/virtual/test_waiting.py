@@ -87,8 +87,8 @@ def test_the_way_of_a_message_is_no_waiting(play, scenery):
 
 LAWS = {
     "exponential": stats.expon(),
-    "lognormal": stats.lognorm(0.5, scale=np.exp(-(0.5**2) / 2)),
-    "normal": stats.norm(1, 0.3),
+    "lognormal": stats.lognorm(np.sqrt(np.log(1.25)), scale=1 / np.sqrt(1.25)),
+    "normal": stats.truncnorm(-3, 3, 1, 0.3 / stats.truncnorm(-3, 3).std()),
 }
 SIGMA = {"exponential": 1.0, "lognormal": 0.5, "normal": 0.3}
 WORKERS, EPOCHS = 8, 120
