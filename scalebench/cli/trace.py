@@ -57,7 +57,8 @@ def trace(
     which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
     """
     from scalebench.figures.timeline import draw_timeline
-    from scalebench.launch.tracing import Lane, Timeline, read_horovod, write_chrome
+    from scalebench.launch.trace_file import write_chrome
+    from scalebench.launch.tracing import Lane, Timeline, read_horovod
     from scalebench.study.spec import slug
 
     shown = _window(window)

@@ -91,7 +91,8 @@ class ServerLoop:
     """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
-    when it took each up and answered it. It calls `beat` whenever it looks for a message, so while it waits too.
+    when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it. It
+    calls `beat` whenever it looks for a message, so while it waits too.
     """
 
     def __init__(
@@ -101,10 +102,14 @@ class ServerLoop:
         servers: int = 1,
         now: Callable[[], float] = time.perf_counter,
         beat: Callable[[], None] = lambda: None,
+        *,
+        traced: bool = False,
     ) -> None:
         self._link, self._dtype, self._now, self._beat = link, dtype, now, beat
         self._workers = link.size - servers
+        self._traced = traced
         self.busy_s = 0.0
+        self.laps: list[tuple[float, float]] = []
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
         self._free = 0.0  # when it was done with the last one
         self._taken: dict[int, tuple[float, float]] = {}  # of who waits: free before, taken up
@@ -131,6 +136,8 @@ class ServerLoop:
                     self._release(released, reply)
             self._free = self._now()
             self.busy_s += self._free - self._woken
+            if self._traced:
+                self.laps.append((self._woken, self._free))
             if self._taken and len(self._taken) == open_workers:
                 first = min(self._taken)
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")

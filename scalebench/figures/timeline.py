@@ -52,15 +52,16 @@ def _draw(
 ) -> None:
     from matplotlib.patches import Patch
 
-    from scalebench.figures.drawing.styles import TASKS
+    from scalebench.figures.drawing.styles import SERVING, TASKS
 
+    colors = TASKS | {"serving": SERVING}
     (panel,) = canvas.rows((1, 0.62 + _LANE_IN * len(lanes)))
     panel.title("", timeline.title)
     ax, end = panel.ax, max(lap.end_s for _, bars in lanes for lap in bars)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     edged = sum(len(bars) for _, bars in lanes) <= _EDGES_UP_TO
     for place, (lane, bars) in enumerate(lanes):
-        for group, color in TASKS.items():
+        for group, color in colors.items():
             spans = [(lap.begin_s * scale, (lap.end_s - lap.begin_s) * scale) for lap in bars if lap.activity == group]
             edge = {"edgecolor": "white", "linewidth": 0.35} if edged and group == "compute" else {"linewidth": 0}
             ax.broken_barh(spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge)
@@ -73,12 +74,13 @@ def _draw(
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
     shown = {lap.activity for _, bars in lanes for lap in bars}
-    canvas.legend([(Patch(facecolor=color), group) for group, color in TASKS.items() if group in shown])
+    canvas.legend([(Patch(facecolor=color), group) for group, color in colors.items() if group in shown])
     left_out = len(timeline.lanes) - len(lanes)
     canvas.say(
         f"{timeline.about[:1].upper()}{timeline.about[1:]}.",
         "Communication is what compute does not hide, without the waiting for others, which is shown separately. A "
         "black line ends an epoch.",
+        "A server's lane shows from when it takes a request up to its last reply to it." if "serving" in shown else "",
         _of_real_runs(lanes) if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )
@@ -90,7 +92,7 @@ def _of_real_runs(lanes: list[tuple[Lane, list[Lap]]]) -> str:
     told = ["Gaps are pauses of the training time."] if workers else []
     if workers and "waiting" not in workers:
         told.append("Where communication lies in backward, or hosts differ, waiting is not told apart.")
-    if len(workers) < sum(len(bars) for _, bars in lanes):
+    if any(lane.name.startswith("Horovod") for lane, _ in lanes):
         told.append("Horovod's lanes are rank 0's: waiting is negotiation, until every rank has the tensor.")
     return " ".join(told)
 

@@ -1,4 +1,4 @@
-"""What each worker did when: a timeline of one short run, of a virtual or of a real one, and as a Chrome trace file.
+"""What each worker did when: a timeline of one short run, of a virtual or of a real one.
 
 Horovod keeps a timeline of its own where HOROVOD_TIMELINE names a file; it becomes lanes of the same timeline.
 """
@@ -34,6 +34,7 @@ GROUPS = {  # activity -> what it counts as in a figure
     "data": "data",
     "shuffle": "data",
     "other": "other",
+    "serving": "serving",
 }
 
 
@@ -89,8 +90,18 @@ def timeline_from(run: Run, outcome: Outcome, cluster: str = "") -> Timeline:
         Lane(f"worker {worker.rank}", worker.laps, _epoch_ends(worker.laps, [e.elapsed_s for e in worker.epochs], run))
         for worker in outcome.workers
     ]
+    lanes += _server_lanes(outcome)
     title = f"{run.strategy} at {run.workers} worker{'s' if run.workers > 1 else ''}"
     return Timeline(title, run.execution, _about(run, outcome, cluster or run.cluster), lanes)
+
+
+def _server_lanes(outcome: Outcome) -> list[Lane]:
+    """A lane for each server; virtual ones work side by side, so that one stands for all."""
+    found = [[Lap(*lap) for lap in laps] for laps in outcome.facts.get("server_laps", [])]
+    shards = outcome.facts.get("servers", len(found))
+    if len(found) == 1:
+        return [Lane("server" if shards == 1 else f"each of {shards} servers", found[0])]
+    return [Lane(f"server {place}", laps) for place, laps in enumerate(found)]
 
 
 def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
@@ -149,7 +160,8 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
         for rank, by in sorted(run.virtual.slowdown.items())
         if rank < run.workers
     )
-    return f"{where}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
+    crowded = "; oversubscribed: more processes than cores" if outcome.facts.get("oversubscribed") else ""
+    return f"{where}{crowded}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
 
 
 def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[float]:
@@ -202,38 +214,3 @@ def _lanes(
                 activity = "waiting" if name.startswith("NEGOTIATE") else "communication"
                 laps.setdefault(event["pid"], []).append(Lap(activity, begin, event["ts"] / 1e6 - shift))
     return [Lane(f"Horovod: {names.get(pid, pid)}", laps[pid]) for pid in sorted(laps)]
-
-
-def write_chrome(timeline: Timeline, path: Path) -> None:
-    """The timeline as JSON trace events, which chrome://tracing and ui.perfetto.dev open.
-
-    Raises:
-        ResultsError: the file cannot be written.
-    """
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": timeline.title}}
-    ]
-    for place, lane in enumerate(timeline.lanes):
-        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": place, "args": {"name": lane.name}})
-        events += [
-            {
-                "ph": "X",
-                "name": lap.activity,
-                "cat": GROUPS[lap.activity],
-                "pid": 0,
-                "tid": place,
-                "ts": round(lap.begin_s * 1e6, 3),
-                "dur": round((lap.end_s - lap.begin_s) * 1e6, 3),
-            }
-            for lap in lane.laps
-        ]
-        events += [
-            {"ph": "i", "s": "t", "name": f"end of epoch {epoch}", "pid": 0, "tid": place, "ts": round(end * 1e6, 3)}
-            for epoch, end in enumerate(lane.epochs, start=1)
-        ]
-    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None

@@ -79,9 +79,10 @@ class RankLoop:
             elif served is not None and self.world.rank < run.workers + servers:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
-                loop = ServerLoop(served, getattr(torch, run.dtype), servers, beat=self.heart.beat)
+                dtype = getattr(torch, run.dtype)
+                loop = ServerLoop(served, dtype, servers, beat=self.heart.beat, traced=run.trace)
                 loop.serve()
-                served.gather(loop.served)
+                served.gather((loop.served, loop.laps))
             self._rest()
 
     def _take_part(self, run: Run, workers: MPI.Comm, served: MPI.Comm | None) -> None:

@@ -147,22 +147,21 @@ class Session:
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
-        served = self._close(states, servers)
+        told = self._close(states, servers)
         gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others))
         if gathered is None:
             return None
         reports, evaluations, journals, epochs, loads = zip(*gathered, strict=True)
-        told = [book for book in served or () if book is not None]
-        waited = waits(journals, told) if strategy.split_is_measured and self.nodes == 1 else None
+        books, busy = zip(*told, strict=True) if told else ((), ())
+        waited = waits(journals, books) if strategy.split_is_measured and self.nodes == 1 else None
         _book_waiting(reports, waited, epochs)
         self._save_weights(replica, verdict)
-        began_unix_s = align(reports, waited, one_clock=self.nodes == 1) if self.run.trace else None
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = self._facts(replica, plan, dataset)
         facts["others_load"] = max((load for load in loads if load is not None), default=None)
-        if began_unix_s is not None:
-            facts["began_unix_s"] = began_unix_s
+        if self.run.trace:
+            facts |= align(reports, waited, busy, one_clock=self.nodes == 1)
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
 
     def _listen(self) -> Elsewhere | None:
@@ -180,14 +179,15 @@ class Session:
         where = next((text for text in told if "training loss" in text), told[0])
         return Outcome(self.run.run_id, "diverged", where)
 
-    def _close(self, states: list[OneSidedState], servers: list[RankServer]) -> list[Any] | None:
-        """Give back what the run shared; what its servers have to tell is for rank 0."""
+    def _close(self, states: list[OneSidedState], servers: list[RankServer]) -> list[Any]:
+        """Give back what the run shared; rank 0 hears what each server has to tell."""
         for state in states:
             state.close()
         for opened in servers:
             opened.close()
         self.heart.enter(Phase.REPORTING)
-        return self.served.gather(None) if self.served is not None else None
+        told = self.served.gather(None) if self.served is not None else None
+        return [said for said in told or () if said is not None]
 
     def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:

@@ -154,7 +154,9 @@ class _Stage:
 
     def _facts(self, parameters: int) -> dict[str, Any]:
         """What the record says of the run beside its times."""
-        return {
+        desk = self.desk
+        served = {} if desk is None or desk.laps is None else {"server_laps": [desk.laps], "servers": desk.shards}
+        return served | {
             "parameters": parameters,
             "n_train": self.dataset.n_train,
             "n_test": self.dataset.n_test,
@@ -214,7 +216,7 @@ class _Stage:
 
         def server(rule: ServerRule) -> VirtualServer:
             if self.desk is None:
-                self.desk = ServerDesk(rule)
+                self.desk = ServerDesk(rule, traced=self.run.trace)
             return VirtualServer(self.desk, comm)
 
         per_node = self.scenery.cluster.node.workers_per_node

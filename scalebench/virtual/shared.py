@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
+from scalebench.outcome import Lap
 from scalebench.virtual.communicator import VirtualCommunicator
 
 
@@ -85,11 +86,12 @@ class ServerDesk:
 
     A request is under way, waits for its turn, occupies the server, and so does each reply. A rule may say over how
     many `shards` (servers that work side by side) it is spread, and count its `updates`: optimizer steps, each charged
-    as a worker's.
+    as a worker's. `laps`, of a traced run, are the stretches in which it was occupied.
     """
 
-    def __init__(self, rule: ServerRule, host: int = 0) -> None:
+    def __init__(self, rule: ServerRule, host: int = 0, *, traced: bool = False) -> None:
         self.rule = rule
+        self.laps: list[Lap] | None = [] if traced else None
         self.host = host
         self.free_at = 0.0
         self.replies: dict[int, tuple[float, Tensor]] = {}
@@ -118,3 +120,5 @@ class ServerDesk:
             self.released[worker] = begin
             if worker != comm.world_rank:
                 comm.scheduler.wake(worker, self.replies[worker][0])
+        if self.laps is not None and self.free_at > begin:
+            self.laps.append(Lap("serving", begin, self.free_at))

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.launch import engines
+from tests.figures.trace_rules import broken_rules
 
 SHORT = ["--strategy", "epoch_average", "--cluster", "marenostrum5-acc", "--device-step-time", "0.001"]
 
@@ -68,9 +69,26 @@ def test_a_real_run_has_the_laps_of_every_rank(tmp_path: Path) -> None:
     assert any(event["cat"] == "waiting" for events in found.values() for event in events)
 
 
+@pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
+@pytest.mark.parametrize("strategy", ["dssp", "epoch_async", "gossip"])
+def test_the_trace_file_of_a_real_run_keeps_the_rules_of_viewers(tmp_path: Path, strategy: str) -> None:
+    """A server rank, one-sided accesses, messages: what waiting is cut out of, each by its own journal."""
+    _, document = trace(tmp_path, "--strategy", strategy, "--workers", "4", "--execution", "native", "--epochs", "1")
+    assert broken_rules(document) == []
+    found = lanes(document)
+    workers = [f"worker {rank}" for rank in range(4)]
+    assert list(found) == workers + ["server"] * (strategy == "dssp")
+    for worker in workers:
+        assert sum(event["name"] == "forward" for event in found[worker]) == 5
+    if strategy == "dssp":
+        assert {event["name"] for event in found["server"]} == {"serving"}
+        assert len(found["server"]) >= 4 * 5
+
+
 @pytest.mark.skipif(engines.available("horovod") is not None, reason="no Horovod here")
 def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
     _, document = trace(tmp_path, "--strategy", "horovod", "--workers", "2", "--execution", "native", "--epochs", "1")
+    assert broken_rules(document) == []
     found = lanes(document)
     own = [name for name in found if name.startswith("Horovod: allreduce.")]
     assert len(own) == 4  # two layers, weights and biases

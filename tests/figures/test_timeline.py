@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.comm.base import Capability
 from scalebench.errors import ResultsError
 from scalebench.figures.timeline import draw_timeline
 from scalebench.figures.timelines import OPTIONS, draw_pages, timeline_of
-from scalebench.launch.tracing import Lane, Timeline, read_horovod, write_chrome
+from scalebench.launch.trace_file import write_chrome
+from scalebench.launch.tracing import Lane, Timeline, read_horovod
 from scalebench.outcome import Lap
 from scalebench.strategies import registry
+from tests.figures.trace_rules import broken_rules
 
 RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")
 LAPS = [
@@ -50,6 +53,30 @@ def test_a_trace_file_has_every_lap_in_microseconds(tmp_path: Path) -> None:
     assert laps[3] == ("update", "compute", 4e5, 1e5)
     assert len(laps) == len(LAPS)
     assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("end of epoch 1", 1e6)]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_trace_file_of_every_strategy_keeps_the_rules_of_viewers(tmp_path: Path, name: str) -> None:
+    """A lap that reaches a nanosecond into the next one of its lane is dropped by Perfetto."""
+    timeline = timeline_of(name)
+    write_chrome(timeline, tmp_path / "t.trace.json")
+    document = json.loads((tmp_path / "t.trace.json").read_text())
+    assert broken_rules(document) == []
+    drawn = sum(len(lane.laps) for lane in timeline.lanes)
+    assert sum(event["ph"] == "X" for event in document["traceEvents"]) == drawn > 40
+    lanes = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"]
+    workers = ["worker 0"] if name == "serial" else [f"worker {rank}" for rank in range(4)]
+    served = Capability.SERVER in registry.create(name, {}).requires
+    assert lanes == workers + ["server"] * served
+
+
+def test_a_server_is_busy_once_for_each_request() -> None:
+    """Of 12 steps of four workers; worker 0, whose machine it shares, reaches it in no time."""
+    *workers, server = timeline_of("asp").lanes
+    assert {lap.activity for lap in server.laps} == {"serving"}
+    assert len(server.laps) == 3 * sum(lap.activity == "forward" for lap in workers[2].laps)
+    waits = [lap for worker in workers for lap in worker.laps if lap.activity == "waiting"]
+    assert all(any(lap.begin_s < busy.end_s and busy.begin_s < lap.end_s for busy in server.laps) for lap in waits[:-4])
 
 
 def test_horovods_timeline_becomes_a_lane_for_each_tensor() -> None:

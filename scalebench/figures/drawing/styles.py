@@ -31,6 +31,7 @@ TASKS = {
     "data": "#CCBB44",
     "other": "#BBBBBB",
 }
+SERVING = "#AA3377"
 ENGINE_PART = "#9A9A9A"
 NEUTRAL = "#444444"
 

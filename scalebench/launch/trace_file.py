@@ -1,0 +1,66 @@
+"""A timeline as a Chrome trace file, which ui.perfetto.dev and chrome://tracing open.
+
+Viewers count in whole nanoseconds and drop an event that reaches into the next one of its lane, be it by one: moments
+are rounded, and durations are the differences of rounded moments, so that laps that touch still do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from scalebench.errors import ResultsError
+from scalebench.launch.tracing import GROUPS, Timeline
+
+_PROCESS = 1  # 0 is the idle process of viewers
+
+
+def write_chrome(timeline: Timeline, path: Path) -> None:
+    """Write `timeline` to `path` as JSON trace events: a lane is a thread, a lap a complete event in microseconds.
+
+    Raises:
+        ResultsError: the file cannot be written.
+    """
+    events = [_named("process_name", 1, name=timeline.title)]
+    for lane_number, lane in enumerate(timeline.lanes, start=1):
+        events.append(_named("thread_name", lane_number, name=lane.name))
+        events.append(_named("thread_sort_index", lane_number, sort_index=lane_number))
+        for lap in lane.laps:
+            begin, end = _nanoseconds(lap.begin_s), _nanoseconds(lap.end_s)
+            events.append(
+                {
+                    "ph": "X",
+                    "name": lap.activity,
+                    "cat": GROUPS[lap.activity],
+                    "pid": _PROCESS,
+                    "tid": lane_number,
+                    "ts": begin / 1000,
+                    "dur": (end - begin) / 1000,
+                }
+            )
+        events += [
+            {
+                "ph": "i",
+                "s": "t",
+                "name": f"end of epoch {epoch}",
+                "pid": _PROCESS,
+                "tid": lane_number,
+                "ts": _nanoseconds(end_s) / 1000,
+            }
+            for epoch, end_s in enumerate(lane.epochs, start=1)
+        ]
+    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
+
+
+def _named(what: str, lane_number: int, **values: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": lane_number, "args": values}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
