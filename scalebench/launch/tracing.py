@@ -21,6 +21,7 @@ from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
 from scalebench.launch.scenery import scenery_for
 from scalebench.outcome import Lap, Outcome
+from scalebench.records.provenance import collect, redact
 from scalebench.study.spec import Run
 from scalebench.virtual.engine import simulate
 
@@ -105,8 +106,6 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
 
 
 def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
-    from scalebench.records.provenance import collect
-
     host = str(collect()["host_hash"])
     cache = cache_folder("engines")
     scenery = scenery_for(plan.study, plan.cluster, [run], plan.prepared, folder=folder, cache=cache, host=host)
@@ -161,7 +160,8 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
         if rank < run.workers
     )
     crowded = "; oversubscribed: more processes than cores" if outcome.facts.get("oversubscribed") else ""
-    return f"{where}{crowded}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
+    about = f"{where}{crowded}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
+    return redact(about, names=False)  # paths of a model or cluster of one's own
 
 
 def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[float]:

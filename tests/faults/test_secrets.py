@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
+import zipfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +59,9 @@ def home(tmp_path, monkeypatch, scenery):
         "NCCL_TOPO_FILE": f"https://{PERSON}:{SECRET}@host/topo.xml",
         "OMPI_MCA_param": f"{folder}/x",
         "LOADEDMODULES": f"{folder}/modules/gcc",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "remote.origin.url",
+        "GIT_CONFIG_VALUE_0": f"https://{PERSON}:{SECRET}@git.example/{PERSON}/study.git",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -94,6 +101,48 @@ def test_the_reason_of_a_failed_run_is_kept_without_them(home):
     assert "cannot open ~/net.py with <secret>" in content
     assert SECRET not in content
     assert PERSON not in content
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, those inside of archives and compressed streams too."""
+    found = {}
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        found[str(path)] = data = path.read_bytes()
+        if path.suffix == ".zip" or path.suffix == ".whl":
+            with zipfile.ZipFile(path) as archive:
+                found |= {f"{path}!{name}": archive.read(name) for name in archive.namelist()}
+        if path.suffix == ".pdf":
+            for number, stream in enumerate(re.findall(rb"stream\r?\n(.*?)\r?\nendstream", data, re.DOTALL)):
+                with suppress(zlib.error):
+                    found[f"{path}!{number}"] = zlib.decompress(stream)
+    return found
+
+
+def test_nor_do_figures_reports_artifacts_exports_and_timelines(home):
+    """Names of packages and files are not looked at: nobody's secret, and a person may be called as they are."""
+    assert run(home) == 0
+    folder = "results/open"
+    (home / "paper.yaml").write_text("title: Ours\n")
+    short = ("--dataset", "wine", "--workers", "2", "--epochs", "1", "--strategy", "allreduce", "--name", "open")
+    for words in (
+        ("check", folder),
+        ("status", folder),
+        ("plot", folder, "--figure", "strong-scaling"),
+        ("report", folder),
+        ("artifact", folder, "--paper", f"{home}/paper.yaml"),
+        ("export", folder, "--json", "out/open.json"),
+        ("export", folder, "--parquet", "out"),
+        ("export", folder, "--mlflow-dir", "out/mlruns"),
+        ("trace", *short, "--model", f"{home}/net.py:build", "--set", f"calibration={home}/given.json"),
+    ):
+        assert call(*words) in (0, None) or words[0] == "check", words
+    found = contents(Path())
+    names = {Path(name).name for name in found}
+    assert {"report.html", "ro-crate-metadata.json", "open-artifact.zip", "open.json", "runs.parquet"} <= names
+    assert any("trace" in name for name in names)
+    for where, data in found.items():
+        assert SECRET.encode() not in data, where
+        assert PERSON.encode() not in data, where
 
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
