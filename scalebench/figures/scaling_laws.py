@@ -81,8 +81,8 @@ class ScalingLaws(Figure):
                 if not no_band(one.series)
             }
         )
-        virtual = any(one.series.execution == "virtual" for one in found)
-        unchecked = ", without the virtual-native error" if virtual else ""
+        alone = any(one.series.execution == "virtual" and one.series.error is None for one in found)
+        unchecked = ", without the virtual-native error" if alone else ""
         canvas.say(
             describe_study(results),
             describe_executions(results),
@@ -138,7 +138,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
         # A wide band must not hide the points.
         panel.ax.set_ylim(max(low / 2, min(low, band.low.min())), min(high * 2, max(high, band.high.max())))
-    if not knee.reaches_end and knee.workers <= at[-1]:
+    if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **KNEE, zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)

@@ -40,23 +40,30 @@ _UNKNOWN = (math.nan, math.nan)
 class Count:
     """A number of workers with its 95 % interval (NaN without one).
 
-    At `reaches_end` it is where the search ended: the true one may be larger.
+    At `reaches_end` it is where the search ended: the true one may be larger. `measured` is the largest that was
+    measured.
     """
 
     workers: int
     low: float
     high: float
     reaches_end: bool
+    measured: int
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether it lies beyond the data, and nothing says how far it may be off."""
+        return self.workers > self.measured and math.isnan(self.low)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run. `limit` is the N up to which the law was followed."""
+    """What to run. `limit` is the N up to which the law was followed; the fastest N has no interval of its own."""
 
     knee: Count
     worth: Count
     efficiency: float
-    fastest: int
+    fastest: Count
     limit: int
 
 
@@ -78,12 +85,15 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     enough = np.flatnonzero(log_speed(at) - np.log(at) >= math.log(efficiency) - _ROUNDING)
     whole = _whole_around(at, int(enough[-1]))
     worth = int(whole[log_speed(whole) - np.log(whole) >= math.log(efficiency) - _ROUNDING].max(initial=1))
-    sure = not no_band(series)
+    sure, measured = not no_band(series), int(series.counts[-1])
+    of_knee = _knee_interval(at, knee, found, series) if sure else _UNKNOWN
+    of_worth = _worth_interval(at, worth, found, series, efficiency) if sure else _UNKNOWN
+    fastest = _highest(at, log_speed)
     return Advice(
-        Count(knee, *(_knee_interval(at, knee, found, series) if sure else _UNKNOWN), knee >= limit),
-        Count(worth, *(_worth_interval(at, worth, found, series, efficiency) if sure else _UNKNOWN), worth >= limit),
+        Count(knee, *of_knee, knee >= limit, measured),
+        Count(worth, *of_worth, worth >= limit, measured),
         efficiency,
-        _highest(at, log_speed),
+        Count(fastest, *_UNKNOWN, fastest >= limit, measured),
         limit,
     )
 

@@ -8,8 +8,8 @@ The first part: s2 = sum W (mean log residual)^2 / (counts - coefficients above 
 means lie from the law, not by the repetitions alone, so what the law cannot follow widens the band, and repeating a run
 does not hide it. The second part: whole repetitions are slower or faster than others (drift; a calibration drawn anew),
 which shifts the curve as a whole. v = MS / (counts x repetitions) with MS the mean square between repetitions, and 0
-where an F test sees none at the 15 % level (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944,
-doi:10.1214/aoms/1177731284).
+where an F test sees none at the 25 % level: as high as that because a test that misses a drift costs coverage, and a
+drift that is not there a little width (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944, doi:10.1214/aoms/1177731284).
 Virtual repetitions are draws of one calibration, which more draws do not make surer: there v = MS / counts
 (1 + 1 / repetitions). Where native runs check virtual times, their error d adds what it would do if all worker counts
 were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W; of the two the one that is more of
@@ -42,7 +42,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 FEWEST_REPETITIONS = 3
 FEWEST_COUNTS = 5
 _TAIL = 0.025
-_BLOCKS_SEEN = 0.15
+_BLOCKS_SEEN = 0.25
 _BISECTIONS = 22  # a few millionths of the width
 
 

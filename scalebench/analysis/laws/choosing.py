@@ -53,7 +53,9 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
                 continue
             fits.append(fitted)
             notes += law.notes
-    scores = np.array([aicc(one.squares, one.runs, len(one.coefficients)) for one in fits])
+    # The draws of one calibration share its error: all of a worker count are one observation of the law.
+    observations = counts if series.execution == "virtual" else runs
+    scores = np.array([aicc(one.squares, one.runs, len(one.coefficients), observations) for one in fits])
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
     found = [
         Candidate(one, series, float(score), float(weight / weights.sum()))
@@ -62,10 +64,14 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
     return sorted(found, key=lambda one: (one.aicc, len(one.fit.coefficients))), notes
 
 
-def aicc(squares: float, runs: int, coefficients: int) -> float:
-    """n log(squares / n) + 2 k + 2 k (k + 1) / (n - k - 1) with k = coefficients + 1 for the noise.
+def aicc(squares: float, runs: int, coefficients: int, observations: int) -> float:
+    """m log(squares / n) + 2 k + 2 k (k + 1) / (n - k - 1) with n = runs, k = coefficients + 1 for the noise.
 
     C. M. Hurvich and C.-L. Tsai, Biometrika 76(2), 1989, doi:10.1093/biomet/76.2.297. Defined for n > k + 1.
+    Runs are m `observations` of the law: m = n where each has noise of its own. Where n / m of them repeat one another,
+    that is the factor by which the variance of their mean exceeds 1/n, and the likelihood is divided by it (QAICc;
+    K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002, section 2.5). What they say of the
+    size of the noise they all say, so that the last term keeps n.
     """
     k = coefficients + 1
-    return runs * math.log(max(squares / runs, _NOISELESS**2)) + 2 * k + 2 * k * (k + 1) / (runs - k - 1)
+    return observations * math.log(max(squares / runs, _NOISELESS**2)) + 2 * k + 2 * k * (k + 1) / (runs - k - 1)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalebench.analysis.laws.advice import Advice, advise
-from scalebench.analysis.laws.bands import no_band, parameter_interval
+from scalebench.analysis.laws.bands import drift, no_band, parameter_interval
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.reading import Results
+from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 
 EFFICIENCY = 0.5
@@ -84,6 +85,8 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     unsure = no_band(series)
     if unsure:
         notes.append(unsure)
+    elif series.execution in MEASURED and drift(series).variance > 0:
+        notes.append("whole repetitions were slower or faster than others: the intervals hold 92 to 95 % instead of 95")
     if best.misfit > POOR_FIT:
         worst = int(np.argmax(np.abs(best.residuals)))
         notes.append(

@@ -53,11 +53,10 @@ def advice_lines(scaling: Scaling) -> list[str]:
     advice = scaling.advice
     assert advice is not None
     best = scaling.best.fit
-    fastest = f"beyond {advice.limit:,}" if advice.fastest >= advice.limit else f"{advice.fastest:,}"
     return [
         f"T(N) = {best.law.formula}",
         f"knee {count_text(advice.knee)}, largest N at an efficiency of {100 * advice.efficiency:.0f} % or more "
-        f"{count_text(advice.worth)}, fastest {fastest} (measured up to {best.counts[-1]:.0f})",
+        f"{count_text(advice.worth)}, fastest {count_text(advice.fastest)} (measured up to {best.counts[-1]:.0f})",
     ]
 
 
@@ -151,13 +150,20 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
         ],
         "knee": _count_values(advice.knee),
         "worth": {"efficiency": advice.efficiency, **_count_values(advice.worth)},
-        "fastest": {"workers": advice.fastest, "search_ended_here": advice.fastest >= advice.limit},
+        "fastest": {
+            name: value for name, value in _count_values(advice.fastest).items() if name not in ("low", "high")
+        },
         "followed_up_to": advice.limit,
     }
 
 
 def count_text(count: Count) -> str:
-    """`28 [23, 36]`, `beyond 898` where the search ended there, `146 [79, ?]` where the interval has no end."""
+    """`28 [23, 36]`, `beyond 898` where the search ended there, `146 [79, ?]` where the interval has no end.
+
+    What lies beyond the data without an interval is no number that anybody should run: `beyond the data`.
+    """
+    if count.is_guessed:
+        return "beyond the data"
     if count.reaches_end:
         return f"beyond {count.workers:,}"
     if math.isnan(count.low):
@@ -176,6 +182,7 @@ def _count_values(count: Count) -> dict[str, Any]:
         "low": _finite(count.low),
         "high": _finite(count.high),
         "search_ended_here": count.reaches_end,
+        "beyond_the_data": count.workers > count.measured,
     }
 
 

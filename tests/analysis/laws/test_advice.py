@@ -34,7 +34,7 @@ def test_amdahl(s, efficiency):
     assert height[told.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
     assert abs(told.knee.workers - knee) <= 1
     assert told.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
-    assert told.fastest == told.limit == 64 * 16  # it never gets slower
+    assert told.fastest.workers == told.limit == 64 * 16  # it never gets slower
     assert math.isnan(told.knee.low)  # one repetition has no interval
 
 
@@ -42,10 +42,10 @@ def test_amdahl(s, efficiency):
 @given(st.floats(0, 0.2), st.floats(0.0005, 0.05))
 def test_usl_is_fastest_at_its_peak(sigma, kappa):
     told = advice(universal(weak=False), (1.0, sigma, kappa), repetitions=1)
-    assert abs(told.fastest - math.sqrt((1 - sigma) / kappa)) <= 1  # Gunther 2007
+    assert abs(told.fastest.workers - math.sqrt((1 - sigma) / kappa)) <= 1  # Gunther 2007
     n = np.arange(1, 1025)
     speed = n / (1 + sigma * (n - 1) + kappa * n * (n - 1))
-    assert speed[told.fastest - 1] == pytest.approx(speed.max(), rel=1e-8)
+    assert speed[told.fastest.workers - 1] == pytest.approx(speed.max(), rel=1e-8)
     assert (speed**2 / n)[told.knee.workers - 1] == pytest.approx((speed**2 / n).max(), rel=1e-8)
     assert told.worth.workers == n[speed / n >= 0.5 - 1e-9][-1]
 
@@ -69,7 +69,7 @@ def test_nobody_is_advised_to_run_less_than_a_batch():
 
 def test_without_any_gain_one_worker_is_worth_running():
     told = advice(amdahl(), (0.0, 1.0), 0.51)
-    assert (told.worth.workers, told.knee.workers, told.fastest) == (1, 1, 1)
+    assert (told.worth.workers, told.knee.workers, told.fastest.workers) == (1, 1, 1)
 
 
 def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
@@ -99,7 +99,7 @@ def test_whatever_was_measured_the_advice_is_a_number_of_workers(data):
     if told.advice is not None:
         assert 1 <= told.advice.worth.workers <= told.advice.limit
         assert 1 <= told.advice.knee.workers <= told.advice.limit
-        assert 1 <= told.advice.fastest <= told.advice.limit
+        assert 1 <= told.advice.fastest.workers <= told.advice.limit
         assert all(math.isfinite(one.leave_out_error) for one in told.candidates)
         assert law_rows(told)
         json.dumps(as_values(told), allow_nan=False)

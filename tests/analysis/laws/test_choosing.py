@@ -20,7 +20,27 @@ def test_aicc_is_minus_two_log_likelihood_with_its_penalty():
     likelihood = float(np.sum(-0.5 * np.log(2 * math.pi * variance) - residuals**2 / (2 * variance)))
     k = coefficients + 1
     expected = -2 * likelihood + 2 * k + 2 * k * (k + 1) / (n - k - 1) - n * (math.log(2 * math.pi) + 1)
-    assert aicc(squares, n, coefficients) == pytest.approx(expected)
+    assert aicc(squares, n, coefficients, n) == pytest.approx(expected)
+
+
+def test_more_draws_of_a_calibration_do_not_make_the_choice_surer():
+    """They repeat one another: 30 of each count, all alike, weigh the laws as 3 do, but for the size of the noise."""
+    random = np.random.default_rng(4)
+    bent = universal(weak=False), (1.0, 0.05, 0.001)
+    once = following(*bent, repetitions=1, noise=0.03, random=random).seconds
+    weights = {}
+    for execution in ("virtual", "native"):
+        for draws in (3, 30):
+            series = following(*bent, repetitions=draws, seconds=np.tile(once, draws), execution=execution)
+            found, _ = candidates([amdahl(), universal(weak=False)], series)
+            amdahls = next(one for one in found if one.fit.law.name == "amdahl")
+            other = next(one for one in found if one.fit.law.name == "usl")
+            k = 2 * 4 * 5 / (7 * draws - 5) - 2 * 3 * 4 / (7 * draws - 4) + 2  # what USL's further coefficient costs
+            weights[execution, draws] = other.aicc - amdahls.aicc - k
+    assert weights["virtual", 30] == pytest.approx(weights["virtual", 3])
+    assert weights["native", 30] == pytest.approx(10 * weights["native", 3])
+    assert weights["native", 3] == pytest.approx(3 * weights["virtual", 3])
+    assert abs(weights["virtual", 3]) > 0.1
 
 
 @pytest.mark.parametrize("truth", TRUTHS)

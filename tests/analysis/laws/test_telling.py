@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from scalebench.analysis.laws import Estimated
-from scalebench.analysis.laws.forms import Parameter
-from scalebench.analysis.laws.telling import parameter
+from scalebench.analysis.laws import Count, Estimated, scaling_of
+from scalebench.analysis.laws.forms import Parameter, amdahl
+from scalebench.analysis.laws.telling import advice_lines, as_values, count_text, parameter
+from tests.law_factory import following
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,36 @@ def test_a_bandwidth_has_the_unit_of_its_size(value, text):
 def test_a_bandwidth_that_is_not_seen_is_bounded_from_below():
     kind = Parameter("B", "bandwidth", "B/s", lambda x: float(x[0]))
     assert parameter(Estimated(kind, math.inf, 872e6, math.inf)) == "B not seen, above 872 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (Count(28, 23.4, 36.2, False, 64), "28 [23, 36]"),
+        (Count(28, math.nan, math.nan, False, 64), "28"),
+        (Count(146, 79.0, math.inf, False, 64), "146 [79, ?]"),
+        (Count(146, math.nan, math.nan, False, 64), "beyond the data"),
+        (Count(898, 500.0, math.inf, True, 64), "beyond 898"),
+        (Count(898, math.nan, math.nan, True, 64), "beyond the data"),
+    ],
+)
+def test_a_count_beyond_the_data_is_named_with_its_interval_only(count, text):
+    assert count_text(count) == text
+
+
+def test_without_a_band_no_count_beyond_the_data_is_named():
+    """Two repetitions carry a law and no band; its knee is at 19 / 1 workers, of which 8 were measured."""
+    scaling = scaling_of(following(amdahl(), (0.95, 0.05), (1, 2, 4, 8), repetitions=2))
+    advised = (
+        "knee beyond the data, largest N at an efficiency of 50 % or more beyond the data, fastest beyond the data"
+    )
+    assert advice_lines(scaling)[1] == f"{advised} (measured up to 8)"
+    values = as_values(scaling)
+    assert values["knee"] == {
+        "workers": 19,
+        "low": None,
+        "high": None,
+        "search_ended_here": False,
+        "beyond_the_data": True,
+    }
+    assert values["fastest"] == {"workers": 128, "search_ended_here": True, "beyond_the_data": True}
