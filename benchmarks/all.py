@@ -21,6 +21,7 @@ BENCHMARKS = (
     "many_workers",
     "jobs",
     "records",
+    "presenting",
     "default_study",
 )
 

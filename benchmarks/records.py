@@ -40,12 +40,14 @@ def main() -> Iterator[Finding]:
         folder = Path(name)
         yield _synced(folder / "synced")
         yield _unsynced(folder / "large")
-        runs = [_run(number) for number in range(RUNS)]
+        runs = [run_of(number) for number in range(RUNS)]
         keep_planned(folder / "large", [Planned(run.run_id, run.config_hash, "virtual") for run in runs])
         program = str(Path(sys.executable).with_name("scalebench"))
-        yield _command("scalebench status", [program, "status", str(folder / "large")], Goal("<=", 1, "s"))
+        yield command(
+            "scalebench status", [program, "status", str(folder / "large")], Goal("<=", 1, "s"), f"{RUNS:,} runs"
+        )
         summary = [sys.executable, "-c", _SUMMARY.format(str(folder / "large"))]
-        yield _command("reading and summarising", summary, Goal("<=", 10, "s"))
+        yield command("reading and summarising", summary, Goal("<=", 10, "s"), f"{RUNS:,} runs")
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         yield finding("reading and summarising, memory", peak, Goal("<=", 2, "GiB"), f"{peak:.2f} GiB")
 
@@ -55,7 +57,8 @@ def _unsynced(folder: Path) -> Finding:
     seconds = 0.0
     with Store(folder, fsync=False) as store:
         for number in range(RUNS):
-            run, epochs = _run(number), _epochs(number)
+            run = run_of(number)
+            epochs = epochs_of(run)
             begin = time.perf_counter()
             store.append(run, epochs)
             seconds += time.perf_counter() - begin
@@ -66,7 +69,7 @@ def _unsynced(folder: Path) -> Finding:
 def _synced(folder: Path) -> Finding:
     """Against the same bytes written and synced by hand, in turn."""
     folder.mkdir()
-    rows = [(_run(number), _epochs(number)) for number in range(SYNCED)]
+    rows = [(run, epochs_of(run)) for run in map(run_of, range(SYNCED))]
     lines = [(to_lines([_cells(run)]), to_lines(map(_cells, epochs))) for run, epochs in rows]
 
     def keep() -> None:
@@ -87,23 +90,23 @@ def _synced(folder: Path) -> Finding:
     return found
 
 
-def _command(name: str, command: list[str], goal: Goal) -> Finding:
+def command(name: str, words: list[str], goal: Goal | None, of: str) -> Finding:
     """The least wall time of three processes, as others share the machine, and its CPU time."""
     took = []
     for _ in range(3):
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append((wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
     wall, cpu = min(took)
-    return finding(name, wall, goal, f"{wall:.2f} s ({cpu:.2f} s CPU)", f"{RUNS:,} runs")
+    return finding(name, wall, goal, f"{wall:.2f} s ({cpu:.2f} s CPU)", of)
 
 
 def _cells(row: RunRow | EpochRow) -> list[object]:
     return [getattr(row, name) for name in type(row).model_fields]
 
 
-def _run(number: int) -> RunRow:
+def run_of(number: int) -> RunRow:
     """A virtual run as the default study makes them, with all that it fills in."""
     place, workers = number // len(WORKERS), WORKERS[number % len(WORKERS)]
     strategy, repetition = STRATEGIES[place % len(STRATEGIES)], place // len(STRATEGIES)
@@ -128,8 +131,8 @@ def _run(number: int) -> RunRow:
     )  # fmt: skip
 
 
-def _epochs(number: int) -> list[EpochRow]:
-    run = _run(number)
+def epochs_of(run: RunRow) -> list[EpochRow]:
+    """Its epochs."""
     epoch_s = (run.train_s or 0.0) / EPOCHS
     return [
         EpochRow.model_construct(
