@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
@@ -16,6 +19,8 @@ from scalebench.errors import ResultsError, UsageError
 from scalebench.figures import default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import tint
+from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS
 from scalebench.figures.plotting import house_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
@@ -106,6 +111,17 @@ def test_what_is_not_measured_is_drawn_as_such(plots):
     assert shares.to_numpy() == pytest.approx(100)
 
 
+def test_what_an_engine_takes_at_one_worker_is_no_communication(tmp_path):
+    split = {"strategy": "horovod", "compute_s": 6.0, "comm_s": 3.0, "wait_s": 0.0, "data_s": 1.0, "other_s": 0.0}
+    kept = keep(tmp_path / "study", some(*(run_row(run_id=f"{n}", workers=n, **split) for n in (1, 2))))
+    plot(kept, tmp_path / "plots", ["breakdown"])
+    (file,) = (tmp_path / "plots").rglob("breakdown.csv")
+    drawn = pd.read_csv(file)
+    parts = drawn["quantity"].str.removeprefix("share of training time: ")
+    assert drawn.loc[parts == "engine, at one worker", ["workers", "y"]].to_numpy().tolist() == [[1, 30]]
+    assert drawn.loc[parts == "communication", ["workers", "y"]].to_numpy().tolist() == [[2, 30]]
+
+
 def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
     drawn = pd.read_csv(plots / "strong-scaling.csv")
     times = drawn[drawn["quantity"] == "train_s"]
@@ -139,6 +155,42 @@ def test_a_caption_says_what_a_number_rests_on(results):
     ):
         assert part in text
     assert "(a) Baseline: per-batch allreduce on the same engine" in caption(results, "time-reduction")
+
+
+def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
+    stated = caption(results, "breakdown")
+    assert "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated" in stated
+    assert "joined by 10 Gbit/s Ethernet. Means" in stated
+    wide = {"strategy": "serial", "nodes": 2, "workers_per_node": 4}
+    rows = [run_row(execution="native", engine="mpi", provenance="a", **wide), run_row(run_id="virtual", **wide)]
+    own = keep(tmp_path / "own", some(*rows))
+    card = {"name": "eth0", "driver": "virtio_net", "speed_mbit_s": 25000}
+    facts = {"host_hash": "h", "cpu": {"model": "EPYC 9654", "usable_cores": 4}, "network": [card]}
+    (own.folder / "provenance").mkdir(exist_ok=True)
+    (own.folder / "provenance" / "a.json").write_text(json.dumps(facts))
+    said = caption(own, "breakdown")
+    assert "Real runs: EPYC 9654, 4 cores, up to 2 nodes by eth0 (25 Gbit/s). Virtual runs: this machine" in said
+    assert "10 Gbit/s Ethernet; up to 2 nodes of 4 workers." in said
+
+
+def test_the_breakdowns_panels_have_letters_and_bars_wherever_they_have_ticks(results):
+    with house_style():
+        canvas = Canvas("breakdown")
+        FIGURES.create("breakdown", {}).draw(results, canvas)
+        axes = [ax for ax in canvas.finish().axes if ax.get_title(loc="left") or ax.get_title()]
+    titles = [ax.get_title(loc="left") or ax.get_title() for ax in axes]
+    assert titles[:3] == ["(a) serial", "(b) allreduce", "(c) horovod"]
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "1"]
+    widths = {round(ax.get_xlim()[1] - ax.get_xlim()[0], 6) for ax in axes}
+    assert len(widths) == 1  # bars are as wide in every panel
+
+
+def test_the_parts_of_a_bar_can_be_told_apart():
+    """Pale communication once had the colour of waiting, to 0.007 of the unit cube."""
+    colors = [*TASKS.values(), ENGINE_ALONE]
+    shown = [to_rgb(color) for color in colors] + [tint(color) for color in colors]
+    apart = [math.dist(one, other) for index, one in enumerate(shown) for other in shown[index + 1 :]]
+    assert min(apart) > 0.1
 
 
 def texts_overlap(results: Results, name: str) -> list[tuple[str, str]]:

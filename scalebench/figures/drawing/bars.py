@@ -21,13 +21,19 @@ def draw_bars(
     counts: dict[str, list[int]],
     segments: Callable[[Cell], Sequence[Segment]],
     quantity: str,
+    *,
+    like: dict[str, list[int]] | None = None,
 ) -> list[tuple[float, Cell]]:
     """One bar for each row of `table`, at its execution and worker count; returns the places.
 
-    `counts` has the worker counts of each execution, the same in all panels of a figure, so that bars align.
+    `counts` has the worker counts of each execution, the same in all panels of a figure, so that bars align. A panel
+    with fewer has bars as wide as one with those of `like`, in its middle.
     """
     places: list[tuple[float, Cell]] = []
-    bars = sum(len(own) for own in counts.values())
+    taken = [len(own) for own in (like or counts).values() if own]
+    bars = sum(taken)
+    room = bars + _GAP * len(taken)
+    gap = room / 4 if like is not None and counts != like else _GAP
     crowded = panel.width_in * 0.8 / bars < _TICK_IN
     start, ticks, labels = 0.0, [], []
     for execution in [name for name in reversed(EXECUTIONS) if counts.get(name)]:
@@ -56,11 +62,12 @@ def draw_bars(
             fontsize=7.5,
             color="#666666",
         )
-        start += len(counts[execution]) + _GAP
+        start += len(counts[execution]) + gap
     panel.ax.set_xticks(ticks, labels, fontsize=6.3 if crowded else 7, rotation=90 if crowded else 0)
     panel.ax.tick_params(axis="x", length=0, pad=2)
     panel.ax.grid(visible=False, axis="x")
-    panel.ax.set_xlim(-0.7, start - _GAP - 0.3)
+    spare = room - (start - gap + _GAP)
+    panel.ax.set_xlim(-0.7 - spare / 2, start - gap - 0.3 + spare / 2)
     return places
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import pandas as pd
 
 from scalebench.analysis import Results, virtual_error
@@ -9,6 +12,9 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, interval_name
 from scalebench.analysis.places import counted
+from scalebench.analysis.surroundings import hardware, machines_of, provenance_in
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import ClusterError
 
 
 def describe_study(results: Results) -> str:
@@ -39,6 +45,36 @@ def describe_executions(results: Results, *, bars: bool = True) -> str:
         parts.append(f"{execution} on {own['cluster'].iloc[-1]}{engines} ({about})")
     sentence = _join(parts, "; ")
     return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def describe_machines(results: Results) -> str:
+    """Processor, cores and network of the real runs, and what the cluster of the virtual ones is."""
+    runs = results.completed
+    real, virtual = runs[runs["execution"] != "virtual"], runs[runs["execution"] == "virtual"]
+    told = []
+    if len(real):
+        known = machines_of(real, provenance_in(results.folder)).values()
+        machines = sorted({hardware(facts) for facts in known if facts}) or ["a machine that nothing describes"]
+        nodes = int(real["nodes"].fillna(1).max())
+        cards = sorted({_card(card) for facts in known if facts for card in facts.get("network") or []})
+        way = f"up to {nodes} nodes by {_join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
+        told.append(f"Real runs: {_join(machines, ' and ')}, {way}.")
+    if len(virtual):
+        cluster = str(virtual["cluster"].iloc[-1])
+        with suppress(ClusterError):
+            description = load_cluster(cluster).description
+            cluster = f"{description[:1].lower()}{description[1:]}" if description else cluster
+        sizes = virtual[["nodes", "workers_per_node"]].dropna().max()
+        size = "" if sizes.isna().any() else "; up to {} of {}".format(
+            counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
+        )  # fmt: skip
+        told.append(f"Virtual runs: {cluster}{size}.")
+    return " ".join(told)
+
+
+def _card(card: dict[str, Any]) -> str:
+    speed = card.get("speed_mbit_s")
+    return f"{card.get('name')} ({f'{speed / 1000:g} Gbit/s' if speed else card.get('driver')})"
 
 
 def describe_oversubscription(drawn: pd.DataFrame) -> str:

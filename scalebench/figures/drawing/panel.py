@@ -142,7 +142,7 @@ class Panel:
                 continue
             up = segment.value > 0
             corner = (at - _BAR / 2, ends[up])
-            face = "white" if segment.hatch else _tint(segment.color) if hollow else segment.color
+            face = "white" if segment.hatch else tint(segment.color) if hollow else segment.color
             self.ax.add_patch(
                 Rectangle(
                     corner,
@@ -225,6 +225,12 @@ _BESIDE = {
 }
 
 
+def lettered(place: int) -> str:
+    """a, b ... z, aa, ab ... of the panels of a figure."""
+    after, letter = divmod(place, 26)
+    return (lettered(after - 1) if after else "") + chr(ord("a") + letter)
+
+
 def share_y(panels: Sequence[Panel]) -> None:
     """Give all panels the y range that holds everything."""
     for panel in panels:
@@ -238,7 +244,7 @@ def _plain(value: float) -> str:
     return digits(value, 1 if math.isclose(value, float(f"{value:.0e}")) else 2)
 
 
-def _tint(color: str) -> tuple[float, float, float]:
+def tint(color: str) -> tuple[float, float, float]:
     """The colour mixed with white, for what was not measured."""
     red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return (0.62 + 0.38 * red, 0.62 + 0.38 * green, 0.62 + 0.38 * blue)

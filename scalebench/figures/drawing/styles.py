@@ -27,11 +27,12 @@ _OTHERS = [
 TASKS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
-    "waiting": "#F7C4CB",
+    "waiting": "#66CCEE",
     "data": "#CCBB44",
     "other": "#BBBBBB",
 }
 SERVING = "#AA3377"
+ENGINE_ALONE = "#228833"  # what an engine takes at one worker, where nothing is communicated
 ENGINE_PART = "#9A9A9A"
 NEUTRAL = "#444444"
 
