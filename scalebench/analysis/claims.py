@@ -19,7 +19,7 @@ from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import deviation, percent
 from scalebench.analysis.grouping import cells
-from scalebench.analysis.intervals import CONFIDENCE
+from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
 from scalebench.analysis.places import PLACE, counted, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
@@ -77,6 +77,7 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
     for execution in dict.fromkeys(evidence.table["execution"]):
         own = evidence.table[evidence.table["execution"] == execution]
         single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+        few = few[few["interval"] != NOTHING_VARIES]
         if len(single):
             yield Finding(
                 "warning",
@@ -205,7 +206,12 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "note",
             "virtual-error",
-            "no native point checks the virtual times: their interval holds the calibration's spread only",
+            "no native point checks the virtual times: "
+            + (
+                "step times are stated, so that nothing varies and they have no interval"
+                if virtual["interval"].eq(NOTHING_VARIES).all()
+                else "their interval holds the calibration's spread only"
+            ),
             where,
             "run natively what this machine can hold: --execution auto",
         )

@@ -7,6 +7,11 @@ import math
 EMPTY = "–"
 
 
+def is_interval(low: float, high: float) -> bool:
+    """Whether there are bounds to show: not where there are none, nor where nothing varies and both are the value."""
+    return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
+
+
 def seconds(value: float) -> str:
     """Three significant digits with the unit that suits them: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
     if not math.isfinite(value):
@@ -21,7 +26,7 @@ def seconds(value: float) -> str:
 def seconds_with_interval(value: float, low: float, high: float) -> str:
     """`1.23 s [1.20, 1.26]`, the interval in the unit of the value; without one only the value."""
     text = seconds(value)
-    if not (math.isfinite(low) and math.isfinite(high)) or value == 0:
+    if not is_interval(low, high) or value == 0:
         return text
     number = float(text.split()[0].replace(",", ""))
     scale = number / value
@@ -45,7 +50,7 @@ def deviation(log_ratio: float) -> str:
 
 def percent_with_interval(share: float, low: float, high: float) -> str:
     """`+54 % [51, 57]`; without an interval only the share."""
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not is_interval(low, high):
         return percent(share)
     bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
     return f"{percent(share)} [{', '.join(bounds)}]"

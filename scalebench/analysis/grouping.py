@@ -9,6 +9,7 @@ import pandas as pd
 
 from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.bounds import MEDIAN_FROM, METRIC_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
+from scalebench.analysis.formatting import is_interval
 from scalebench.analysis.intervals import interval_name, level_of, t_bounds
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import CELL as CELL
@@ -66,8 +67,8 @@ def cells(results: Results) -> pd.DataFrame:
     table[SPLIT] = groups[SPLIT].mean().where(measured)
     table = table.reset_index()
     table["interval"] = [
-        interval_name(kind, checked=error is not None) if math.isfinite(low) else ""
-        for kind, low in zip(table["execution"], table["low_s"], strict=True)
+        interval_name(kind, checked=error is not None, varies=is_interval(low, high)) if math.isfinite(low) else ""
+        for kind, low, high in zip(table["execution"], table["low_s"], table["high_s"], strict=True)
     ]
     return _in_order(table)
 

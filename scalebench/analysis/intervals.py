@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
 CHECKED_CALIBRATION = "calibration interval with virtual-native error"
+NOTHING_VARIES = "no interval, as nothing varies"
 
 # A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Ratios by
 # block and medians have widths of their own, which nothing waits for: they keep their level.
@@ -67,10 +68,16 @@ def level_of(study: Mapping[str, Any]) -> float:
     return LEVEL_WHEN_STOPPED if study.get("until") else LEVEL
 
 
-def interval_name(execution: str, *, checked: bool = False) -> str:
-    """Virtual repetitions resample a calibration, `checked` by real runs or not; only measured ones are a sample."""
+def interval_name(execution: str, *, checked: bool = False, varies: bool = True) -> str:
+    """Virtual repetitions resample a calibration, `checked` by real runs or not; only measured ones are a sample.
+
+    What stated step times without jitter lead to does not vary, nor does one computation made twice: the bounds are the
+    value itself.
+    """
     if execution in ("native", "paced"):
         return CONFIDENCE
+    if not varies:
+        return NOTHING_VARIES
     return CHECKED_CALIBRATION if checked else CALIBRATION
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
 from scalebench.analysis.bounds import LEVEL, Part
+from scalebench.analysis.formatting import is_interval
 from scalebench.analysis.intervals import (
     Estimate,
     calibration_interval,
@@ -79,7 +80,8 @@ class Ratios:
             median = median_ratio(above, below)
         if top.execution == "virtual":
             median = median._replace(low=math.nan, high=math.nan)
-        name = interval_name(top.execution, checked=self.error is not None)
+        varies = is_interval(mean.low, mean.high)
+        name = interval_name(top.execution, checked=self.error is not None, varies=varies)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 

@@ -16,6 +16,7 @@ from scalebench.analysis.formatting import (
     seconds,
     seconds_with_interval,
 )
+from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 from scalebench.analysis.screen import Column, Screen
@@ -90,6 +91,9 @@ def _notes(evidence: Evidence) -> list[str]:
     results, notes = evidence.results, []
     if results.completed["oversubscribed"].any():
         notes.append(f"{OVERSUBSCRIBED} more workers than the machine can feed: shown, never a baseline")
+    if (virtual := evidence.table[evidence.table["execution"] == "virtual"])["interval"].eq(NOTHING_VARIES).any():
+        which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
+        notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     notes += _agreement_note(results)
     notes += [f"{finding.what} ({finding.where})" for finding in doubts(evidence) if finding.severity != "note"]
     notes += _missing_baselines(evidence.compared)

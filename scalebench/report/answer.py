@@ -11,6 +11,7 @@ from scalebench.analysis import Results, agreement, differences, median_error, v
 from scalebench.analysis.bounds import METRIC_FROM
 from scalebench.analysis.formatting import deviation, seconds
 from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.places import counted, listed
 from scalebench.report.comparison import BASELINE, Comparison, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
@@ -91,6 +92,8 @@ def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
         low, high, word = -high, -low, "more"
     of_each = "draws of the calibration" if one.execution == "virtual" else "runs of each"
     interval = f"{percent_range(low, high)} {word}, {one.interval} from {one.n} {of_each}"
+    if one.interval == NOTHING_VARIES:
+        interval = one.interval
     if not several:
         interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
     yield Phrase(f" ({facts}; {interval}; {how})", "detail")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.comparing import SPLIT_BASELINES
-from scalebench.analysis.formatting import EMPTY, digits, percent, seconds, seconds_with_interval
+from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
 from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.telling import LAWS, count_text, law_rows, title
@@ -27,7 +27,7 @@ from scalebench.report.table import (
     number_entry,
     text_entry,
 )
-from scalebench.report.wording import metric_with_interval, metric_word, percent_with_interval, share
+from scalebench.report.wording import metric_with_interval, metric_word, share
 
 _MOST_REASONS = 5
 _MOST_FAILED = 200  # a page is no log

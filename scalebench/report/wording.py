@@ -31,13 +31,6 @@ def percent_range(low: float, high: float) -> str:
     return f"{percent(low).removesuffix(' %')} to {percent(high)}"
 
 
-def percent_with_interval(value: float, low: float, high: float) -> str:
-    """`+54 % [+51, +57]`; without an interval only the value."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return percent(value)
-    return f"{percent(value)} [{percent(low).removesuffix(' %')}, {percent(high).removesuffix(' %')}]"
-
-
 def metric_change(value: float, metric: str, until: float | None = None) -> str:
     """`3.8 points` of accuracy, which is a share, `0.012` of R²; with `until` a range and its signs."""
     if not math.isfinite(value):

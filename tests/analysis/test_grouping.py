@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import cells
+from scalebench.analysis.formatting import seconds_with_interval
 from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, calibration_interval, median_time, time_interval
 from tests.analysis.test_comparing import only, run
 
@@ -57,3 +58,16 @@ def test_nothing_waits_for_the_median_of_such_a_study_to_be_narrow(study):
     stopped = type(results)(results.folder, results.runs, results.epochs, {"until": {"ci_width": 0.05}})
     row = only(cells(stopped), workers=2)
     assert (row.median_low_s, row.median_high_s) == pytest.approx(median_time(SECONDS[:6])[1:3])
+
+
+def test_stated_step_times_do_not_vary_and_have_no_interval(study):
+    rows = [run("serial", 1, 4.52, repetition=r) for r in range(3)] + [run("allreduce", 2, 2.3, repetition=0)]
+    rows += [run("allreduce", 4, t, repetition=r) for r, t in enumerate((1.1, 1.2, 1.3))]
+    table = cells(study(rows=rows)).set_index(["label", "workers"])
+    assert table["interval"].to_dict() == {
+        ("serial", 1): "no interval, as nothing varies",
+        ("allreduce", 2): "",
+        ("allreduce", 4): "calibration interval",
+    }
+    serial = table.loc[("serial", 1)]
+    assert seconds_with_interval(serial["train_s"], serial["low_s"], serial["high_s"]) == "4.52 s"

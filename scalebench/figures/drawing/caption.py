@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis import Results, virtual_error
+from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
-from scalebench.analysis.intervals import CONFIDENCE, interval_name
+from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import counted
 from scalebench.analysis.surroundings import hardware, machines_of, provenance_in
 from scalebench.cluster.load import load_cluster
@@ -120,6 +120,8 @@ def _repetitions(runs: pd.DataFrame) -> str:
 def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     if runs.groupby(["engine", "label", "workers"]).size().max() < 2:
         return ", no error bars"
+    if (own := cells(results)).loc[own["execution"] == execution, "interval"].eq(NOTHING_VARIES).all():
+        return f", {NOTHING_VARIES}: step times are stated"
     error = virtual_error(results) if execution == "virtual" else None
     if error and not error.known:
         return f", no error bars: the virtual-native error is known from {counted(error.checks, 'check')} only"

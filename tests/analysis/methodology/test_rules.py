@@ -79,6 +79,15 @@ def two_workers_are_four_times_as_fast(study):
     )
 
 
+@case("superlinear", "warning", "efficiency is up to 3.20 without an interval (allreduce, 2 workers)")
+def a_single_run_is_more_than_ideal(study):
+    (base,) = [row.train_s for row in study.rows if row.strategy == "serial" and native(row) and row.repetition == 0]
+    study.change(lambda row: native(row) and row.repetition > 0, status="failed", error="lost")
+    study.change(
+        lambda row: native(row) and row.workers == 2 and row.strategy == "allreduce", train_s=lambda row: base / 3.2
+    )
+
+
 @case("mixed-batch-policies", "error", "batch_policy is per_worker (60 runs), global (10 runs)")
 def two_batch_policies(study):
     study.change(lambda row: row.workers == 4 and native(row), batch_policy="global")
