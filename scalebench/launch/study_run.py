@@ -68,6 +68,10 @@ def run_study(
             else:
                 keep_plan(folder, replication)
             notes = [*plan.notes, *_noise(others)] if replication.left() else plan.notes
+            notes = [
+                *(f"what a command that was killed left half-written is now in {p}" for p in store.set_aside),
+                *notes,
+            ]
             for note in notes:
                 reporter.note(note)
             if replication.left():

@@ -67,6 +67,11 @@ class Store:
         """(run_id, run_order) of the rows that were there when the folder was opened, but for warm-up runs."""
         return list(self._numbered)
 
+    @property
+    def set_aside(self) -> list[Path]:
+        """The files to which opening moved what a killed command had left half-written."""
+        return [path for path in (self._runs.set_aside, self._epochs.set_aside) if path is not None]
+
     def next_attempt(self, run_id: str) -> int:
         """1 for a run that is new here, else one more than its latest attempt."""
         return self._attempts.get(run_id, 0) + 1

@@ -30,6 +30,7 @@ class Table:
         self.path = path
         self._row_type = row_type
         self._fsync = fsync
+        self.set_aside: Path | None = None  # where the half-written end of an interrupted command went
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
@@ -80,6 +81,7 @@ class Table:
                 os.fsync(partial.fileno())
             sync_folder(self.path.parent)
             self._file.truncate(start)
+            self.set_aside = self.path.with_name(self.path.name + ".partial")
         except OSError as error:
             raise _cannot("set aside the half-written end of", self.path, error) from None
 

@@ -223,6 +223,17 @@ def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scal
     assert "1 runs completed, 1 were there before" in more.stdout
 
 
+def test_what_a_kill_left_half_written_is_said_to_be_set_aside(scalebench, tmp_path):
+    arguments = [*SMALL, "--strategy", "serial", "--name", "mine"]
+    assert "half-written" not in scalebench(*arguments).stderr
+    table = tmp_path / "results" / "mine" / "runs.csv"
+    table.write_bytes(table.read_bytes()[:-5])
+    again = scalebench(*arguments)
+    assert "1 runs completed" in again.stdout
+    for name in ("runs.csv", "epochs.csv"):
+        assert f"what a command that was killed left half-written is now in results/mine/{name}.partial" in again.stderr
+
+
 def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
     arguments = [*SMALL, "--strategy", "serial"]
     quiet = scalebench(*arguments, "--quiet", "--output", "a")

@@ -223,6 +223,23 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path, place):
     assert "\n" not in str(caught.value)
 
 
+def test_a_study_that_cannot_be_replaced_is_one_clear_line(folder):
+    (folder / "study.yaml.new").mkdir()  # as good as a folder that may not be written, also for root
+    with Store(folder) as store, pytest.raises(ResultsError, match=r"cannot write .*study\.yaml: .*--output"):
+        store.keep_study({"name": "study"})
+
+
+def test_what_was_set_aside_is_told(folder):
+    with Store(folder) as store:
+        assert store.set_aside == []
+    with (folder / "runs.csv").open("ab") as file:
+        file.write(b"4,torn")
+    with (folder / "epochs.csv").open("ab") as file:
+        file.write(b"c,1,0,1.0")
+    with Store(folder) as store:
+        assert [path.name for path in store.set_aside] == ["runs.csv.partial", "epochs.csv.partial"]
+
+
 def test_another_schema_version_is_refused_by_its_number(folder):
     text = (folder / "runs.csv").read_text().replace(f"\n{SCHEMA_VERSION},", "\n7,")
     (folder / "runs.csv").write_text(text)
