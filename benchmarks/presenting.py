@@ -4,7 +4,7 @@
 
 Synthetic records of six strategies: virtual at 1 to 64 workers, native at 1, 2 and 4, 20 repetitions of each native
 point, as a bootstrap wants. Goals: `scalebench report` in 10 s, 10,000 resamples of every cell in 5 s. Each command is
-a process of its own; the least wall time of three, its CPU time beside it, which tells more on a machine that is shared.
+a process of its own; the least wall time of three, its CPU time beside it, which tells more on a shared machine.
 """
 
 from __future__ import annotations
