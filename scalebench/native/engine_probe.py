@@ -23,10 +23,8 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
-from scalebench.flat import flatten
 from scalebench.native.connection import connected
-from scalebench.optimizers import build_optimizer
-from scalebench.study.spec import Component
+from scalebench.native.engine_steps import Step, ddp_step, horovod_step, plain_step, probed_network
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)
@@ -35,7 +33,6 @@ _SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from it
 _MOST, _LEAST = 1000, 3  # repetitions
 _FAST_CYCLE_MS = "0.01"  # Horovod's loop then waits for nobody: what is left is negotiation and transport
 
-Step = Callable[[], None]
 Typical = Callable[[list[float]], float]
 
 
@@ -117,7 +114,7 @@ class Probe:
             enqueuing = self._enqueuing()
         del os.environ["HOROVOD_CYCLE_TIME"]
         with self._alone("horovod"):
-            alone = self._overhead(_horovod_step)
+            alone = self._overhead(horovod_step)
         # Horovod moves and adds bytes by this MPI's allreduce; what a small operation takes beyond it is negotiation.
         small = tuple(nbytes for nbytes in GRID if nbytes <= _SMALL)
         transport = dict(self._curve(MpiCommunicator(self.mpi, self.clock).allreduce_, small))
@@ -150,8 +147,8 @@ class Probe:
         with connected("gloo", self.mpi, self.clock, one_node=True) as comm:
             points = self._curve(comm.allreduce_, GRID, fmean)
         with self._alone("gloo"):
-            alone = self._overhead(_ddp_step)
-            bucket = torch.zeros(sum(parameter.numel() for parameter in _network().parameters()))
+            alone = self._overhead(ddp_step)
+            bucket = torch.zeros(sum(parameter.numel() for parameter in probed_network().parameters()))
             reduce = self._time(lambda: torch.distributed.all_reduce(bucket))
         return [self._entry("gloo", points, per_step_s=max(0.0, alone - reduce), alone_s=alone)]
 
@@ -165,7 +162,7 @@ class Probe:
 
     def _overhead(self, engine_step: Callable[[], Step]) -> float:
         """What an engine's own step takes beyond the plain one of a replica, at one worker: hooks, copies, wrappers."""
-        plain, wrapped = _plain_step(), engine_step()
+        plain, wrapped = plain_step(), engine_step()
         rounds = [(self._time(wrapped, 0.02), self._time(plain, 0.02)) for _ in range(9)]
         return max(0.0, median(own - bare for own, bare in rounds))
 
@@ -224,62 +221,6 @@ def _sleep_until_all_are_here(group: MPI.Comm) -> None:
     done = group.Ibarrier()
     while not done.Test():
         time.sleep(1e-3)
-
-
-def _network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16))
-
-
-def _plain_step() -> Step:
-    """As a replica steps: one flat buffer, and the optimizer for it."""
-    net, x = _network(), torch.randn(8, 96)
-    flat, gradients = flatten(net)
-    parameter = torch.nn.Parameter(flat)
-    parameter.grad = gradients
-    optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True)
-
-    def step() -> None:
-        gradients.zero_()
-        net(x).sum().backward()
-        optimizer.step()
-
-    return step
-
-
-def _horovod_step() -> Step:
-    """As a script with Horovod steps: a wrapped optimizer, tensor by tensor."""
-    import horovod.torch as hvd
-
-    net, x = _network(), torch.randn(8, 96)
-    _, gradients = flatten(net)
-    plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
-
-    def step() -> None:
-        gradients.zero_()
-        net(x).sum().backward()
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-
-    return step
-
-
-def _ddp_step() -> Step:
-    """As a script with DDP steps: a wrapped module, buckets."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    net, x = _network(), torch.randn(8, 96)
-    _, gradients = flatten(net)
-    wrapped = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
-
-    def step() -> None:
-        gradients.zero_()
-        wrapped(x).sum().backward()
-        optimizer.step()
-
-    return step
 
 
 def main(path: Path) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-import resource
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +28,7 @@ from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
+from scalebench.native.resources import device_name, forget_peak_memory, peak_memory
 from scalebench.native.waiting import Waits, by_epoch, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
@@ -79,7 +77,7 @@ class Session:
         random.seed(run.seed)
         np.random.seed(run.seed % (1 << 32))
         torch.manual_seed((run.seed * 1_000_003 + self.mpi.rank + 1) % (1 << 63))  # as virtual workers are seeded
-        _forget_peak_memory(self.device)
+        forget_peak_memory(self.device)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
@@ -146,7 +144,7 @@ class Session:
         verdict = evaluate(replica, strategy, dataset)
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
-        report.peak_rss_mib, report.peak_device_mib = _peak_memory(self.device)
+        report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
         told = self._close(states, servers)
         gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others))
         if gathered is None:
@@ -204,7 +202,7 @@ class Session:
             "batch_per_worker": plan.batch_size,
             "nodes": self.nodes,
             "workers_per_node": self.workers_per_node,
-            "device": _device_name(self.device),
+            "device": device_name(self.device),
             "gpus_per_node": torch.cuda.device_count() if self.device.type == "cuda" else 0,
             "launcher": self.job.launcher,
             "binding": self.job.binding,
@@ -263,32 +261,3 @@ def _pace(run: Run) -> StepTime | float:
         )
     entry = known[batch]
     return StepTime(entry.forward_s, entry.backward_s, entry.update_s)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "cpu"
-
-
-def _forget_peak_memory(device: torch.device) -> None:
-    """A launch serves many runs: the kernel's high-water mark is put back before each."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_memory(device: torch.device) -> tuple[float, float | None]:
-    """MiB of this process since `_forget_peak_memory`, and of the device."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                peak = int(line.split()[1]) / 1024
-    on_device = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    return peak, on_device
