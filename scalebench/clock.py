@@ -7,12 +7,15 @@ them to a stated device, the virtual clock looks them up.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
+
+_COARSE_S = 2e-4  # before a moment, at which sleeping stops being precise enough
 
 
 class Task(IntEnum):
@@ -78,6 +81,15 @@ class Clock(Protocol):
     @property
     def running(self) -> bool:
         """Whether time is being booked."""
+
+
+def sleep_until(moment: float) -> None:
+    """Return at `moment` of `time.perf_counter`, to some microseconds: asleep, then looking at the clock."""
+    left = moment - time.perf_counter()
+    if left > _COARSE_S:
+        time.sleep(left - _COARSE_S)
+    while time.perf_counter() < moment:
+        os.sched_yield()
 
 
 class WallClock:

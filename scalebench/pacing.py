@@ -7,19 +7,16 @@ is released at its share of the backward pass, so that what Horovod and DDP do b
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-from scalebench.clock import Task, WallClock
+from scalebench.clock import Task, WallClock, sleep_until
 from scalebench.jitter import STATED, jitter_source
 from scalebench.study.spec import Run
 
-_COARSE = 2e-4  # seconds before the end at which sleeping stops being precise enough
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 _TOLERANCE = 0.01  # a step this share over its time is not called late: it is what waking up costs
 
@@ -158,10 +155,7 @@ class PacedClock(WallClock):
         left = until - self._read()
         if left < -_TOLERANCE * self._total and not may_be_late:
             self._is_late = True
-        if left > _COARSE:
-            time.sleep(left - _COARSE)
-        while time.perf_counter() < until:
-            os.sched_yield()
+        sleep_until(until)
 
     def _learn(self, task: Task) -> None:
         now = self._read()

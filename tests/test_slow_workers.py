@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from scalebench.clock import Task
+from scalebench.clock import Task, WallClock
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
+from scalebench.comm.in_flight import InFlight
+from scalebench.comm.journal import numbers
+from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.catalog import prepare
 from scalebench.jitter import jitter_source
 from scalebench.launch.engines import available
@@ -117,8 +122,14 @@ def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
     )  # fmt: skip
     sweep = expand(study, load_cluster("this-machine"))
     (run,) = sweep.runs
-    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.3, {})
-    assert sweep.notes == ["paced runs: slow_links are left out, for real messages go at the network's own pace"]
+    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.3, {"1": 4.0})
+    assert sweep.notes == []
+    native = expand(study.model_copy(update={"execution": "native"}), load_cluster("this-machine"))
+    assert native.runs[0].virtual == VirtualOptions()
+    (note,) = native.notes
+    assert note.startswith(
+        "native runs: slow_links, jitter left out, for they go at the machine's own pace; --execution p"
+    )
     factors = [jitter_source(kind, 0.3, seed=3, worker=1)(step) for step in range(8)]
     clock = PacedClock(StepTime(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))
     clock.start()
@@ -173,6 +184,66 @@ def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
     said = {**values, "virtual": {"slowdown": {}, "jitter": "none"}}
     (run, *_) = plan_study(Study.model_validate(said)).sweep.runs
     assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)
+
+
+def test_slow_links_lengthen_real_messages_by_the_models_difference(tmp_path):
+    """Lower bounds: node 1's card a thousand times slower adds 7 ms to a message of 8,716 bytes, in every step."""
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    study = Study(
+        strategies=["allreduce", "asp", "epoch_async", {"gossip": {"peers": "pair"}}], workers=[2], engine="mpi",
+        execution="paced", device_step_time=0.002, repetitions=1, epochs=1, dataset="wine", batch_per_worker=8,
+        cluster="ethernet-10g", virtual={"slow_links": {1: 1000.0}},
+    )  # fmt: skip
+    runs, n = expand(study, load_cluster("ethernet-10g")).runs, 4 * (13 * 128 + 128 + 128 * 3 + 3)
+    comm = {}
+
+    def keep(run, outcome):
+        assert outcome.status == "completed", outcome.error
+        comm[run.strategy.name] = [worker.comm_s for worker in outcome.workers]
+
+    launch(
+        runs, {2: prepare(study, 2)}, ranks=3, work_dir=tmp_path, on_start=lambda run: None, on_outcome=keep,
+        log=lambda message: None,
+    )  # fmt: skip
+    slow = SlowLinks(load_cluster("ethernet-10g"), {"1": 1000.0})
+    message, mean = slow.adds_to_message(n, 0, 1), slow.adds("allreduce", n, (0, 1))
+    steps = -(-142 // 2 // 8)
+    assert message == pytest.approx(999 * n / 1.25e9)
+    assert mean == pytest.approx(message)  # 2 (p - 1) / p = 1
+    assert min(comm["allreduce"]) > 0.999 * steps * mean
+    assert comm["asp"][1] > 0.999 * steps * 2 * message  # there and back; worker 0 sits beside the server
+    assert comm["epoch_async"][1] > 0.999 * (2 * message + mean)  # fetched and stored, then the mean of all
+    assert min(comm["gossip"]) > 0.999 * (steps * message + mean)
+
+
+def test_only_what_takes_a_slow_way_is_lengthened():
+    slow = SlowLinks(load_cluster("ethernet-10g"), {"0-2": 8.0})
+    assert slow.adds("allreduce", 1_000_000, (0, 2)) > 0 == slow.adds("allreduce", 1_000_000, (0, 1))
+    assert slow.adds_to_message(1_000_000, 2, 0) > 0 == slow.adds_to_message(1_000_000, 1, 2)
+
+
+class _Done:
+    """A request of the engine that is over."""
+
+    def wait(self) -> None: ...
+    def done(self) -> bool:
+        return True
+
+
+def test_a_sum_in_flight_is_slowed_from_its_beginning():
+    clock, target = WallClock(), torch.zeros(2)
+    clock.start()
+    began = time.perf_counter()
+    flight = InFlight(_Done(), torch.ones(2), target, None, clock, began, numbers(), 0.3)
+    assert not flight.done()
+    time.sleep(0.05)  # compute that hides a part of it
+    since = time.perf_counter()
+    flight.wait()
+    assert time.perf_counter() - began >= 0.3
+    assert clock.ledger.comm_s <= time.perf_counter() - since
+    assert flight.done()
+    assert target.tolist() == [1.0, 1.0]
 
 
 def test_a_real_paced_run_records_its_straggler(tmp_path):

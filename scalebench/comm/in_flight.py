@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from torch import Tensor
 
-from scalebench.clock import Task, WallClock
+from scalebench.clock import Task, WallClock, sleep_until
 from scalebench.comm.base import Request
 from scalebench.comm.journal import Numbers
 from scalebench.comm.wire import unpack
@@ -14,7 +16,8 @@ class InFlight:
     """`raw` is the engine's request; what it brings in `packed` goes into `target`, divided by `total`.
 
     Its entry in the group's `meetings` is made at once, for all members begin in the same order, whatever the order in
-    which they wait; `came` is when it was begun.
+    which they wait; `came` is when it was begun. It lasts `slowed` seconds longer than the engine takes: from when it
+    is seen to end, or from `came` where that was before anybody looked.
     """
 
     def __init__(
@@ -26,10 +29,12 @@ class InFlight:
         clock: WallClock,
         came: float,
         meetings: Numbers,
+        slowed: float = 0.0,
     ) -> None:
         self._raw, self._packed, self._target, self._total = raw, packed, target, total
         self._clock, self._meetings = clock, meetings
         self._landed = False
+        self._slowed, self._came = slowed, came
         self._place = len(meetings) if clock.running else None  # None: outside the training time
         if clock.running:
             meetings.extend((came, came, came))
@@ -40,7 +45,10 @@ class InFlight:
         clock = self._clock
         clock.did(Task.OTHER)
         since = clock.mark
+        was_done = self._raw.done()
         self._raw.wait()
+        if self._slowed:
+            sleep_until((self._came if was_done else time.perf_counter()) + self._slowed)
         unpack(self._packed, self._target, self._total)
         self._landed = True
         clock.did(Task.COMM)
@@ -48,4 +56,4 @@ class InFlight:
             self._meetings[self._place + 1], self._meetings[self._place + 2] = since, clock.mark
 
     def done(self) -> bool:
-        return self._landed or self._raw.done()
+        return self._landed or (self._raw.done() and time.perf_counter() >= self._came + self._slowed)

@@ -17,6 +17,7 @@ from scalebench.clock import Task, WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.journal import Group, Journal
+from scalebench.comm.slow_links import SlowLinks, linger
 from scalebench.comm.wire import pack, unpack
 from scalebench.errors import EngineError
 
@@ -44,10 +45,15 @@ class NativeCommunicator(ABC):
         self._parent = parent
         self._splits = 0
         self._came = 0.0
+        self.slow_links: SlowLinks | None = parent.slow_links if parent is not None else None
+        self.members: tuple[int, ...] = tuple(range(size))  # worker numbers of the ranks
         self._join(())
 
     def count(self, nbytes: int) -> None:
         self.tally(nbytes)
+        if self.slow_links is not None and nbytes and self.clock.running:
+            self.linger("allreduce", nbytes)
+            self.clock.did(Task.COMM)
         if nbytes and self.clock.running and self.size > 1:
             self.journal.complete = False
 
@@ -59,6 +65,9 @@ class NativeCommunicator(ABC):
     def carried(self, nbytes: int, among: int | None = None) -> None:
         clock, members = self.clock, among or self.size
         came = clock.mark
+        if self.slow_links is not None:
+            first = self.rank // members * members
+            self.linger("allreduce", nbytes, self.members[first : first + members])
         clock.did(Task.COMM)
         if clock.running and self.size > 1:
             self._add(1, nbytes)
@@ -70,6 +79,10 @@ class NativeCommunicator(ABC):
         self._splits += 1
         part = self._split(color, key)
         part._join((*self._group, self._splits, color))
+        if self.slow_links is not None:
+            mine = torch.tensor([self.members[self.rank]], device="cuda" if self.engine == "nccl" else "cpu")
+            joined = part._allgather(mine)
+            part.members = tuple(int(member) for member in joined)
         self.clock.did(Task.COMM)
         return part
 
@@ -88,6 +101,8 @@ class NativeCommunicator(ABC):
                     self._mean(tensor)
                 else:
                     self._allreduce(tensor, op)
+                if self.slow_links is not None:
+                    self.linger("allreduce", tensor.nbytes)
             self._leave()
         else:
             packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
@@ -96,6 +111,7 @@ class NativeCommunicator(ABC):
             if self.size > 1:
                 self._allreduce(packed, "sum" if op == "mean" else op)
             unpack(packed, tensor, total)
+            self.linger("allreduce", packed.nbytes)
             self._leave()
 
     def iallreduce_(
@@ -109,23 +125,27 @@ class NativeCommunicator(ABC):
         total = self._total(weight, op, tensor.device)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
-        return InFlight(raw, packed, tensor, total, self.clock, came, self._meetings)
+        slowed = self._slowed("allreduce", packed.nbytes)
+        return InFlight(raw, packed, tensor, total, self.clock, came, self._meetings, slowed)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
         self._enter(tensor.numel() * tensor.element_size())
         self._reduce(tensor, root, "sum" if op == "mean" else op)
         if op == "mean" and self.size > 1 and self.rank == root:
             tensor.div_(self.size)
+        self.linger("reduce", tensor.nbytes)
         self._leave()
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         self._enter(tensor.numel() * tensor.element_size() if self.rank == root else 0)
         self._broadcast(tensor, root)
+        self.linger("broadcast", tensor.nbytes)
         self._leave()
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self._enter(tensor.numel() * tensor.element_size())
         gathered = self._allgather(tensor)
+        self.linger("allgather", tensor.nbytes)
         self._leave()
         return gathered
 
@@ -138,8 +158,10 @@ class NativeCommunicator(ABC):
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:
             raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
-        self._enter(sum(t.numel() * t.element_size() for i, t in enumerate(tensors) if i != self.rank))
+        sent = sum(t.nbytes for i, t in enumerate(tensors) if i != self.rank)
+        self._enter(sent)
         received = self._alltoallv(tensors)
+        self.linger("alltoallv", max(sent, sum(t.nbytes for i, t in enumerate(received) if i != self.rank)))
         self._leave()
         return received
 
@@ -162,6 +184,7 @@ class NativeCommunicator(ABC):
         self._recv(target, source, tag)
         if add:
             tensor.add_(target)
+        self.linger_for_message(tensor.nbytes, source)
         clock.did(Task.COMM)
         if clock.running:
             mail = (self._group, source, self.rank, tag)
@@ -180,6 +203,21 @@ class NativeCommunicator(ABC):
                 self.send(lower, partner)
                 tensor.copy_(lower)
             stride *= 2
+
+    def linger(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> None:
+        """Stay for what slow links add to a collective of `nbytes` among workers `ranks` (default: all members)."""
+        linger(self._slowed(operation, nbytes, ranks))
+
+    def linger_for_message(self, nbytes: int, other: int, times: int = 1) -> None:
+        """Stay for what slow links add to so many messages of `nbytes` between this rank and `other`."""
+        if self.slow_links is not None and self.clock.running:
+            src, dst = self.members[other], self.members[self.rank]
+            linger(times * self.slow_links.adds_to_message(nbytes, src, dst))
+
+    def _slowed(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> float:
+        if self.slow_links is None or not self.clock.running or self.size == 1:
+            return 0.0
+        return self.slow_links.adds(operation, nbytes, ranks or self.members)
 
     def _add(self, collectives: int, nbytes: int) -> None:
         comm: NativeCommunicator | None = self

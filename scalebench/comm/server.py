@@ -25,6 +25,7 @@ from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
 from scalebench.comm.journal import Served, numbers
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.slow_links import SlowLinks, linger
 from scalebench.errors import EngineError, RunError
 
 _OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY, _ORDER = range(1, 7)  # message tags
@@ -91,8 +92,9 @@ class ServerLoop:
     """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
-    when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it. It
-    calls `beat` whenever it looks for a message, so while it waits too.
+    when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it.
+    `slow_links` lengthen what it receives and sends. It calls `beat` whenever it looks for a message, so while it waits
+    too.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class ServerLoop:
         beat: Callable[[], None] = lambda: None,
         *,
         traced: bool = False,
+        slow_links: SlowLinks | None = None,
     ) -> None:
         self._link, self._dtype, self._now, self._beat = link, dtype, now, beat
+        self._slow_links = slow_links
         self._workers = link.size - servers
         self._traced = traced
         self.busy_s = 0.0
@@ -130,6 +134,7 @@ class ServerLoop:
             if tag == _CLOSE:
                 open_workers -= 1
             else:
+                self._linger(worker, payload)
                 self._taken[worker] = (self._free, self._woken)
                 handled += 1
                 for released, reply in rule(worker, payload if tag == _PAYLOAD else None, now):
@@ -169,9 +174,15 @@ class ServerLoop:
             time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
         self._woken = self._now()
 
+    def _linger(self, worker: int, message: Tensor | None) -> None:
+        """Slow links hold this server's link up for as long as they add, each way; it sits where worker 0 does."""
+        if self._slow_links is not None and message is not None:
+            linger(self._slow_links.adds_to_message(message.nbytes, worker, 0))
+
     def _release(self, worker: int, reply: Any) -> None:
         if worker not in self._taken:
             raise RunError(f"the server's rule answers worker {worker}, which has not asked")
+        self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
         self._link.Send(_bytes_of(reply), worker, _REPLY)
 

@@ -64,6 +64,7 @@ class OneSidedState:
             self._from_device()
             self._counter[0] += 1
             self._window.Put([self._fetched, MPI.BYTE], self._host)
+            self._comm.linger_for_message(self._vector.nbytes, self._host, times=2)
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)

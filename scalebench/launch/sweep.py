@@ -216,8 +216,20 @@ def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list
             "paced runs stretch compute to the step time of a stated device; "
             "say its seconds with --device-step-time, or name a cluster that has step times for this model"
         )
-    if paced and study.virtual.slow_links:
-        notes.append("paced runs: slow_links are left out, for real messages go at the network's own pace")
+    if any(cell.execution == "native" for cell in cells):
+        notes += _left_out(study.virtual)
+
+
+def _left_out(options: VirtualOptions) -> list[str]:
+    """What a study or its cluster states of workers and links that native runs do not have."""
+    named = [key for key in ("slowdown", "slow_windows", "slow_links") if getattr(options, key)]
+    named += ["jitter"] if options.jitter in STATED else []
+    if not named:
+        return []
+    return [
+        f"native runs: {', '.join(named)} left out, for they go at the machine's own pace; "
+        "--execution paced injects them"
+    ]
 
 
 def _distinct(cells: list[_Cell]) -> list[_Cell]:
@@ -266,8 +278,8 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:
-    """What pacing can inject into real runs: slow workers, and the jitter of steps where its law is stated."""
-    injected: dict[str, Any] = {"slowdown": options.slowdown, "slow_windows": options.slow_windows}
+    """What pacing injects into real runs: slow workers, slow links, and steps' jitter where its law is stated."""
+    injected: dict[str, Any] = {name: getattr(options, name) for name in ("slowdown", "slow_windows", "slow_links")}
     if options.jitter in STATED:
         injected |= {"jitter": options.jitter, "jitter_sigma": options.jitter_sigma}
     return VirtualOptions.model_validate(injected)

@@ -23,7 +23,7 @@ from scalebench.errors import RunError, ScalebenchError
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
-from scalebench.native.session import Session
+from scalebench.native.session import Session, slow_links_of
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
 
@@ -79,8 +79,8 @@ class RankLoop:
             elif served is not None and self.world.rank < run.workers + servers:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
-                dtype = getattr(torch, run.dtype)
-                loop = ServerLoop(served, dtype, servers, beat=self.heart.beat, traced=run.trace)
+                dtype, slow = getattr(torch, run.dtype), slow_links_of(run)
+                loop = ServerLoop(served, dtype, servers, beat=self.heart.beat, traced=run.trace, slow_links=slow)
                 loop.serve()
                 served.gather((loop.served, loop.laps))
             self._rest()

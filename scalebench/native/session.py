@@ -20,6 +20,7 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer
 from scalebench.comm.shared import OneSidedState
+from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
 from scalebench.elsewhere import Elsewhere, taken_by
@@ -83,6 +84,7 @@ class Session:
         clock = self._clock()
         for_good = bool(self.job.settings)
         with connected(run.engine, self.mpi, clock, one_node=self.nodes == 1, for_good=for_good) as comm:
+            comm.slow_links = slow_links_of(run)
             return self._train(strategy, dataset, clock, comm)
 
     def _train(
@@ -261,3 +263,10 @@ def _pace(run: Run) -> StepTime | float:
         )
     entry = known[batch]
     return StepTime(entry.forward_s, entry.backward_s, entry.update_s)
+
+
+def slow_links_of(run: Run) -> SlowLinks | None:
+    """What the links that a paced `run` has slow add; None if none is."""
+    if run.execution != "paced" or not run.virtual.slow_links:
+        return None
+    return SlowLinks(load_cluster(run.cluster), run.virtual.slow_links)

@@ -153,7 +153,7 @@ class Unevenness(Stated):
 
 
 class VirtualOptions(Unevenness):
-    """How virtual runs are timed; `slowdown`, `slow_windows` and a stated jitter hold for paced runs too."""
+    """How virtual runs are timed; paced runs have all but `collective` and `ties` too, and a jitter only if stated."""
 
     collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
     ties: Literal["seeded", "rank"] = "seeded"
