@@ -28,7 +28,6 @@ _PER_OCTAVE = 12
 class ScalingLaws(Figure):
     name = "scaling-laws"
     summary = "the scaling law of each strategy: fit, band, extrapolation and knee"
-    by_default = False  # takes as long as two others
 
     def absent(self, results: Results) -> str:
         if why := super().absent(results):
@@ -49,6 +48,7 @@ class ScalingLaws(Figure):
         from scalebench.analysis.laws import no_band, scaling_laws
         from scalebench.figures.drawing.caption import (
             describe_executions,
+            describe_machines,
             describe_oversubscription,
             describe_study,
         )
@@ -85,11 +85,13 @@ class ScalingLaws(Figure):
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.say(
             describe_study(results),
-            describe_executions(results),
+            describe_executions(results, drawn=fitted),
+            describe_machines(results),
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
-            "Knee: the most speed for the workers spent, where efficiency times speedup is largest.",
+            "Knee: the worker count of the largest efficiency times speedup; beyond it, a worker costs "
+            "more efficiency than it brings speed.",
             describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 

@@ -35,7 +35,12 @@ class TimeReduction(Figure):
 
         from scalebench.analysis import cells, ratios
         from scalebench.analysis.grouping import PER_BATCH
-        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.caption import (
+            describe_executions,
+            describe_machines,
+            describe_oversubscription,
+            describe_study,
+        )
         from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL, looks, name_series
 
         times, compared = name_series(cells(results)), name_series(ratios(results))
@@ -68,9 +73,10 @@ class TimeReduction(Figure):
         canvas.say(
             describe_study(results),
             describe_executions(results),
+            describe_machines(results),
             "Reduction = 1 - T(strategy, N) / T(baseline, N), signed, within one execution, as geometric means of "
-            "ratios paired by block. (a) Baseline: per-batch allreduce on the same engine; (b) the same times in "
-            "seconds; (c) baseline: serial on one worker.",
+            "ratios paired by block. (a) Baseline: per-batch allreduce on the same engine; (b) the training times "
+            "themselves; (c) baseline: serial on one worker.",
             "Below, baselines horovod and ddp in two parts: engine (T_base - T_allreduce) / T_base and frequency "
             "(T_allreduce - T_strategy) / T_base."
             if pairs
@@ -94,7 +100,7 @@ def _draw_curves(panels: Sequence[Panel], times: pd.DataFrame, compared: pd.Data
         panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
         panel.ax.set_ylabel(f"time saved (% of {baseline})")
         panel.workers_axis(counts)
-    seconds.title("b", "in seconds")
+    seconds.title("b", "training time")
     own = times[times["series"].isin(compared["series"]) | (times["strategy"] == "allreduce")]
     seconds.curve(own, "train_s", look, low="low_s", high="high_s")
     seconds.seconds_axis()

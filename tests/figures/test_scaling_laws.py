@@ -73,5 +73,5 @@ def test_below_four_counts_the_figure_is_refused(tmp_path):
         plot(results, tmp_path, ["scaling-laws"])
 
 
-def test_it_is_drawn_when_named_and_not_by_default():
-    assert "scaling-laws" not in default_figures()
+def test_it_is_drawn_by_default():
+    assert "scaling-laws" in default_figures()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,8 @@ from scalebench.analysis.places import counted
 from scalebench.analysis.surroundings import hardware, machines_of, provenance_in
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
+
+_SERIES = ["execution", "engine", "label"]
 
 
 def describe_study(results: Results) -> str:
@@ -34,15 +37,22 @@ def describe_study(results: Results) -> str:
     return f"{scaling}, {epochs}, {last['dtype']}, {optimizer}. {_batch(runs)}"
 
 
-def describe_executions(results: Results, *, bars: bool = True) -> str:
-    """Cluster, engines and repetitions of each execution, and what error bars are if there are `bars`."""
+def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFrame | None = None) -> str:
+    """Cluster, engines and repetitions of each execution, and what error bars are if there are `bars`.
+
+    Of the series that are `drawn`, by execution, engine and label; default: all.
+    """
     runs = results.completed
+    if drawn is not None:
+        runs = runs.merge(drawn[_SERIES].drop_duplicates(), on=_SERIES)
     parts = []
     for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
         own = runs[runs["execution"] == execution]
         engines = "" if execution == "virtual" else f" through {_join(sorted(own['engine'].unique()))}"
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
-        parts.append(f"{execution} on {own['cluster'].iloc[-1]}{engines} ({about})")
+        cluster = str(own["cluster"].iloc[-1])
+        name = Path(cluster).stem if cluster.endswith((".yaml", ".yml")) else cluster
+        parts.append(f"{execution} on {name}{engines} ({about})")
     sentence = _join(parts, "; ")
     return f"{sentence[:1].upper()}{sentence[1:]}."
 

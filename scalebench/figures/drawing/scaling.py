@@ -10,6 +10,7 @@ from scalebench.analysis.grouping import CELL
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import (
     describe_executions,
+    describe_machines,
     describe_oversubscription,
     describe_study,
     with_interval,
@@ -66,6 +67,7 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     canvas.say(
         describe_study(results),
         describe_executions(results),
+        describe_machines(results),
         f"Times are geometric means. Efficiency is {formula}, each execution against its own serial run.",
         f"The metric is of the consensus model on held-out data{with_interval(table)}.",
         describe_oversubscription(table),
