@@ -6,7 +6,9 @@ from scalebench.analysis.comparing import ratios
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.laws import scaling_laws
+from scalebench.analysis.methodology import check
 from scalebench.analysis.reading import Results, load
+from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.testing import against, differences
 from scalebench.analysis.validation import agreement, median_error, virtual_error
@@ -19,7 +21,10 @@ __all__ = [
     "bootstrap_cells",
     "bootstrap_interval",
     "cells",
+    "check",
     "claims",
+    "compare_strategies",
+    "compare_studies",
     "differences",
     "load",
     "median_error",

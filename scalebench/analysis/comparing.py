@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
 from scalebench.analysis.once import once
 from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
@@ -52,13 +52,20 @@ def ratios(results: Results) -> pd.DataFrame:
     median, `median_ratio`, from six pairs on with an interval of its own. Where a baseline is missing or oversubscribed
     the numbers are empty and `note` says so.
     """
-    table, compared = by_block(results), Ratios(results)
+    table, compared = sorted(by_block(results), key=_rank), Ratios(results)
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
     found = pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
     # As in `cells`, also where no batch is known: the two are joined by these.
     return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64")) if len(found) else found
+
+
+def _rank(cell: Cell) -> tuple[object, ...]:
+    """The order of `cells`."""
+    batch = cell.key["batch_per_worker"]
+    known = 0 if pd.isna(batch) else batch  # type: ignore[call-overload]
+    return EXECUTIONS.index(cell.execution), strategy_rank(cell.label), cell.engine, cell.workers, known
 
 
 def _compare(index: Index, cell: Cell, compared: Ratios) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import completed_study, results_argument
 
 _MOST_JOBS = 4
 
@@ -47,7 +47,7 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
     from scalebench.report.artifact import load_paper, write_artifact
 
     said = load_paper(paper)
-    made = write_artifact(study_folder(results), output, said, jobs=jobs)
+    made = write_artifact(completed_study(results), output, said, jobs=jobs)
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.options import completed_study, share_option
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
@@ -26,19 +28,6 @@ _SAID = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", 
 _FAIL_ON = ("regression", "metric", "failed", "undecided", "missing")
 
 
-def _share(context: click.Context, option: click.Parameter, value: str) -> float:
-    """`5%` or `0.05`."""
-    from scalebench.study.shares import parse_share
-
-    try:
-        share = parse_share(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, option) from None
-    if not (math.isfinite(share) and share >= 0):
-        raise click.BadParameter(f"expected a share from 0 up, got {value}", context, option)
-    return share
-
-
 @click.command()
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="[B]", required=False, type=click.Path(path_type=Path))
@@ -52,7 +41,7 @@ def _share(context: click.Context, option: click.Parameter, value: str) -> float
 @click.option("--execution", type=click.Choice(["native", "paced", "virtual"]), help="Compare these runs only.")
 @click.option(
     "--threshold",
-    callback=_share,
+    callback=share_option,
     metavar="SHARE",
     default="5%",
     show_default=True,
@@ -60,7 +49,7 @@ def _share(context: click.Context, option: click.Parameter, value: str) -> float
 )
 @click.option(
     "--metric-margin",
-    callback=_share,
+    callback=share_option,
     metavar="SHARE",
     default="0.01",
     show_default=True,
@@ -99,9 +88,11 @@ def compare(
             raise click.UsageError("name a second folder, or two strategies of the first (--strategy NAME, twice)")
         if ignore:
             raise click.UsageError("--ignore overrides a difference of two studies; strategies of one have none")
-        found = compare_strategies(load(a), *strategies, **limits)
+        found = compare_strategies(load(completed_study(a)), *strategies, **limits)
     else:
-        found = compare_studies(load(a), load(b), strategies=strategies, ignore=ignore, **limits)
+        found = compare_studies(
+            *(load(completed_study(x)) for x in (a, b)), strategies=strategies, ignore=ignore, **limits
+        )
     if as_json:
         click.echo(json.dumps(_facts(found), indent=2, allow_nan=False))
     else:

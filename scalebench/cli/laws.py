@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import completed_study, results_argument, share_option
 
 
 @click.command()
@@ -15,8 +15,9 @@ from scalebench.cli.options import results_argument, study_folder
 @click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
 @click.option(
     "--efficiency",
-    type=float,
-    default=0.5,
+    callback=share_option,
+    metavar="SHARE",
+    default="50%",
     show_default=True,
     help="Least speedup per worker at which a worker count is worth running.",
 )
@@ -42,7 +43,7 @@ def laws(
     from scalebench.analysis.laws.telling import as_values, laws_text
     from scalebench.cli.carrying_out import results_console
 
-    study = load(study_folder(results))
+    study = load(completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
         click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))

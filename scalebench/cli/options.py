@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,35 @@ def study_folder(results: Path | None) -> Path:
     from scalebench.records.newest import newest_study
 
     return results if results is not None else newest_study(Path("results"))
+
+
+def completed_study(results: Path | None) -> Path:
+    """`study_folder`, of which some run was completed: without one there is nothing to show.
+
+    Raises:
+        ResultsError: none was, or there are no records.
+    """
+    from scalebench.errors import ResultsError
+    from scalebench.records.attempts import Attempts
+
+    folder = study_folder(results)
+    attempts = Attempts(folder / "runs.csv")
+    if len(attempts) and "completed" not in attempts.status:
+        raise ResultsError(f"{folder}: no run was completed; `scalebench status {folder}` says why")
+    return folder
+
+
+def share_option(context: click.Context, option: click.Parameter, value: str) -> float:
+    """`5%` or `0.05`."""
+    from scalebench.study.shares import parse_share
+
+    try:
+        share = parse_share(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
+    if not (math.isfinite(share) and share >= 0):
+        raise click.BadParameter(f"expected a share from 0 up, got {value}", context, option)
+    return share
 
 
 def keep_going_option(command: _F) -> _F:

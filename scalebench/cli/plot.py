@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import completed_study, results_argument
 from scalebench.figures import FORMATS, plot_folder
 from scalebench.figures.place import place_for
 from scalebench.records.durations import timed
@@ -36,7 +36,7 @@ def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: 
     figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
     """
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
-    folder = study_folder(results)
+    folder = completed_study(results)
     with timed(folder, "plot") if not figures else nullcontext():
         drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=jobs, place=place_for(folder, output))
     for figure in drawn:

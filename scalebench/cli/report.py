@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import completed_study, results_argument
 
 
 @click.command()
@@ -33,7 +33,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
-    folder = study_folder(results)
+    folder = completed_study(results)
     with timed(folder, "report"):
         page = write_report(folder, output or place_for(folder, Path("plots")) / "report.html")
     click.echo(page)

@@ -148,7 +148,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
     )
     if until:
         console.print(
-            f"each point is repeated until the interval of its time is {until.ci_width:.3g} of it wide",
+            f"each point is repeated until the interval of its time is {100 * until.ci_width:.3g} % of it wide",
             highlight=False,
             soft_wrap=True,
         )

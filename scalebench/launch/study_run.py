@@ -135,7 +135,7 @@ def _too_wide(replication: Replication, until: Until | None) -> list[str]:
     if until is None or not wide:
         return []
     return [
-        f"{len(wide)} points are still wider than {until.ci_width:.3g} of their time: "
+        f"{len(wide)} points are still wider than {100 * until.ci_width:.3g} % of their time: "
         f"{', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
     ]
 

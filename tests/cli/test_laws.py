@@ -61,6 +61,13 @@ def test_programs_get_the_same_as_json(scalebench):
     assert less["worth"]["workers"] > virtual["worth"]["workers"]
 
 
+def test_an_efficiency_is_a_share_as_people_write_it(scalebench):
+    said = [json.loads(scalebench("--efficiency", share, "--json")[0]) for share in ("80%", "0.8")]
+    assert said[0] == said[1]
+    _, err = scalebench("--efficiency", "80", code=2)
+    assert "write 80% for per cent" in " ".join(err.split())
+
+
 def test_extra_p_gets_its_file(scalebench, tmp_path):
     _, err = scalebench("--extrap", "times.jsonl")
     assert "for Extra-P: times.jsonl" in err
@@ -82,8 +89,9 @@ def test_where_no_law_can_be_fitted_the_exit_code_is_1(scalebench, tmp_path):
     [
         (["results/none"], "results/none holds no runs.csv"),
         (["--strategy", "allredduce"], "did you mean 'allreduce'?"),
-        (["--efficiency", "2"], "an efficiency lies above 0 and is at most 1, got 2"),
-        (["--efficiency", "half"], "'half' is not a valid float"),
+        (["--efficiency", "2"], "expected a share such as 5% or 0.05, got 2; write 2% for per cent"),
+        (["--efficiency", "0"], "an efficiency lies above 0 and is at most 1, got 0"),
+        (["--efficiency", "half"], "expected a share such as 5% or 0.05, got 'half'"),
         (["--extrap", "none/times.jsonl"], "cannot write none/times.jsonl"),
     ],
 )

@@ -13,6 +13,8 @@ from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.launch.lock import study_lock
 from scalebench.launch.scenery import Calibration
+from scalebench.records.store import Store
+from tests.records_factory import run_row
 
 STUDY = """\
 name: mine
@@ -113,6 +115,32 @@ def test_a_study_that_is_extended_is_numbered_on(scalebench, tmp_path):
     assert sorted(runs["run_order"][:5]) == [0, 1, 2, 3, 4]
     assert len(runs) == runs["run_order"].nunique() == 14
     assert runs["run_order"][5:].min() >= 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plot", "results/mine"),
+        ("laws", "results/mine"),
+        ("report", "results/mine"),
+        ("artifact", "results/mine"),
+        ("compare", "results/mine", "results/mine"),
+        ("compare", "results/mine", "--strategy", "allreduce", "--strategy", "epoch_average"),
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_where_no_run_was_completed_there_is_one_line(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    with Store(tmp_path / "results" / "mine") as store:
+        for strategy in ("allreduce", "epoch_average"):
+            store.append(run_row(run_id=strategy, strategy=strategy, status="failed", error="it broke", train_s=None))
+    with pytest.raises(SystemExit) as end:
+        main.main(list(words), prog_name="scalebench")
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert err == ("scalebench: error: results/mine: no run was completed; `scalebench status results/mine` says why\n")
+    assert not (tmp_path / "plots").exists()
+    assert not (tmp_path / "artifacts").exists()
 
 
 def test_another_calibration_is_another_study(half_failed, tmp_path):

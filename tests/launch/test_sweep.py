@@ -131,7 +131,8 @@ def test_paced_runs_need_a_pace():
     assert points(runs) == {("paced", "mpi", "allreduce", 8)}
 
 
-BEFORE = {"workers": "1,2", "strategies": ["allreduce", "epoch_average"], "repetitions": 2}
+POINTS = {"workers": "1,2", "strategies": ["allreduce", "epoch_average"]}
+BEFORE = {**POINTS, "repetitions": 2}
 EXTENDED = [{"repetitions": 4}, {"workers": "1,2,4"}, {"strategies": ["allreduce", "epoch_average", "local_sgd"]}]
 
 
@@ -168,8 +169,16 @@ def test_an_interrupted_study_keeps_its_numbers_whatever_was_made_again():
 
 def test_runs_that_may_follow_are_numbered_on_with_the_others():
     until = {"ci_width": "5%", "at_least": 2, "at_most": 4}
-    study = sweep(**{**BEFORE, "until": until})
+    study = sweep(**POINTS, until=until)
     on = study.continued([("of another study", 7)])
     both = [*study.runs, *study.further], [*on.runs, *on.further]
     assert [run.run_order + 8 for run in both[0]] == [run.run_order for run in both[1]]
     assert on.further
+
+
+def test_until_says_what_repeating_virtual_points_does_not_narrow():
+    until = {"ci_width": "5%", "at_least": 2, "at_most": 4}
+    said = sweep(**POINTS, until=until).notes
+    assert sum("no repetition narrows that" in note for note in said) == 1
+    assert not any("narrows" in note for note in sweep(**POINTS, execution="native", until=until).notes)
+    assert not any("narrows" in note for note in sweep(**BEFORE).notes)

@@ -24,21 +24,24 @@ class FailedRuns(Rule):
         completed = evidence.runs.groupby(CELL, dropna=False).size().rename("completed").reset_index()
         failed = failed.merge(completed, on=CELL, how="left")
         lost, thinned = failed[failed["completed"].isna()], failed[failed["completed"].notna()]
+        said = []
         if len(lost):
-            yield self.finding(
-                "error",
+            said.append(
                 f"no run of {counted(len(lost[CELL].drop_duplicates()), 'cell')} was completed "
-                f"({_statuses(lost)}): the curves go on without them",
-                place(lost),
-                f"scalebench retry {evidence.results.folder}, or state that these cells fail and why",
+                f"({_statuses(lost)}): the curves go on without them"
             )
         if len(thinned):
+            runs = counted(len(thinned), "run") + (" of other cells" if len(lost) else "")
+            said.append(
+                f"{runs} ended otherwise than completed ({_statuses(thinned)}) and "
+                f"{'are' if len(thinned) > 1 else 'is'} in no statistic"
+            )
+        if said:
             yield self.finding(
-                "warning",
-                f"{counted(len(thinned), 'run')} ended otherwise than completed ({_statuses(thinned)}) and "
-                f"{'are' if len(thinned) > 1 else 'is'} in no statistic",
-                place(thinned),
-                f"scalebench retry {evidence.results.folder}, or state how many runs were lost and why",
+                "error" if len(lost) else "warning",
+                "; ".join(said),
+                place(failed),
+                f"scalebench retry {evidence.results.folder}, or state what fails, how often and why",
             )
 
 

@@ -404,6 +404,12 @@ def a_cell_failed(study):
     )
 
 
+@case("failed-runs", "error", "(5 diverged): the curves go on without them; 1 run of other cells ended otherwise than")
+def a_cell_failed_and_one_run_of_another(study):
+    a_cell_failed(study)
+    study.change(lambda row: row.run_id == study.rows[0].run_id, status="timeout", train_s=None)
+
+
 @case("retried-runs", "warning", "1 run completed at a later attempt (1 diverged before)")
 def a_diverged_run_was_tried_again(study):
     tried = study.rows[3].model_copy(update={"status": "diverged", "train_s": None})
