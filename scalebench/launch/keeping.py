@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalebench.launch.interruption import Interruption
+from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import is_oversubscribed
 from scalebench.launch.replication import Replication
 from scalebench.launch.rows import rows_of
@@ -69,10 +70,11 @@ class Keeper:
         provenance: dict[str, Any],
         interruption: Interruption,
         replication: Replication,
+        traffic: OwnTraffic,
     ) -> None:
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._replication, self.tally = replication, tally
-        self._provenance = provenance
+        self._provenance, self._traffic = provenance, traffic
         self._elsewhere: dict[tuple[str, ...], str] = {}  # nodes of a run -> name of their provenance
         self._started: dict[str, str] = {}
 
@@ -101,6 +103,8 @@ class Keeper:
                 self._count(run, outcome, row.train_s)
         if not run.warmup:
             self._reporter.ended(run, outcome)
+            for difference in self._traffic.differences(run, row):
+                self._reporter.note(difference)
         elif outcome.status != "completed":
             self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
 
