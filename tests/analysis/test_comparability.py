@@ -126,6 +126,26 @@ def test_code_and_packages_may_differ_and_are_said(compare):
     assert compare().changed == []
 
 
+def test_packages_that_only_one_study_has_are_counted_rather_than_listed(compare):
+    """As of two environments, one of which is a developer's."""
+    many = {f"tool-{number}": "1.0" for number in range(40)} | {f"lib-{number}": "2.0" for number in range(9)}
+    before = {f"lib-{number}": "1.0" for number in range(9)}
+
+    def update(study):
+        study.change(packages_hash="f00d")
+        study.provenance = [
+            described() | {"packages": {"torch": "2.13.0", **before}},
+            described(packages="f00d") | {"packages": {"numpy": "2.4.6", **many}},
+        ]
+
+    changed = compare(update).changed
+    assert len("; ".join(changed)) < 300
+    assert changed[:2] == ["numpy absent → 2.4.6", "torch 2.13.0 → absent"], "the decisive ones are named"
+    assert "lib-0 1.0 → 2.0" in changed
+    assert changed[-2] == "5 more packages"
+    assert changed[-1] == "40 packages in one of them only (tool-0, tool-1 and 38 more)"
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_virtual_times_of_two_calibrations_are_refused_and_of_one_are_not(tmp_path, given):
     """A study may be charged by the calibration that another one measured; the key of that file does not count."""

@@ -114,7 +114,6 @@ STRUCK = {
     ),
     "hung client": ("ssp", 1, signal.SIGSTOP, "timeout", r"exceeded .*; ranks? (0, )?1 had stopped .* while training"),
     "killed gossiper": ("ad_psgd", 1, signal.SIGKILL, "failed", r"rank 1 was ended by signal 9 \(Killed.*"),
-    "hung gossiper": ("ad_psgd", 1, signal.SIGSTOP, "timeout", r"exceeded .*; ranks? (0, )?1 had stopped .*"),
 }
 
 

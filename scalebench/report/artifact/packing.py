@@ -151,6 +151,8 @@ def _remarks(description: Description) -> list[str]:
         remarks.append(
             "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
         )
+    if d.minutes.analysis is None:
+        remarks.append("drawing was not timed: run scalebench plot on the records once, and pack again")
     remarks += [f"{place} was not found and is missing in the artifact" for place in d.shipment.missing]
     if d.shipment.needs_data:
         remarks.append("the data files are not packed: say in the paper where they can be had")
