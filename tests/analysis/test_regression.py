@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from scalebench.analysis import cells, differences, load
+from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED
 from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.errors import UsageError
 from tests.doctored import Doctored, make_sound
@@ -39,6 +40,14 @@ def studies(tmp_path) -> Callable[..., tuple[Path, Path]]:
         return tuple(load(folder) for folder in folders)
 
     return make
+
+
+def nothing(study):
+    pass
+
+
+def slower(study):
+    study.change(train_s=lambda row: 1.1 * row.train_s)
 
 
 def cell(comparison, label, workers, execution="native"):
@@ -86,6 +95,33 @@ def test_measured_cells_are_independent_samples(studies):
     assert row["p"] == pytest.approx(stats.mannwhitneyu(*times, method="exact").pvalue)
     assert row["p"] <= row["p_adjusted"] <= 3 * row["p"]
     assert (row["paired"], row["interval"]) == (False, "95 % confidence interval")
+
+
+def test_studies_that_stopped_when_they_were_narrow_keep_their_level(studies):
+    """Both the times and their ratio: the nominal level that makes up for stopping is 97.2 %, if either study stopped."""
+
+    def stopped(study):
+        study.study |= {"until": {"ci_width": 0.05, "at_least": 3, "at_most": 20}}
+        study.study.pop("repetitions", None)
+
+    def times(results):
+        own = results.runs.query("execution == 'native' and label == 'epoch_average' and workers == 4")
+        return np.log(own["train_s"]).to_numpy()
+
+    widths = {}
+    for name, doctor, both in (("none", slower, nothing), ("b", stopped, nothing), ("both", nothing, stopped)):
+        a, b = studies(doctor, both)
+        row = cell(compare_studies(a, b), "epoch_average", 4)
+        own = times(a)
+        half = math.log(row["a_high"] / row["a_s"]) / (own.std(ddof=1) / math.sqrt(len(own)))
+        widths[name] = half, math.log(row["ratio_high"] / row["ratio"])
+    assert widths["none"][0] == pytest.approx(stats.t(4).ppf(0.975))
+    assert widths["b"][0] == widths["both"][0] == pytest.approx(stats.t(4).ppf((1 + LEVEL_WHEN_STOPPED) / 2))
+    # Of equal samples, Welch's: eight degrees of freedom.
+    assert widths["none"][1] / stats.t(8).ppf(0.975) == pytest.approx(
+        widths["b"][1] / stats.t(8).ppf((1 + LEVEL_WHEN_STOPPED) / 2)
+    )
+    assert widths["b"][1] == pytest.approx(widths["both"][1])
 
 
 def test_a_test_is_offered_only_where_it_can_reach_its_level(studies):
