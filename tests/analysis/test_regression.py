@@ -98,7 +98,7 @@ def test_measured_cells_are_independent_samples(studies):
 
 
 def test_studies_that_stopped_when_they_were_narrow_keep_their_level(studies):
-    """Both the times and their ratio: the nominal level that makes up for stopping is 97.2 %, if either study stopped."""
+    """Times and their ratio: the nominal level that makes up for stopping is 97.2 %, if either study stopped."""
 
     def stopped(study):
         study.study |= {"until": {"ci_width": 0.05, "at_least": 3, "at_most": 20}}
