@@ -64,8 +64,8 @@ class TopK:
 
         self.residual.add_(vector)
         places = self.residual.abs().topk(self._k, sorted=False).indices
-        values = self.residual[places]
-        self.residual[places] = 0
+        values = self.residual.index_select(0, places)
+        self.residual.index_fill_(0, places, 0)
         message = torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
         vector.copy_(self._comm.allgather_combined(message, self._mean))
 

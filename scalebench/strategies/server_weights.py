@@ -136,7 +136,7 @@ def pack(vector: Tensor, numbers: list[float]) -> Tensor:
     import torch
 
     tail = torch.frombuffer(bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype)
-    return torch.cat([vector, tail.to(vector.device)])
+    return torch.cat([vector, tail if vector.is_cpu else tail.to(vector.device)])
 
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
@@ -144,8 +144,11 @@ def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
     import torch
 
     end = message.numel() - _elements(numbers, message)
-    found = struct.unpack(f"{numbers}d", message[end:].cpu().view(torch.uint8).numpy().tobytes())
-    return message[:end], list(found)
+    vector = message.narrow(0, 0, end)
+    if message.is_cpu and message.dtype != torch.bfloat16:  # which numpy has not
+        return vector, list(struct.unpack(f"{numbers}d", message.numpy()[end:].tobytes()))
+    tail = message[end:].cpu().view(torch.uint8)
+    return vector, list(struct.unpack(f"{numbers}d", tail.numpy().tobytes()))
 
 
 def _elements(numbers: int, message: Tensor) -> int:
