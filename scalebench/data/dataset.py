@@ -54,6 +54,13 @@ class Dataset:
         """`accuracy` for classification, `r2` for regression."""
         return "accuracy" if self.task == "classification" else "r2"
 
+    @property
+    def chance_metric(self) -> float:
+        """What an answer that looks at no input reaches: the share of the commonest test class; an R2 of 0."""
+        if self.task == "regression" or not self.n_test:
+            return 0.0
+        return float(np.bincount(self.y_test).max() / self.n_test)
+
 
 def open_dataset(folder: Path) -> Dataset:
     """The cached data set in `folder`, memory-mapped: a worker reads only the rows it asks for.

@@ -49,6 +49,7 @@ def rows_of(
         eval_s=outcome.eval_s,
         final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
         metric_name=facts.get("metric_name"),
+        chance_metric=facts.get("chance_metric"),
         final_metric=evaluations[-1].metric if evaluations else None,
         best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
         target_metric=run.target_metric,

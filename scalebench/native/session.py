@@ -199,6 +199,7 @@ class Session:
             "n_train": dataset.n_train,
             "n_test": dataset.n_test,
             "metric_name": dataset.metric_name,
+            "chance_metric": dataset.chance_metric,
             "dataset_sha256": dataset.sha256,
             "steps_per_epoch": plan.steps(0),
             "batch_per_worker": plan.batch_size,

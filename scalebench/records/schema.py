@@ -9,6 +9,7 @@ History of SCHEMA_VERSION:
     2  runs: straggler_factor, worker_weights; epochs: merge_positions.
     3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram, provenance.
     4  runs: others_load.
+    5  runs: chance_metric.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -23,8 +24,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 4
-ADDED = {4: ("others_load",)}  # columns by the version that brought them, back to the oldest that is read
+SCHEMA_VERSION = 5
+ADDED = {
+    4: ("others_load",),
+    5: ("chance_metric",),
+}  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
 # What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
@@ -170,6 +174,9 @@ class RunRow(_Row):
     ] = None
     final_train_loss: Annotated[float | None, Column("training loss of the last epoch, mean over workers")] = None
     metric_name: Annotated[Literal["accuracy", "r2"] | None, Column("what the metric columns hold")] = None
+    chance_metric: Annotated[
+        float | None, Column("what one answer to every input reaches: the share of the commonest test class; R2 of 0")
+    ] = None
     final_metric: Annotated[float | None, Column("metric of the consensus model on the held-out split, at the end")] = (
         None
     )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Training
 
 
+_MUCH = 2.0  # times as long a way, from which on a learning rate that was found without it deserves a look
+
+
 class BlockMomentum(Periodic):
     """Average, let `outer` decide from where the interval began, and restart from there."""
 
@@ -44,7 +47,9 @@ class SlowMo(BlockMomentum):
 
         u <- b u + (w0 - mean w) / eta;   w <- w0 - a eta u
 
-    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD.
+    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD. eta is that of an interval's last step.
+    Trap: moves of the mean add up to a / (1 - b) times their length, 3.3 times by default, on top of the optimizer's
+    own momentum. Where local_sgd just trains, take a smaller learning rate, slow_lr or slow_momentum.
     """
 
     slow_lr: float = Field(1.0, gt=0, description="a: how far along the slow momentum a step goes")
@@ -55,6 +60,15 @@ class SlowMo(BlockMomentum):
     source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
     combination: ClassVar[str] = "slow momentum"
     alone: ClassVar[str] = "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)"
+
+    def advice(self, training: Training) -> list[str]:
+        inner, gain = training.optimizer.options.get("momentum", 0.0), self.slow_lr / (1 - self.slow_momentum)
+        if not isinstance(inner, int | float) or inner < 0.5 or gain <= _MUCH:
+            return []
+        return [
+            f"slow_momentum {self.slow_momentum:g} makes moves up to {gain:.1f} times as long, beside the optimizer's"
+            f" momentum of {inner:g}: if it learns less than local_sgd, take a smaller lr, slow_lr or slow_momentum"
+        ]
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         rate = float(worker.optimizer.param_groups[0]["lr"])
@@ -69,6 +83,8 @@ class Bmuf(BlockMomentum):
         D <- mu D + zeta (mean w - w0);   w <- w0 + D
 
     Chen and Huo, ICASSP 2016, who take mu = 1 - 1/K; so does the default. With mu = 0, zeta = 1 it is local SGD.
+    Trap: moves of the mean add up to zeta / (1 - mu) times their length, K times by default, on top of the optimizer's
+    own momentum: take a smaller learning rate than for local_sgd, or a smaller block_momentum.
     """
 
     block_momentum: float | None = Field(

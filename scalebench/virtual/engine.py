@@ -161,6 +161,7 @@ class _Stage:
             "n_train": self.dataset.n_train,
             "n_test": self.dataset.n_test,
             "metric_name": self.dataset.metric_name,
+            "chance_metric": self.dataset.chance_metric,
             "dataset_sha256": self.dataset.sha256,
             "steps_per_epoch": self.plan.steps(0),
             "batch_per_worker": self.plan.batch_size,

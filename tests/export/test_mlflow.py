@@ -104,7 +104,11 @@ def test_every_column_has_its_place():
     """A column that is added is put among what was run, what was measured or what happened, not wherever it falls."""
     kind_of = kinds(RunRow)
     assert {*_MEASURED, *_TAGS} <= set(kind_of)
-    assert {name for name, kind in kind_of.items() if kind == "number"} - {*_MEASURED} == {"lr", "target_metric"}
+    assert {name for name, kind in kind_of.items() if kind == "number"} - {*_MEASURED} == {
+        "lr",
+        "target_metric",
+        "chance_metric",
+    }
 
 
 def test_missing_moments_and_values_are_no_obstacle(results, tmp_path):

@@ -34,6 +34,7 @@ class GivenReplica(Replica):
         self._epoch, self._epoch_steps = epoch, self.x.shape[1]
         for step in range(self._epoch_steps):
             x, y = (torch.from_numpy(array[epoch, step, self.rank]).to(self.dtype) for array in (self.x, self.y))
+            self._moment = epoch + step / self._epoch_steps
             yield Batch(x, y, 1.0, step, step == 0)
 
     def gradient(self, batch, weight=1.0, *, add=False):

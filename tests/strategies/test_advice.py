@@ -69,6 +69,13 @@ def test_diloco_with_an_inner_optimizer_that_is_not_the_papers_is_warned_of():
     assert notes("diloco", optimizer="adamw", lr=1e-3) == []
 
 
+def test_a_slow_momentum_over_a_momentum_is_warned_of():
+    (note,) = notes("slowmo")
+    assert note.startswith("slowmo: slow_momentum 0.7 makes moves up to 3.3 times as long, beside the optimizer's")
+    assert notes("slowmo", optimizer="sgd") == notes({"slowmo": {"slow_lr": 0.3}}) == []
+    assert notes({"slowmo": {"slow_momentum": 0.5}}) == []
+
+
 def test_there_are_no_more_servers_than_workers(play):
     assert notes({"asp": {"shards": 3}}, workers="1,2,4") == [
         "asp(shards=3) at 2 workers: shards 3 are more servers than workers: the weights are spread over 2"

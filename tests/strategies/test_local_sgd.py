@@ -51,11 +51,11 @@ def trained(arrays, scenery, monkeypatch):
 class Replicas:
     """K linear models, `w` (K, n), under SGD with momentum 0.9 or under AdamW."""
 
-    def __init__(self, arrays, initial, optimizer="sgd"):
+    def __init__(self, arrays, initial, optimizer="sgd", rate=lambda t: LR):
         self.x, self.y = arrays
         self.w = np.repeat(initial.numpy()[None], WORKERS, 0)
         self.m, self.v = np.zeros_like(self.w), np.zeros_like(self.w)
-        self.optimizer = optimizer
+        self.optimizer, self.rate = optimizer, rate
 
     def gradients(self, t):
         """(K, n) of the mean squared error at step t = 0, 1, ..."""
@@ -67,7 +67,7 @@ class Replicas:
     def update(self, t, g, who=slice(None)):
         if self.optimizer == "sgd":
             self.m[who] = 0.9 * self.m[who] + g[who]
-            self.w[who] -= LR * self.m[who]
+            self.w[who] -= self.rate(t) * self.m[who]
         else:
             self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
             unbiased = self.m / (1 - 0.9 ** (t + 1)), self.v / (1 - 0.999 ** (t + 1))
@@ -162,6 +162,33 @@ def test_slowmo_is_its_formula(trained, arrays):
         return start
 
     after_intervals(Replicas(arrays, weights["initial"]), 4, slow)
+    np.testing.assert_allclose(weights["final"].numpy(), start, **EXACT)
+
+
+RATES = {
+    "cosine": ({"lr_policy": "cosine"}, lambda t: LR * (1 + np.cos(np.pi * t / STEPS)) / 2),
+    "step": ({"lr_policy": "step", "lr_decay_every": 1, "lr_decay": 0.5}, lambda t: LR * 0.5 ** (t // BATCHES)),
+    "optimizer_steps": (
+        {"lr_policy": "optimizer_steps", "lr_decay_every": 5, "lr_decay": 0.3},
+        lambda t: LR * 0.3 ** (t // 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", RATES)
+def test_the_eta_of_slowmo_is_the_learning_rate_of_the_intervals_last_step(trained, arrays, policy):
+    """Intervals of 4 steps end inside epochs of 7: u keeps moves in units of the rate that each was made with."""
+    values, rate = RATES[policy]
+    _, weights, _ = trained({"slowmo": {"steps": 4, "slow_lr": 0.8, "slow_momentum": 0.6}}, **values)
+    replicas = Replicas(arrays, weights["initial"], rate=rate)
+    start, u = weights["initial"].numpy().copy(), 0.0
+    for t in range(STEPS):
+        replicas.step(t)
+        if t + 1 in intervals(4):
+            u = 0.6 * u + (start - replicas.w.mean(0)) / rate(t)
+            start = start - 0.8 * rate(t) * u
+            replicas.w[:] = start
+    assert len({rate(t - 1) for t in intervals(4)}) > 2
     np.testing.assert_allclose(weights["final"].numpy(), start, **EXACT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import PER_BATCH
@@ -53,6 +54,38 @@ class MetricCost(Rule):
                 f"{-worst['metric_difference']:.3f} ({worst['label']}, {worst['workers']} workers)",
                 place(own),
                 "give the metric beside every time saved, or compare times to a target metric",
+            )
+
+
+@RULES.add
+class AtChance(Rule):
+    """What a model that learned nothing took says nothing of what training takes."""
+
+    name = "at-chance"
+    summary = "no cell ends at chance level, or with less than half of what it once had learned"
+    errors: float = 2.0  # standard errors sqrt(p (1 - p) / n) above chance that count as nothing
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        runs = runs[runs["chance_metric"].notna() & runs["final_metric"].notna()]
+        if runs.empty:
+            return
+        chance = runs["chance_metric"].astype(float)
+        sampling = (chance * (1 - chance) / runs["n_test"].fillna(1).clip(lower=1).astype(float)) ** 0.5
+        gained = runs["final_metric"] - chance
+        nothing = gained <= self.errors * sampling
+        lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
+        for which, said in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
+            own = runs[which]
+            if own.empty:
+                continue
+            worst = own.iloc[int(gained[which].to_numpy(dtype=float).argmin())]
+            yield self.finding(
+                "warning",
+                f"{counted(len(own), 'run')} of {len(runs):,} end {said}, with {_metric(worst)} "
+                f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
+                place(own),
+                "lower the learning rate (`scalebench explain STRATEGY` tells of traps), or leave these cells out",
             )
 
 
@@ -108,3 +141,7 @@ class SmallTestSet(Rule):
                 "all accuracies",
                 "claim no smaller difference for other data of this kind, or test on more samples",
             )
+
+
+def _metric(run: Any) -> str:
+    return "an R2 of" if run["metric_name"] == "r2" else "an accuracy of"

@@ -98,7 +98,7 @@ TWELVE = (
     Kept(
         12,
         "Plot what is needed to interpret; join points only where a line means something.",
-        ("mixed-executions", "metric", "time-to-target", "metric-cost"),
+        ("mixed-executions", "metric", "time-to-target", "metric-cost", "at-chance"),
         "intervals at every point, executions drawn differently and never joined, the drawn numbers beside each figure",
         "the caption: it has to stay with the figure",
     ),

@@ -252,6 +252,34 @@ def fifty_test_samples(study):
     study.change(n_test=50)
 
 
+def averaging_at_four(row):
+    return row.strategy == "epoch_average" and native(row) and row.workers == 4
+
+
+@case(
+    "at-chance", "warning", "5 runs of 70 end at chance level, with an accuracy of 0.101 where one answer to everything"
+)
+def nothing_was_learned(study):
+    study.change(chance_metric=0.1)
+    study.change(averaging_at_four, final_metric=0.101, best_metric=0.12)
+
+
+@case(
+    "at-chance",
+    "warning",
+    "5 runs of 70 end with less than half of what they once had learned, with an accuracy of 0.4",
+)
+def what_was_learned_is_lost(study):
+    study.change(chance_metric=0.1)
+    study.change(averaging_at_four, final_metric=0.4, best_metric=0.9)
+
+
+@case("at-chance", "warning", "with an R2 of -0.050 where one answer to everything reaches 0.000")
+def a_regression_worse_than_the_mean(study):
+    study.change(metric_name="r2", chance_metric=0.0)
+    study.change(averaging_at_four, final_metric=-0.05, best_metric=0.01)
+
+
 @case("clock-resolution", "error", "5 completed runs without a positive training time")
 def the_clock_saw_no_time_pass(study):
     study.change(lambda row: row.strategy == "serial" and native(row), train_s=0.0)
