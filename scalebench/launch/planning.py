@@ -51,17 +51,22 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
     """One line that names the points of `runs` that are, and what wants more cores than there are; none if none is."""
     crowded: dict[str, set[int]] = {}
     reasons: set[str] = set()
+    moving: set[str] = set()
     for run in filter(is_oversubscribed, runs):
         servers = server_ranks(run)
         crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(run.workers)
         if servers:
             reasons.add("each server is one more process")
         if engines.PROGRESS_THREADS[run.engine] and run.workers > 1:
-            reasons.add(f"a worker of {run.engine} has a thread that moves bytes beside the one that computes")
+            moving.add(run.engine)
         if run.threads_per_worker > 1:
             reasons.add(f"a worker computes in {run.threads_per_worker} threads")
     if not crowded:
         return []
+    if moving:
+        reasons.add(
+            f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
+        )
     points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
     here = engines.cores()
     return [

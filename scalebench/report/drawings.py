@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from scalebench.analysis import Results
 from scalebench.figures.base import FIGURES, figure_names
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
-from scalebench.figures.drawing.caption import describe_study
+from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.plotting import house_style
 from scalebench.report.alternative import describe
@@ -69,11 +69,12 @@ def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
     names = sorted(figure_names(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     with house_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
-        known = describe_study(results) if len(results.completed) else ""  # the page says it once
+        # The page says it once.
+        known = {describe_study(results), describe_machines(results)} if len(results.completed) else set()
         return [_draw(results, name, sheet, known) for name in names]
 
 
-def _draw(results: Results, name: str, sheet: StyleSheet, known: str) -> Drawing:
+def _draw(results: Results, name: str, sheet: StyleSheet, known: set[str]) -> Drawing:
     kind = FIGURES.create(name, {})
     if absent := kind.absent(results):
         return Drawing(name, kind.summary, absent=absent)
@@ -94,7 +95,7 @@ class LooseCanvas(Canvas):
                 self.panels.append(Panel(figure.subplots(), width))
         return self.panels
 
-    def drawing(self, summary: str, sheet: StyleSheet, known: str) -> Drawing:
+    def drawing(self, summary: str, sheet: StyleSheet, known: set[str]) -> Drawing:
         """All pictures as inline SVG, and the caption without the sentences that are `known`."""
         for panel in self.panels:
             panel.fit_intervals()
@@ -113,7 +114,7 @@ class LooseCanvas(Canvas):
             )
             for row, entries in enumerate(self._legend)
         ]
-        caption = " ".join(sentence for sentence in self._caption if sentence != known)
+        caption = " ".join(sentence for sentence in self._caption if sentence not in known)
         return Drawing(self.name, summary, tuple(row for row in rows if row.pictures), tuple(keys), caption)
 
     def _picture(self, panel: Panel, first: Panel, sheet: StyleSheet) -> Picture:

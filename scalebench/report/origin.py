@@ -15,6 +15,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.figures.drawing.caption import describe_machines
 from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
 
@@ -71,6 +72,7 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
         else "none",
         "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
         "executions": "; ".join(_executions(runs)),
+        "machines": describe_machines(results) if len(results.completed) else "",
         "runs": f"{len(results.completed):,} completed, {len(results.failed):,} not",
         "made": _period(results.runs["started_utc"].dropna()),
     }
