@@ -74,6 +74,21 @@ def test_the_parts_add_up_with_noise_too(study):
     assert (split["engine_part"] + split["frequency_part"]).to_numpy() == pytest.approx(split["reduction"].to_numpy())
 
 
+def test_bounds_of_everything_made_of_a_ratio_lie_on_its_two_sides(study):
+    table = ratios(study(noise=0.1, repetitions=6, native_workers=(1, 2)))
+    table = table[table["ratio_low"] < table["ratio_high"]]
+    serial = table[table["baseline"] == "serial"]
+    assert len(table) > 60
+    assert len(serial) > 20
+    for name, own in (("reduction", table), ("median_ratio", table), ("speedup", serial), ("efficiency", serial)):
+        known = own[own[f"{name}_low"].notna()]
+        assert len(known), name
+        assert (known[f"{name}_low"] < known[name]).all(), name
+        assert (known[name] < known[f"{name}_high"]).all(), name
+    assert table["reduction_low"].to_numpy() == pytest.approx(1 - 1 / table["ratio_low"].to_numpy())
+    assert table["reduction_high"].to_numpy() == pytest.approx(1 - 1 / table["ratio_high"].to_numpy())
+
+
 def test_executions_and_engines_are_never_joined(study):
     rows = [
         run("serial", 1, 100.0, "native"),
