@@ -18,7 +18,7 @@ from scalebench.comm.base import Request
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.journal import Group, Journal
 from scalebench.comm.slow_links import SlowLinks, linger
-from scalebench.comm.wire import pack, unpack
+from scalebench.comm.wire import brings_weight, pack, unpack
 from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
@@ -105,9 +105,9 @@ class NativeCommunicator(ABC):
                     self.linger("allreduce", tensor.nbytes)
             self._leave()
         else:
-            packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
-            self._enter(packed.numel() * packed.element_size())
-            total = self._total(weight, op, tensor.device)
+            packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire, for_mean=op == "mean")
+            self._enter(tensor.numel() * packed.element_size())
+            total = None if brings_weight(packed, tensor) else self._total(weight, op, tensor.device)
             if self.size > 1:
                 self._allreduce(packed, "sum" if op == "mean" else op)
             unpack(packed, tensor, total)
@@ -117,12 +117,12 @@ class NativeCommunicator(ABC):
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request:
-        packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire)
+        packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire, for_mean=op == "mean")
         if self.clock.running and self.size > 1:
-            self._add(1, packed.numel() * packed.element_size())
+            self._add(1, tensor.numel() * packed.element_size())
         self.clock.did(Task.OTHER)
         came = self.clock.mark
-        total = self._total(weight, op, tensor.device)
+        total = None if brings_weight(packed, tensor) else self._total(weight, op, tensor.device)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
         slowed = self._slowed("allreduce", packed.nbytes)

@@ -45,7 +45,7 @@ GLOO = {
     "gossip-ring": MPI["gossip-ring"],
     "fedavg": MPI["fedavg"],
 }
-REFERENCES = ["a", "b", "c", "d"]
+REFERENCES = ["a", "b", "c", "d", "e"]
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"  # with BatchNorm
 POLICIES = {"optimizer_state": "average", "weighting": "samples"}
 WITH_POLICIES = {
@@ -131,6 +131,14 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
     runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, scenery)
+    for run in runs:
+        calls, syncs = found[run.run_id]["called"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
+        if run.strategy.name == "gossip":  # messages, until the last mean
+            assert calls == [int(run.strategy.options.get("trailing") != "leave")] * 4
+        elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # moving samples is no call that is counted
+            assert calls == [run.epochs] * 4
+        elif run.run_id != "daso-heat-policies-4":  # weights that half precision would round travel by themselves
+            assert calls == syncs, f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
     for name in REFERENCES:
         case, native = daso_case.reference(name), found[f"heat-{name}"]
         assert native["skips"].tolist() == case["schedule"].tolist()

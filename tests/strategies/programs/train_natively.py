@@ -25,6 +25,30 @@ from scalebench.worker import Replica
 from tests.strategies import daso_case
 
 
+class Counted(MPI.Intracomm):
+    """Counts the collectives that MPI itself is called for while training time runs, in splits of it too."""
+
+    def over(self, clock, calls):
+        self.clock, self.calls = clock, calls
+        return self
+
+    def Split(self, color=0, key=0):
+        return Counted(super().Split(color, key)).over(self.clock, self.calls)
+
+
+def counting(name):
+    def call(self, *arguments, **named):
+        if self.clock.running:
+            self.calls[0] += 1
+        return getattr(MPI.Intracomm, name)(self, *arguments, **named)
+
+    return call
+
+
+for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Bcast", "Reduce"):  # an alltoall moves samples
+    setattr(Counted, name, counting(name))
+
+
 def main(folder):
     torch.set_num_threads(1)
     with np.load(folder / "data.npz") as archive:
@@ -45,6 +69,8 @@ def take_part(run, mpi, entry, dataset, folder):
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     clock = WallClock()
     torch.manual_seed(1)
+    calls = [0]
+    mpi = Counted(mpi).over(clock, calls)
     with connected(run.engine, mpi, clock, one_node=True) as comm:
         plan = Plan.of(run, run.workers, run.seed, dataset)
         states = []
@@ -55,6 +81,7 @@ def take_part(run, mpi, entry, dataset, folder):
 
         replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=entry["workers_per_node"])
         report = train(replica, strategy, warm=run.warmup_steps > 0)
+        called = mpi.gather(calls[0])
         verdict = evaluate(replica, strategy, dataset)
         for state in states:
             state.close()
@@ -64,6 +91,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 folder / f"{run.run_id}.npz",
                 final=verdict.final.numpy(),
                 counted=np.array(gathered),
+                called=np.array(called),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
             )
