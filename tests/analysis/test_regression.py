@@ -219,6 +219,26 @@ def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
         assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half)
 
 
+@pytest.mark.parametrize(("left", "variance", "freedom"), [(2, 0.06 / 4 + 0.02 / 2, 2), (1, 2 * 0.06 / 4, 4)])
+def test_of_two_checked_studies_the_one_with_fewer_checks_says_how_well_the_error_is_known(
+    studies, left, variance, freedom
+):
+    """Two checks count with their two degrees of freedom; one check is none, and the other study's stand for both."""
+    points = [("serial", 1), ("allreduce", 2)][:left]
+
+    def fewer(study):
+        study.drop(lambda row: native(row) and (row.strategy, row.workers) not in points)
+        study.change(lambda row: not native(row) and row.workers == 4, train_s=lambda row: 1.1 * row.train_s)
+
+    a, b = studies(fewer, both=off_by(0.1, -0.1, 0.2, 0.0))
+    for pair in ((a, b), (b, a)):
+        row = cell(compare_studies(*pair), "allreduce", 4, "virtual")
+        half = stats.t(freedom).ppf(0.975) * math.sqrt(variance)
+        assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half)
+        assert math.isfinite(row["a_high"])
+        assert math.isfinite(row["b_high"])
+
+
 def test_two_strategies_of_a_checked_study_show_the_error_of_the_simulation_too(studies):
     a, _ = studies(both=off_by(0.1, -0.1, 0.2, 0.0))
     found = compare_strategies(a, "allreduce", "epoch_average", execution="virtual")
