@@ -184,8 +184,9 @@ def test_paced_compute_takes_the_stated_devices_time(swept):
     outcome = next(outcome for run_id, outcome in outcomes.items() if run_id.endswith("paced"))
     for worker in outcome.workers:
         assert worker.train_s >= worker.optimizer_steps * STEP_S * 0.999
-        assert worker.train_s < worker.optimizer_steps * STEP_S * 2
         assert 0 <= worker.paced_overrun <= 1
+        if not worker.paced_overrun:  # else others keep the cores from the steps, which then take as long as they do
+            assert worker.train_s < worker.optimizer_steps * STEP_S * 2
         if worker.compute_s is not None:
             assert worker.compute_s >= worker.optimizer_steps * STEP_S * 0.999
     assert outcome.facts["oversubscribed"] is (max(worker.paced_overrun for worker in outcome.workers) > 0.01)
