@@ -79,7 +79,7 @@ def load(folder: Path | str) -> Results:
     again = _claimed_twice(runs)
     repeated, runs = pd.concat([doubled, runs[again]]), runs[~again]
     if len(repeated):
-        notes.append(f"left out {len(repeated)} rows that give a run once more: the last row of each counts")
+        notes.append(f"rows that give a run once more, of which only the last counts: {len(repeated)} left out")
     path = folder / "epochs.csv"
     epochs = _read(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])

@@ -186,7 +186,7 @@ def test_of_a_run_that_is_given_twice_the_last_row_counts_in_every_table(study):
     results = study(rows=rows)
     assert results.runs["train_s"].tolist() == [2.0, 4.0]
     assert results.repeated["run_id"].tolist() == ["a", "b"]
-    assert results.notes == ["left out 2 rows that give a run once more: the last row of each counts"]
+    assert results.notes == ["rows that give a run once more, of which only the last counts: 2 left out"]
     (cell,) = by_block(results)
     assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
 
