@@ -122,7 +122,8 @@ def _show(plan: Plan, jobs: int | None) -> None:
     for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
         table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
     cells: dict[tuple[Any, ...], int] = {}
-    for item in sorted(plan.sweep.runs, key=lambda item: (item.execution, str(item.strategy), item.workers)):
+    place = {str(strategy): n for n, strategy in enumerate(plan.study.strategies)}
+    for item in sorted(plan.sweep.runs, key=lambda item: (item.execution, place[str(item.strategy)], item.workers)):
         mark = " (oversubscribed)" if is_oversubscribed(item) else ""
         key = (str(item.strategy), item.workers, item.execution + mark, item.engine)
         cells[key] = cells.get(key, 0) + 1
@@ -139,6 +140,14 @@ def _show(plan: Plan, jobs: int | None) -> None:
         )
     console = results_console()
     console.print(table)
+    study = plan.study
+    console.print(
+        f"model {study.model} in {study.dtype}, data {study.dataset}, {study.epochs} epochs, {study.optimizer} at lr "
+        f"{study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     expected = estimate(plan, jobs or cores())
     console.print(
         f"{expected.said}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "

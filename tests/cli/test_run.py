@@ -182,6 +182,7 @@ def test_dry_run_shows_everything_and_runs_nothing(scalebench, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
+    assert "model mlp(hidden=[128]) in float32, data wine, 6 epochs, sgd(momentum=0.9) at lr 0.03" in done.stdout
     for strategy in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
         assert strategy in done.stdout
     assert not (tmp_path / "results").exists()
