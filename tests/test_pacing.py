@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from scalebench import clock as clocks
-from scalebench import pacing
 from scalebench.clock import Task
 from scalebench.pacing import PacedClock, StepTime
 
@@ -35,8 +34,7 @@ class Time:
 def time(monkeypatch):
     passing = Time()
     monkeypatch.setattr(clocks, "time", passing)
-    monkeypatch.setattr(pacing, "time", passing)
-    monkeypatch.setattr(pacing, "os", SimpleNamespace(sched_yield=passing.sched_yield))
+    monkeypatch.setattr(clocks, "os", SimpleNamespace(sched_yield=passing.sched_yield))
     return passing
 
 
