@@ -110,7 +110,7 @@ class Merging:
     def __call__(self, a: Tensor, b: Tensor) -> None:
         import torch
 
-        pieces = torch.split(a, self._sizes), torch.split(b, self._sizes)
+        pieces = a.split_with_sizes(self._sizes), b.split_with_sizes(self._sizes)  # torch.split takes twice as long
         for wide, narrow in zip(self._wide, pieces, strict=True):
             torch._foreach_copy_(wide, narrow)
         for left, right, wide_left, wide_right in zip(*pieces, *self._wide, strict=True):

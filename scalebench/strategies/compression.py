@@ -106,6 +106,8 @@ class PowerSgd:
         self._pieces.reverse()  # as the backward pass meets them
         self.residual = worker.gradients.new_zeros(at)
         self._kept = self._matrices_of(self.residual)
+        self._seen: Tensor | None = None
+        self._views: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.forget()
 
     def forget(self) -> None:
@@ -126,7 +128,10 @@ class PowerSgd:
         if self._steps <= self._start:
             self._comm.allreduce_(vector, "mean")
             return
-        matrices, rest = self._matrices_of(vector), [vector[place] for place in self._rest]
+        if vector is not self._seen:  # a worker's gradients lie in one place for ever
+            self._seen = vector
+            self._views = self._matrices_of(vector), [vector[place] for place in self._rest]
+        matrices, rest = self._views
         torch._foreach_add_(self._kept, matrices)
         bases = self._comm.once(lambda: [_orthonormal(q) for q in self._q])
         products = ((kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True))
