@@ -86,7 +86,7 @@ class ScalingLaws(Figure):
         canvas.say(
             describe_study(results),
             describe_executions(results, drawn=fitted),
-            describe_machines(results),
+            describe_machines(results, drawn=fitted),
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",

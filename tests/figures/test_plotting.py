@@ -157,6 +157,13 @@ def test_a_caption_says_what_a_number_rests_on(results):
     assert "(a) Baseline: per-batch allreduce on the same engine" in caption(results, "time-reduction")
 
 
+def test_a_caption_names_no_execution_that_is_not_drawn(results):
+    text = caption(results, "scaling-laws")  # native runs have three worker counts, too few for a law
+    assert "Virtual on this-machine" in text
+    assert "ative on" not in text
+    assert "Real runs" not in text
+
+
 def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
     stated = caption(results, "breakdown")
     assert "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated" in stated

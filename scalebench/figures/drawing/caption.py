@@ -42,9 +42,7 @@ def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFr
 
     Of the series that are `drawn`, by execution, engine and label; default: all.
     """
-    runs = results.completed
-    if drawn is not None:
-        runs = runs.merge(drawn[_SERIES].drop_duplicates(), on=_SERIES)
+    runs = _of(results, drawn)
     parts = []
     for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
         own = runs[runs["execution"] == execution]
@@ -57,9 +55,9 @@ def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFr
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def describe_machines(results: Results) -> str:
-    """Processor, cores and network of the real runs, and what the cluster of the virtual ones is."""
-    runs = results.completed
+def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) -> str:
+    """Processor, cores and network of the real runs, and what the cluster of the virtual ones is, as far as `drawn`."""
+    runs = _of(results, drawn)
     real, virtual = runs[runs["execution"] != "virtual"], runs[runs["execution"] == "virtual"]
     told = []
     if len(real):
@@ -80,6 +78,12 @@ def describe_machines(results: Results) -> str:
         )  # fmt: skip
         told.append(f"Virtual runs: {cluster}{size}.")
     return " ".join(told)
+
+
+def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
+    """The completed runs of the series that are `drawn`, by default of all."""
+    runs = results.completed
+    return runs if drawn is None else runs.merge(drawn[_SERIES].drop_duplicates(), on=_SERIES)
 
 
 def _card(card: dict[str, Any]) -> str:
