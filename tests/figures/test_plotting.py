@@ -164,6 +164,12 @@ def test_a_caption_names_no_execution_that_is_not_drawn(results):
     assert "Real runs" not in text
 
 
+@pytest.mark.parametrize(("cluster", "said"), [("juwels-booster", "JUWELS Booster, 4"), ("mine/net.yaml", "net (")])
+def test_a_caption_names_the_cluster_as_it_is_called(tmp_path, cluster, said):
+    rows = [run_row(strategy="serial", cluster=cluster), run_row(run_id="two", workers=2, cluster=cluster)]
+    assert said in caption(keep(tmp_path, [(row, []) for row in rows]), "strong-scaling")
+
+
 def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
     stated = caption(results, "breakdown")
     assert "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated" in stated

@@ -224,3 +224,11 @@ def test_a_whole_study_is_answered(keep):
     first = headline(found)
     assert (first.workers, first.execution) == (64, "virtual")
     assert first.saved == max(one.saved for one in found if one.workers == 64)
+
+
+def test_stated_step_times_have_no_interval(keep):
+    said_of = [cell(name, (t,) * 3, execution="virtual", engine="virtual") for name, t in
+               (("allreduce", 2.0), ("epoch_average", 1.0))]  # fmt: skip
+    text = sentence(keep, *said_of)
+    assert "epoch_average takes 50 % less time" in text
+    assert "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual: simulated time" in text

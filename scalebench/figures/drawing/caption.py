@@ -71,7 +71,8 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
         cluster = str(virtual["cluster"].iloc[-1])
         with suppress(ClusterError):
             description = load_cluster(cluster).description
-            cluster = f"{description[:1].lower()}{description[1:]}" if description else cluster
+            proper = description[1:].partition(" ")[0].lower() != description[1:].partition(" ")[0]  # JUWELS stays
+            cluster = (description if proper else f"{description[:1].lower()}{description[1:]}") or cluster
         sizes = virtual[["nodes", "workers_per_node"]].dropna().max()
         size = "" if sizes.isna().any() else "; up to {} of {}".format(
             counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
