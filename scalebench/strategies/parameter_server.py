@@ -22,7 +22,7 @@ from scalebench.strategies import server_rules
 from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
-from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, request
+from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, pack, request
 
 if TYPE_CHECKING:
     from scalebench.study.spec import Training
@@ -90,6 +90,7 @@ class ParameterServerStrategy(Strategy):
         )
         state.server = worker.server(rule)
         state.begins, state.rounds = ends, 0
+        state.message = pack(worker.gradients, [0.0] * PUSH_NUMBERS)  # of every push
 
     def _application(self, workers: int) -> dict[str, Any]:
         """How a push is applied: arguments of `ParameterServer`."""
@@ -105,7 +106,8 @@ class ParameterServerStrategy(Strategy):
             if self.misses_rounds and state.begins[epoch] + batch.step < state.rounds:
                 continue
             worker.gradient(batch, batch.weight)
-            weights, reply = request(state.server, worker.gradients, [worker.learning_rate, batch.weight])
+            numbers = [worker.learning_rate, batch.weight]
+            weights, reply = request(state.server, worker.gradients, numbers, state.message)
             worker.adopt(weights)
             worker.observe("staleness" if reply.used else "dropped", reply.staleness)
             worker.observe("lead_at_push", reply.lead_at_push)

@@ -68,6 +68,7 @@ class ParameterServer:
         self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
         self._heard = [(0, False, 0)] * gate.workers  # staleness, used, lead of each worker's last push
         self._ends, self._marked = ends, 0
+        self._replies: list[Tensor | None] = [None] * gate.workers
 
     def part(self, place: int) -> ParameterServer:
         """What server `place` of `shards` runs."""
@@ -128,15 +129,21 @@ class ParameterServer:
             mark = self._marked
         staleness, used, lead = self._heard[worker]
         reply = Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
-        return pack(self._weights, [float(number) for number in reply])
+        # The worker has taken over what it was answered before, or it would not have asked again.
+        message = pack(self._weights, [float(number) for number in reply], self._replies[worker])
+        self._replies[worker] = message
+        return message
 
 
-def pack(vector: Tensor, numbers: list[float]) -> Tensor:
-    """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype."""
+def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Tensor:
+    """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype.
+
+    `into` is an earlier such message that nobody needs any more: new memory costs more than copying.
+    """
     import torch
 
     tail = torch.frombuffer(bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype)
-    return torch.cat([vector, tail if vector.is_cpu else tail.to(vector.device)])
+    return torch.cat([vector, tail if vector.is_cpu else tail.to(vector.device)], out=into)
 
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
@@ -170,6 +177,9 @@ def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
     return weights, Reply(staleness, bool(used), at_push, at_release, rounds, mark)
 
 
-def request(server: Any, vector: Tensor, numbers: list[float]) -> tuple[Tensor, Reply]:
-    """Push `vector` (empty: pull only) and wait for the weights."""
-    return read_reply(server.request(pack(vector, numbers)))
+def request(server: Any, vector: Tensor, numbers: list[float], into: Tensor | None = None) -> tuple[Tensor, Reply]:
+    """Push `vector` (empty: pull only), by way of the message `into`, and wait for the weights.
+
+    They lie in memory of the server's that its next answer to this worker overwrites: take them over at once.
+    """
+    return read_reply(server.request(pack(vector, numbers, into)))
