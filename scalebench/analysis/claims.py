@@ -111,11 +111,12 @@ def wide_spread(evidence: Evidence) -> Iterator[Finding]:
     for execution, own in evidence.measured():
         wide = own[own["spread"] > SPREAD_LIMIT].sort_values("spread", ascending=False, kind="stable")
         if len(wide):
+            worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
             yield Finding(
                 "warning",
                 "spread",
                 f"{_of(len(wide), len(own))} {execution} cells vary by more than {100 * SPREAD_LIMIT:.0f} % between "
-                f"repetitions, at most by {_share(wide['spread'].iloc[0])} ({place(wide[:1])})",
+                f"repetitions, at most by {_share(wide['spread'].iloc[0])}{worst}",
                 place(wide),
                 "look for other work on the machine, bind the processes, or repeat more often and read the medians",
             )

@@ -129,7 +129,7 @@ class RunRow(_Row):
     steps_per_epoch: Annotated[int | None, Column("optimizer steps of one worker in one epoch")] = None
     seed: Annotated[int, Column("seed of weights, batches and jitter")]
     repetition: Annotated[int, Column("0-based; runs that differ in nothing else are repetitions")]
-    run_order: Annotated[int, Column("0-based place in the interleaved order of the study")]
+    run_order: Annotated[int, Column("0-based place in the interleaved order; runs added later go on from it")]
     warmup: Annotated[bool, Column("a run made to warm the machine up: kept here, in no statistic")] = False
     warmup_steps: Annotated[int | None, Column("steps taken before the clock started, in no time")] = None
 
