@@ -1,7 +1,8 @@
 """A timeline as a Chrome trace file, which ui.perfetto.dev and chrome://tracing open.
 
 Viewers count in whole nanoseconds and drop an event that reaches into the next one of its lane, be it by one: moments
-are rounded, and durations are the differences of rounded moments, so that laps that touch still do.
+are rounded, and durations are the differences of rounded moments, so that laps that touch still do. A lap shorter than
+that, of which Horovod's own timeline (microseconds) has some, is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
         events.append(_named("thread_sort_index", lane_number, sort_index=lane_number))
         for lap in lane.laps:
             begin, end = _nanoseconds(lap.begin_s), _nanoseconds(lap.end_s)
+            if begin == end:
+                continue
             events.append(
                 {
                     "ph": "X",

@@ -55,6 +55,14 @@ def test_a_trace_file_has_every_lap_in_microseconds(tmp_path: Path) -> None:
     assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("end of epoch 1", 1e6)]
 
 
+def test_a_lap_shorter_than_a_nanosecond_is_in_no_trace_file(tmp_path: Path) -> None:
+    laps = [Lap("communication", 0.0, 0.1), Lap("waiting", 0.1, 0.1 + 1e-10), Lap("communication", 0.1, 0.2)]
+    write_chrome(Timeline("t", "native", "about", [Lane("tensor", laps)]), tmp_path / "t.trace.json")
+    document = json.loads((tmp_path / "t.trace.json").read_text())
+    assert [event["name"] for event in document["traceEvents"] if event["ph"] == "X"] == ["communication"] * 2
+    assert broken_rules(document) == []
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_the_trace_file_of_every_strategy_keeps_the_rules_of_viewers(tmp_path: Path, name: str) -> None:
     """A lap that reaches a nanosecond into the next one of its lane is dropped by Perfetto."""
