@@ -72,7 +72,8 @@ def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]
 def calibration_of(results: Results) -> str:
     """Names what virtual runs were charged by: equal for equal numbers, empty where they were stated, not measured."""
     given = results.study.get("calibration")
-    path = Path(str(given)) if given else results.folder / "calibration.json"
+    kept = results.folder / "calibration.json"  # of a given one too, as it was when it charged them
+    path = Path(str(given)) if given and not kept.is_file() else kept
     for facts in _mapping(path):
         numbers = {key: value for key, value in facts.items() if key != "key"}  # the key names the question, not them
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]

@@ -15,7 +15,7 @@ from scalebench.launch import engines
 from scalebench.launch.engine_costs import measure_engine_costs
 from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
-from scalebench.virtual.calibration import measure_steps
+from scalebench.virtual.calibration import loads_up_to, measure_steps
 from scalebench.virtual.engine import Scenery
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
@@ -44,37 +44,91 @@ def scenery_for(
     folder: Path,
     cache: Path,
     host: str,
+    charged: bool = False,
     note: Note = lambda _: None,
 ) -> Scenery:
-    """The step times and engine costs for the virtual `runs`; measured unless `folder` holds them already.
+    """The step times and engine costs for the virtual `runs`; what is measured, or given by a file, stays in `folder`.
 
-    A study's own `calibration` file is taken as it is.
+    Where runs were `charged` already, the numbers that lie there charge all further ones, on whatever machine: only
+    batch sizes and loads that they lack are measured, on the machine that measured them.
+
+    Raises:
+        ClusterError: a calibration cannot be read.
+        ResultsError: runs were charged by numbers that are lost, have changed, or cannot be completed here.
     """
     if cluster.compute != "this-machine" or study.device_step_time is not None:
         return _stated(study, cluster, runs, prepared, cache, note)
+    path = folder / FILE
+    kept = read_calibration(path) if path.exists() else None
     if study.calibration is not None:
-        return _from(cluster, read_calibration(study.calibration))
+        given = read_calibration(study.calibration)
+        if charged and kept is not None and kept != given:
+            raise ResultsError(
+                f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
+                "put it back, or begin anew with --new"
+            )
+        _keep(study.calibration.read_text(), path)
+        return _from(cluster, given)
+    if charged and kept is None:
+        raise ResultsError(
+            f"{folder} holds virtual runs but not {FILE}, which they were charged by; "
+            "put it back, or begin anew with --new"
+        )
+    key = _key(study, cluster, prepared, host)
     workers = {run.workers for run in runs}
     sizes = prepared.batch_sizes(study.epochs, workers)
-    key = _key(study, cluster, prepared, sizes, host)
-    path = folder / FILE
-    if path.exists():
-        kept = read_calibration(path)
-        if kept.key == key:
-            return _from(cluster, kept)
+    most = min(max(workers), cluster.node.workers_per_node)
+    usable = kept if kept is not None and (charged or kept.key == key) else None
+    if usable is not None and not (lacking := _lacking(usable, sizes, most)):
+        if usable.key != key:
+            note(f"virtual runs go on by {FILE}, which another machine or another torch measured")
+        return _from(cluster, usable)
+    if usable is not None and usable.key != key:
+        raise ResultsError(
+            f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
+            "go on there, or begin anew with --new"
+        )
     smallest = min(workers)
     tables = measure_steps(
-        next(run for run in runs if run.workers == smallest),
-        prepared.folders[smallest],
-        sizes,
-        min(max(workers), cluster.node.workers_per_node),
+        next(run for run in runs if run.workers == smallest), prepared.folders[smallest], sizes, most
     )
-    calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
+    if usable is not None and charged:
+        note(f"{FILE} lacked {lacking}: measured now, beside what it holds")
+        calibration = _completed(usable, tables)
+    else:
+        calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
+    _keep(calibration.model_dump_json(indent=1), path)
+    return _from(cluster, calibration)
+
+
+def _keep(text: str, path: Path) -> None:
     try:
-        write_whole(path, calibration.model_dump_json(indent=1))
+        write_whole(path, text)
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
-    return _from(cluster, calibration)
+
+
+def _lacking(kept: Calibration, sizes: set[int], most: int) -> str:
+    """Which of the batch `sizes`, and of the loads up to `most` workers a node, `kept` does not hold, in words."""
+    known = [{batch.samples for batch in table.batches} for table in kept.tables]
+    missing = sorted({size for own in known for size in sizes - own})
+    loads = sorted(set(loads_up_to(most)) - {table.busy_workers for table in kept.tables})
+    parts = [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
+    parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []
+    return " and ".join(parts)
+
+
+def _completed(kept: Calibration, measured: list[StepTable]) -> Calibration:
+    """`kept` with the batch sizes and loads of `measured` that it lacks."""
+    own = {table.busy_workers: table for table in kept.tables}
+    for table in measured:
+        if (before := own.get(table.busy_workers)) is None:
+            own[table.busy_workers] = table
+            continue
+        known = {batch.samples for batch in before.batches}
+        further = [batch for batch in table.batches if batch.samples not in known]
+        own[table.busy_workers] = before.model_copy(update={"batches": [*before.batches, *further]})
+    return kept.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -109,7 +163,7 @@ def _from(cluster: Cluster, calibration: Calibration) -> Scenery:
     return Scenery(cluster, calibration.engines, calibration.tables)
 
 
-def _key(study: Study, cluster: Cluster, prepared: Preparation, sizes: set[int], host: str) -> str:
+def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:
     import torch
 
     checksum = next(iter(prepared.datasets.values())).sha256
@@ -121,7 +175,6 @@ def _key(study: Study, cluster: Cluster, prepared: Preparation, sizes: set[int],
         study.dtype,
         study.optimizer,
         study.threads_per_worker,
-        sorted(sizes),
         cluster.node.workers_per_node,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

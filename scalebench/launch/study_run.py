@@ -10,7 +10,6 @@ from pathlib import Path
 
 from scalebench.cache import cache_folder
 from scalebench.elsewhere import Elsewhere, disturbed
-from scalebench.errors import ResultsError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
 from scalebench.launch.interruption import AbandonedError, Interruption
@@ -22,6 +21,7 @@ from scalebench.launch.planning import Plan
 from scalebench.launch.replication import Replication
 from scalebench.launch.resume import keep_study
 from scalebench.launch.scenery import read_calibration, scenery_for
+from scalebench.launch.sweep import is_virtual
 from scalebench.lifeline import open_nursery
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
@@ -85,7 +85,8 @@ def run_study(
 
                 conduct = Conduct(plan, replication, folder, keeper, reporter, stopping)
                 with suppress(AbandonedError):
-                    scenery = _scenery(plan, conduct, folder, reporter, str(provenance["host_hash"]))
+                    charged = any(is_virtual(run_id) for run_id, _ in store.completed())
+                    scenery = _scenery(plan, conduct, folder, charged, reporter, str(provenance["host_hash"]))
                     with interruption.runs_under_way():
                         conduct.real()
                         if scenery is not None:
@@ -97,20 +98,16 @@ def run_study(
     return tally
 
 
-def _scenery(plan: Plan, conduct: Conduct, folder: Path, reporter: Reporter, host: str) -> Scenery | None:
-    """What virtual runs are charged by, measured now or before; None if none is left."""
+def _scenery(
+    plan: Plan, conduct: Conduct, folder: Path, charged: bool, reporter: Reporter, host: str
+) -> Scenery | None:
+    """What virtual runs are charged by, measured now or before; None if none is left. `charged`: some were already."""
     if not conduct.left(virtual=True):
         return None
-    done = len(plan.sweep.of("virtual")) > len(conduct.left(virtual=True))
-    if done and plan.study.calibration is None and not (folder / "calibration.json").is_file():
-        raise ResultsError(
-            f"{folder} holds virtual runs but not calibration.json, which they were charged by; "
-            "put it back, or begin anew with --new"
-        )
     reporter.phase("calibration", 0)
     return scenery_for(
         plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
-        folder=folder, cache=cache_folder("engines"), host=host, note=reporter.note,
+        folder=folder, cache=cache_folder("engines"), host=host, charged=charged, note=reporter.note,
     )  # fmt: skip
 
 

@@ -282,6 +282,11 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     return run.model_copy(update={"run_id": run_id, "config_hash": digest})
 
 
+def is_virtual(run_id: str) -> bool:
+    """Whether the run of this name was a virtual one."""
+    return run_id.rsplit("-", 2)[-2:-1] == ["virtual"]
+
+
 def _injected(options: VirtualOptions) -> VirtualOptions:
     """What pacing injects into real runs: slow workers, slow links, and steps' jitter where its law is stated."""
     injected: dict[str, Any] = {name: getattr(options, name) for name in ("slowdown", "slow_windows", "slow_links")}

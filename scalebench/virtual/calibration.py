@@ -66,6 +66,11 @@ class Alone:
         return list(tensors)
 
 
+def loads_up_to(node_workers: int) -> list[int]:
+    """How many workers of a node are made to compute at the same time: 1, 2, 4, ... and all."""
+    return sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
+
+
 def measure_steps(
     run: Run, folder: Path, batch_sizes: set[int], node_workers: int, seconds_each: float = 0.6
 ) -> list[StepTable]:
@@ -73,7 +78,7 @@ def measure_steps(
 
     `seconds_each` is the time spent on one batch size under one load.
     """
-    loads = sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
+    loads = loads_up_to(node_workers)
     context = nursery()
     barrier = context.Barrier(node_workers)
     results: Any = context.SimpleQueue()

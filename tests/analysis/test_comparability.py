@@ -152,7 +152,8 @@ def test_virtual_times_of_two_calibrations_are_refused_and_of_one_are_not(tmp_pa
     folders = [make_sound().write(tmp_path / name) for name in ("a", "b")]
     for folder, numbers in zip(folders, (1, 2), strict=True):
         (folder / "calibration.json").write_text(json.dumps({"key": folder.name, "tables": [numbers]}))
-    if given:
+    if given:  # a study keeps a copy of what it was given
+        (folders[1] / "calibration.json").write_text(json.dumps({"key": "b", "tables": [1]}))
         (folders[1] / "study.yaml").write_text(f"name: synthetic\ncalibration: {folders[0] / 'calibration.json'}\n")
         assert compare_studies(*map(load, folders)).table["paired"].any()
         return

@@ -162,6 +162,52 @@ def test_a_lost_calibration_is_not_measured_anew_beside_its_runs(scalebench, tmp
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
 
 
+@pytest.mark.parametrize("stated", [("--cluster", "juwels-booster"), ()], ids=["another machine", "this machine"])
+def test_a_study_of_stated_step_times_goes_on(scalebench, tmp_path, stated):
+    """Nothing of it is measured, so that no calibration can be missing."""
+    (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
+    words = ("run", "study.yaml", "--jobs", "1", "--device-step-time", "0.02", *stated)
+    scalebench(*words)
+    assert "5 were there before" in scalebench(*words, "--set", "repetitions=2")
+    assert load("results/mine").completed["repetition"].tolist().count(1) == 5
+
+
+def test_a_given_calibration_that_changed_charges_no_further_runs(scalebench, tmp_path):
+    scalebench("run", "study.yaml", "--jobs", "1")
+    kept = tmp_path / "results" / "mine" / "calibration.json"
+    assert json.loads(kept.read_text()) == json.loads((tmp_path / "given.json").read_text())
+    facts = json.loads(kept.read_text())
+    facts["tables"][0]["batches"][0]["forward_s"][0] *= 2
+    (tmp_path / "given.json").write_text(json.dumps(facts))
+    said = scalebench("run", "study.yaml", "--jobs", "1", "--set", "repetitions=2", code=2)
+    assert "given.json has changed since it charged the virtual runs in results/mine" in said
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebench, tmp_path, elsewhere):
+    """What is lacking is measured beside them; on another machine that is refused, and what is there is used."""
+    (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
+    run = ("run", "study.yaml", "--jobs", "1", "--strategy", "allreduce", "--set", "batch_global=64")
+    scalebench(*run, "--workers", "2")
+    path = tmp_path / "results" / "mine" / "calibration.json"
+    before = Calibration.model_validate_json(path.read_text())
+    if elsewhere:
+        path.write_text(before.model_copy(update={"key": "of another machine"}).model_dump_json())
+        said = scalebench(*run, "--workers", "2,4", code=2)
+        assert "has no step times for batches of" in said
+        assert Calibration.model_validate_json(path.read_text()).tables == before.tables
+        said = scalebench(*run, "--workers", "2", "--set", "repetitions=2")
+        assert "another machine or another torch measured" in said
+        return
+    assert "measured now, beside what it holds" in scalebench(*run, "--workers", "2,4")
+    after = Calibration.model_validate_json(path.read_text())
+    assert (after.key, after.engines) == (before.key, before.engines)
+    for old, new in zip(before.tables, after.tables, strict=True):
+        assert new.batches[: len(old.batches)] == old.batches
+        assert len(new.batches) > len(old.batches)
+        assert new.model_copy(update={"batches": old.batches}) == old
+
+
 def test_status_shows_who_is_writing_and_run_refuses_meanwhile(half_failed, tmp_path):
     with study_lock(tmp_path / "results" / "mine"):
         assert "running: process" in half_failed("status")
