@@ -15,17 +15,19 @@ from scalebench.strategies.compression import WIRES, PowerSgd, check_stated, pow
 from scalebench.strategies.registry import register
 
 _MIB = 1 << 20
+_TORCHS_CAP = 25.0  # MiB
 
 
 class DdpOptions(Accumulating):
     """Gradients are averaged in buckets, in backward order, as soon as each bucket is complete.
 
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
-    is by torch's own hooks, `accumulate` by its no_sync; a virtual run has PowerSGD's two collectives after the
-    backward pass, in one bucket.
+    is by torch's own hooks, `accumulate` by its no_sync. PowerSGD has one bucket
+    whatever the cap, for of several its hook sums on gloo in an order that ranks do not share; a virtual run has its
+    two collectives after the backward pass.
     """
 
-    bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; the first holds 1 MiB")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; at 25 the first holds 1")
     compression: Literal["none", "fp16", "bf16", "powersgd"] = Field("none", description="what travels")
     rank: int = Field(1, ge=1, le=4096, description="powersgd: rank of the factors")
     start: int = Field(2, ge=2, description="powersgd: first steps that are not compressed; torch wants at least 2")
@@ -89,7 +91,8 @@ class VirtualDdp(DdpOptions):
     @property
     def overlap(self) -> Overlap:
         cap = int(self.bucket_cap_mb * _MIB)
-        return Overlap("gloo", cap, min(cap, _MIB), wire=WIRES.get(self.compression))
+        first = _MIB if self.bucket_cap_mb == _TORCHS_CAP else cap
+        return Overlap("gloo", cap, first, wire=WIRES.get(self.compression))
 
     def arithmetic(self, workers: int) -> str | None:
         plain = self.accumulate == 1 and (self.compression == "none" or workers == 1)
@@ -113,14 +116,21 @@ class Ddp(DdpOptions):
 
         group = worker.comm.process_group  # type: ignore[attr-defined]
         worker.use_optimizer(lambda optimizer: optimizer)
-        worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=self.bucket_cap_mb)
         state, gradients = worker.state, worker.gradients
+        cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
+        worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=cap)
         state.steps = 0
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
         if self.compression == "powersgd":
             state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
         if self.compression != "none":
             self._compress(worker, group)
+
+    def torchs_cap(self, size: int) -> float | None:
+        """DDP's `bucket_cap_mb` for gradients of `size` bytes: torch makes the first bucket small only without one."""
+        if self.compression == "powersgd":
+            return size / _MIB + 1
+        return None if self.bucket_cap_mb == _TORCHS_CAP else self.bucket_cap_mb
 
     def _compress(self, worker: Worker, group: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
