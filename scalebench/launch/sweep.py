@@ -260,8 +260,11 @@ def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
 
 def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     shared = {name: getattr(study, name) for name in Training.model_fields}
-    if cell.execution != "virtual":
-        shared["virtual"] = _injected(study.virtual) if cell.execution == "paced" else VirtualOptions()
+    if cell.execution == "paced":
+        shared["virtual"] = _injected(study.virtual)
+    elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
+        balanced = study.partition.options.get("balance") == "speed"
+        shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if balanced else {})
     run = Run.model_construct(
         **shared,
         study=study.name,

@@ -132,7 +132,8 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True) -> str:
     """`text` without credentials, the values of secret variables, home folders, and `names` of user and host.
 
-    Without `names`, a user who is called as a strategy is does not change records.
+    Without `names`, a user who is called as a strategy is does not change records: only folders called as the user are
+    hidden.
     """
     text = _CREDENTIALS.sub("://<credentials>@", text)
     for name, secret in environment.items():
@@ -145,9 +146,12 @@ def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: boo
         "<user>": {environment.get("USER"), environment.get("LOGNAME"), _user()},
         "<host>": {platform.node()},
     }
-    for mask, known in hidden.items() if names else ():
+    for mask, known in hidden.items():
         for name in (item for item in known if item):
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", mask, text)
+            if names:
+                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", mask, text)
+            elif mask == "<user>":
+                text = re.sub(rf"(?<=/){re.escape(name)}(?=/)", mask, text)
     return text
 
 

@@ -60,6 +60,16 @@ def test_native_runs_do_not_depend_on_how_virtual_ones_are_timed():
         return {r.config_hash for r in sweep(workers="2", strategies=["allreduce"], **values).runs if r.engine == "mpi"}
 
     assert native() == native(virtual={"jitter": "none"})
+    slow = {"virtual": {"slowdown": {1: 2.0}}}
+    assert native() == native(**slow)
+    assert native(partition={"iid": {"balance": "speed"}}, **slow) != native(partition={"iid": {"balance": "speed"}})
+
+
+def test_native_shards_follow_the_speeds_that_are_stated():
+    runs = sweep(
+        workers="2", strategies=["allreduce"], partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 2.0}}
+    ).runs
+    assert {run.execution: run.virtual.slowdown for run in runs} == {"native": {1: 2.0}, "virtual": {1: 2.0}}
 
 
 def test_repetitions_share_their_seed_over_strategies_and_counts():

@@ -88,3 +88,5 @@ def test_a_text_loses_what_names_a_person_or_opens_a_door():
         "serial read ~/m.py, ~/x and git+https://<credentials>@host/x with <secret>, 4711 times"
     )
     assert redact(text, environment).startswith("<user> read ~/m.py")
+    path = redact("/scratch/serial/m.py:make and /sw/serially/x", environment, names=False)
+    assert path == "/scratch/<user>/m.py:make and /sw/serially/x", "a folder that is called as the user"
