@@ -19,7 +19,7 @@ class EpochAverage(LocalEpochs):
 
     w <- (1/K) sum_j w_j, then all restart from w.
     Vazquez-Novoa, Lopez, Flich and Badia, WACCPD 2025, "Epoch-Synchronous" (every = 1).
-    Through a master the K vectors cross one node's link; by allreduce they do not.
+    `master`: a reduce to worker 0 and a broadcast, charged as MPI does them, which is less than K n bytes at one link.
     """
 
     aggregation: Literal["allreduce", "master"] = Field("allreduce", description="how the mean is formed")
