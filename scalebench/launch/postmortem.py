@@ -77,15 +77,18 @@ class Pulse:
     def stopped(self, workers: int, servers: int = 0) -> str:
         """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
 
-        A server beats while it waits, too: one that is silent has stopped, and the workers with it. Workers that wait
-        for another are silent like that one, but had come further: only the ones furthest behind are named.
+        A server beats while it waits, too: one that fell silent as early as any worker has stopped, and the workers with
+        it; one that fell silent later was kept from the core. Workers that wait for another are silent like that one,
+        but had come further: only the ones furthest behind are named.
         """
         now = time.monotonic()
         silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
         if not silent:
             return "all ranks were still working"
-        if dumb := [rank for rank in silent if rank >= workers]:
+        first = min(self._changed[rank] for rank in silent)
+        if dumb := [rank for rank in silent if rank >= workers and self._changed[rank] < first + _SILENCE_S]:
             return f"{_ranks(dumb)} ({_SERVER[len(dumb) > 1]}) had stopped {self._silent_s(dumb, now):.1f} s before"
+        silent = [rank for rank in silent if rank < workers]
         furthest_behind = min((self._beats[rank].phase, self._beats[rank].beats) for rank in silent)
         named = [rank for rank in silent if (self._beats[rank].phase, self._beats[rank].beats) == furthest_behind]
         phase = self._beats[named[0]].phase.name.lower()

@@ -60,3 +60,6 @@ def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(tmp_p
     assert pulse.stopped(2, servers=2) == "rank 1 had stopped 3.0 s before, while training"
     now += 0.5
     assert pulse.stopped(2) == "rank 1 had stopped 3.5 s before, while training"
+    now += 1.5
+    said = pulse.stopped(2, servers=2)
+    assert said == "rank 1 had stopped 5.0 s before, while training", "the servers fell silent later: the core is taken"
