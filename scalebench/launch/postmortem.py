@@ -77,9 +77,9 @@ class Pulse:
     def stopped(self, workers: int, servers: int = 0) -> str:
         """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
 
-        A server beats while it waits, too: one that fell silent as early as any worker has stopped, and the workers with
-        it; one that fell silent later was kept from the core. Workers that wait for another are silent like that one,
-        but had come further: only the ones furthest behind are named.
+        A server beats while it waits, too: one that fell silent as early as any worker has stopped, and the workers
+        with it; one that fell silent later was kept from the core. Workers that wait for another are silent like that
+        one, but had come further: only the ones furthest behind are named.
         """
         now = time.monotonic()
         silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
