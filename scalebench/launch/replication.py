@@ -3,7 +3,8 @@
 A block is one run of each of its cells, in a drawn order. With `until`, the first `at_least` blocks hold every cell.
 Block b after them holds the cells that are open, which means that the interval of their first b times is still wider
 than asked; and with each open cell the per-batch strategies at its worker count and the serial run, of its execution.
-These are what it is compared with, and ratios are paired by block: a block without the baseline would not count.
+These are what it is compared with, and ratios are paired by block: a block without the baseline would not count. The
+serial run brings nothing along, so that a cell that was left never comes back.
 
 What is decided follows from the rows alone. A command that goes on with a study decides as the interrupted one would.
 A cell with a failed run is left as it is until that run has been made again.
@@ -126,6 +127,8 @@ class Replication:
             return name == "serial" or (name in _BASELINES and workers == cell.workers)
 
         names = {Cell.of(run): run.strategy.name for run in self._runs}
+        if names[cell] == "serial":  # it is in every block; what it brought along would come back after a gap
+            return []
         return [
             other
             for other, name in names.items()

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
@@ -84,8 +84,9 @@ def test_an_interrupted_study_goes_on_to_the_same_runs(spread, seed, stop_after)
     assert before.keys() | carry_out(replication(before), times).keys() == whole.keys()
 
 
-@settings(max_examples=30, derandomize=True)
-@given(st.floats(0.001, 0.2), st.integers(0, 99))
+@settings(max_examples=30)
+@example(spread=0.0234375, seed=1)  # serial, a baseline of others, was narrow after 6 blocks and wide after 7
+@given(spread=st.floats(0.001, 0.2), seed=st.integers(0, 99))
 def test_a_point_that_is_left_is_narrow_or_was_run_to_the_last(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
     made = replication()
