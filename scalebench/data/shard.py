@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from scalebench.data.dataset import Dataset
+from scalebench.data.exchange import Exchange, moved
 from scalebench.data.plan import Plan
 from scalebench.data.tensor import DsTensor, Ints
-
-Exchange = Callable[[list[Tensor]], list[Tensor]]
 
 
 def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[int, int]], set[int]]:
@@ -35,8 +33,7 @@ def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[in
 class Shard:
     """The rows that `plan` gives to `worker`, and no others, as contiguous tensors on `device`.
 
-    Rows are read from the data set at the first epoch only. When rows change workers, those of one worker go to
-    another in ascending row number, so that the receiver knows them without being told.
+    Rows are read from the data set at the first epoch only; after it they are sent from worker to worker.
     """
 
     def __init__(self, dataset: Dataset, plan: Plan, worker: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -61,32 +58,10 @@ class Shard:
             self._x = self._load(self._x_all, rows, self._dtype)
             self._y = self._load(self._y_all, rows, self._y_dtype)
         else:
-            before, after = self._plan.owners(self._epoch), self._plan.owners(epoch)
-            if before is not after and not np.array_equal(before, after):
-                assert exchange is not None, "rows move between epochs: an exchange is needed"
-                self._trade(before, after, np.sort(rows), exchange)
-            if not np.array_equal(rows, self._rows):
-                self._reorder(rows)
+            owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
+            self._x, self._y = moved([self._x, self._y], self._rows, rows, owners, self._plan.workers, exchange)
         self._rows, self._epoch = rows, epoch
         return self._x, self._y
 
     def _load(self, source: DsTensor, rows: Ints, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(source.rows(rows)).to(device=self._device, dtype=dtype).contiguous()
-
-    def _trade(self, before: Ints, after: Ints, wanted: Ints, exchange: Exchange) -> None:
-        """Send the rows that leave, take those that come; `self._rows` then names the rows in order of arrival."""
-        held = np.argsort(self._rows, kind="stable")
-        peers = after[self._rows[held]]
-        ends = np.cumsum(np.bincount(peers, minlength=self._plan.workers))[:-1]
-        departures = np.split(held[np.argsort(peers, kind="stable")], ends)
-        self._x = torch.cat(exchange([self._pick(self._x, positions) for positions in departures]))
-        self._y = torch.cat(exchange([self._pick(self._y, positions) for positions in departures]))
-        self._rows = wanted[np.argsort(before[wanted], kind="stable")]
-
-    def _reorder(self, rows: Ints) -> None:
-        held = np.argsort(self._rows, kind="stable")
-        positions = held[np.searchsorted(self._rows, rows, sorter=held)]
-        self._x, self._y = self._pick(self._x, positions), self._pick(self._y, positions)
-
-    def _pick(self, tensor: Tensor, positions: Ints) -> Tensor:
-        return tensor.index_select(0, torch.from_numpy(positions).to(self._device))
