@@ -93,8 +93,8 @@ class ServerLoop:
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
     when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it.
-    `slow_links` lengthen what it receives and sends. It calls `beat` whenever it looks for a message, so while it waits
-    too.
+    `slow_links` lengthen what it receives and sends. It calls `beat` when it looks for a message, or whether one has
+    gone through: a worker that stops in the middle of a request does not make a server fall silent.
     """
 
     def __init__(
@@ -156,10 +156,13 @@ class ServerLoop:
             self._await_message(status, self._workers, _ORDER)
             self._link.Recv(order, self._workers, _ORDER)
             worker, tag, now = int(order[0]), int(order[1]), float(order[2])
-            return worker, tag, now, None if tag == _CLOSE else _receive(self._link, worker, tag, self._dtype)
+            if tag == _CLOSE:
+                return worker, tag, now, None
+            self._await_message(status, worker, tag)
+            return worker, tag, now, self._receive(status)
         self._await_message(status, MPI.ANY_SOURCE, MPI.ANY_TAG)
         worker, tag = status.Get_source(), status.Get_tag()
-        payload = _receive(self._link, worker, tag, self._dtype)
+        payload = self._receive(status)
         now = self._now() - began
         for follower in range(self._workers + 1, self._link.size):
             self._link.Send(np.array([worker, tag, now]), follower, _ORDER)
@@ -184,7 +187,17 @@ class ServerLoop:
             raise RunError(f"the server's rule answers worker {worker}, which has not asked")
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
-        self._link.Send(_bytes_of(reply), worker, _REPLY)
+        self._see_through(self._link.Isend(_bytes_of(reply), worker, _REPLY))
+
+    def _receive(self, status: MPI.Status) -> Tensor:
+        raw = _room_for(status)
+        self._see_through(self._link.Irecv(raw.numpy(), status.Get_source(), status.Get_tag()))
+        return raw.view(self._dtype)
+
+    def _see_through(self, transfer: MPI.Request) -> None:
+        while not transfer.Test():
+            self._beat()
+            time.sleep(0)
 
 
 def _bytes_of(tensor: Tensor) -> Any:
@@ -194,6 +207,10 @@ def _bytes_of(tensor: Tensor) -> Any:
 def _receive(link: MPI.Comm, source: int, tag: int, dtype: torch.dtype) -> Tensor:
     status = MPI.Status()
     link.Probe(source, tag, status)
-    raw = torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)
+    raw = _room_for(status)
     link.Recv(raw.numpy(), source, tag)
     return raw.view(dtype)
+
+
+def _room_for(status: MPI.Status) -> Tensor:
+    return torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)

@@ -1,7 +1,10 @@
 """Runs under mpirun: merges into a shared state lose nothing, and a server answers in the order of arrival."""
 
 import json
+import shutil
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from mpi4py import MPI
@@ -11,6 +14,7 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
 from scalebench.errors import RunError
+from scalebench.native.heartbeat import Heartbeat, create_heartbeats, read_heartbeats
 
 WORLD = MPI.COMM_WORLD
 torch.set_num_threads(1)
@@ -83,14 +87,20 @@ class Deaf:
         return []
 
 
-def with_server(rule, ask):
+# One whose replies are too large to leave before they are taken.
+class Generous:
+    def __call__(self, worker, payload, now):
+        return [(worker, torch.ones(1_000_000))]
+
+
+def with_server(rule, ask, beat=lambda: None):
     clock.start()
     if rank < size - 1:
         server = RankServer(workers_comm, WORLD, rule)
         answer = ask(server)
         server.close()
         return answer
-    return ServerLoop(WORLD, torch.float32).serve()
+    return ServerLoop(WORLD, torch.float32, beat=beat).serve()
 
 
 workers_mpi = WORLD.Split(0 if rank < size - 1 else 1, rank)
@@ -115,6 +125,32 @@ WORLD.Barrier()
 answers = WORLD.gather(with_server(Ticket(), tickets))
 if rank == 0:
     found["tickets"] = answers[:-1]
+
+
+# A worker that takes its reply late: the server beats meanwhile, so it is not the one that has stopped.
+def beats_until_taken(server):
+    if rank:
+        return None
+    WORLD.Send(torch.empty(0).numpy(), size - 1, tag=3)  # asks, and does not look for the answer
+    deadline = time.monotonic() + 20
+    started = heard = 0
+    while heard < started + 1000 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        heard = read_heartbeats(heartbeats)[0].beats
+        started = started or heard
+    WORLD.Recv(torch.empty(1_000_000).numpy(), size - 1, tag=5)
+    return heard - started
+
+
+heartbeats = Path(WORLD.bcast(tempfile.mkdtemp() if rank == 0 else None)) / "heartbeats"
+if rank == 0:
+    create_heartbeats(heartbeats, 1)
+WORLD.Barrier()
+heart = Heartbeat(heartbeats, 0)
+answers = WORLD.gather(with_server(Generous(), beats_until_taken, heart.beat))
+if rank == 0:
+    found["beats"] = answers[0]
+    shutil.rmtree(heartbeats.parent)
 
 WORLD.Barrier()
 if rank == size - 1:
