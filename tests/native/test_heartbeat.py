@@ -1,5 +1,7 @@
 import os
 
+import pytest
+
 from scalebench.launch.postmortem import Pulse
 from scalebench.native.heartbeat import Beat, Heartbeat, Phase, create_heartbeats, read_heartbeats
 
@@ -20,20 +22,37 @@ def test_ranks_write_and_the_launcher_reads(tmp_path):
     assert read_heartbeats(path)[0].beats == 0
 
 
-def test_the_ranks_furthest_behind_are_the_ones_that_stopped(tmp_path, monkeypatch):
+class Clock:
+    now = 100.0
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def four(tmp_path, clock):
+    """The hearts of four ranks, and the pulse of their launch."""
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 4)
-    hearts = [Heartbeat(path, rank) for rank in range(4)]
-    now = 100.0
-    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: now)
-    pulse = Pulse(path)
+    return [Heartbeat(path, rank) for rank in range(4)], Pulse(path)
+
+
+def test_the_ranks_furthest_behind_are_the_ones_that_stopped(four, clock):
+    hearts, pulse = four
     for rank, heart in enumerate(hearts):
         heart.enter(Phase.TRAINING)
         for _ in range(10 - 3 * (rank == 2)):
             heart.beat()
     pulse.feel()
     assert pulse.stopped(4) == "all ranks were still working"
-    now += 5.0
+    clock.advance(5.0)
     assert pulse.stopped(4) == "rank 2 had stopped 5.0 s before, while training"
     hearts[2].beat()
     pulse.feel()
@@ -41,25 +60,20 @@ def test_the_ranks_furthest_behind_are_the_ones_that_stopped(tmp_path, monkeypat
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
 
 
-def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(tmp_path, monkeypatch):
-    path = tmp_path / "heartbeats"
-    create_heartbeats(path, 4)
-    hearts = [Heartbeat(path, rank) for rank in range(4)]
-    now = 100.0
-    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: now)
-    pulse = Pulse(path)
+def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(four, clock):
+    hearts, pulse = four
     for heart in hearts:
         heart.enter(Phase.TRAINING)
     hearts[0].beat()
     pulse.feel()
-    now += 3.0
+    clock.advance(3.0)
     assert pulse.stopped(2, servers=2) == "ranks 2, 3 (servers) had stopped 3.0 s before"
     for server in hearts[2:]:
         server.beat()  # it waits, for workers that say nothing
     pulse.feel()
     assert pulse.stopped(2, servers=2) == "rank 1 had stopped 3.0 s before, while training"
-    now += 0.5
+    clock.advance(0.5)
     assert pulse.stopped(2) == "rank 1 had stopped 3.5 s before, while training"
-    now += 1.5
+    clock.advance(1.5)
     said = pulse.stopped(2, servers=2)
     assert said == "rank 1 had stopped 5.0 s before, while training", "the servers fell silent later: the core is taken"
