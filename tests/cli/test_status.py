@@ -164,7 +164,7 @@ def test_a_lost_calibration_is_not_measured_anew_beside_its_runs(scalebench, tmp
 
 @pytest.mark.parametrize("stated", [("--cluster", "juwels-booster"), ()], ids=["another machine", "this machine"])
 def test_a_study_of_stated_step_times_goes_on(scalebench, tmp_path, stated):
-    """Nothing of it is measured, so that no calibration can be missing."""
+    """On another machine nothing of it is measured; on this one the engines are, which stay with it."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     words = ("run", "study.yaml", "--jobs", "1", "--device-step-time", "0.02", *stated)
     scalebench(*words)

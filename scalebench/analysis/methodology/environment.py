@@ -9,7 +9,7 @@ import numpy as np
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
-from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware, machines_of
+from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware, keeps_calibration, machines_of
 
 
 @RULES.add
@@ -111,7 +111,7 @@ class NoProvenance(Rule):
     """What a reader would need to repeat the study."""
 
     name = "no-provenance"
-    summary = "the resolved study, and the machine and packages of every run, are on record"
+    summary = "the resolved study, the machine and packages of every run and the calibration are on record"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         if not evidence.results.study:
@@ -133,6 +133,15 @@ class NoProvenance(Rule):
                 "warning",
                 f"nothing in provenance/ describes the machine and packages of {counted(len(unknown), 'run')}",
                 place(unknown),
+                "keep the whole folder that `scalebench run` wrote",
+            )
+        charged = runs[(runs["execution"] == "virtual") & (runs["cluster"] == "this-machine")]
+        if len(charged) and not keeps_calibration(evidence.results):
+            yield self.finding(
+                "warning",
+                f"calibration.json is missing: nothing says what {counted(len(charged), 'virtual run')} "
+                f"{'was' if len(charged) == 1 else 'were'} charged by, nor gives the same times again",
+                place(charged),
                 "keep the whole folder that `scalebench run` wrote",
             )
 

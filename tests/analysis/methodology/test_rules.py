@@ -400,6 +400,11 @@ def the_study_was_deleted(study):
     study.study = {}
 
 
+@case("no-provenance", "warning", "calibration.json is missing: nothing says what 35 virtual runs were charged by")
+def the_calibration_was_deleted(study):
+    study.calibration = {}
+
+
 @case("frequency-scaling", "warning", "the processors' governor is powersave")
 def the_clock_rate_follows_the_load(study):
     study.provenance = [described(cpu={"usable_cores": 4, "governor": "powersave"})]
