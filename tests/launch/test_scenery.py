@@ -1,0 +1,98 @@
+"""What charges a study's virtual runs lies beside them, where its step times are stated too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.cli import main
+from scalebench.launch.scenery import read_calibration
+
+RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
+       "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
+STATED = (*RUN, "--device-step-time", "0.002")
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, capsys, scenery):
+    """The command on a machine whose engines take `call.factor` times as long as those of the fixture."""
+    monkeypatch.chdir(tmp_path)
+
+    def measured(*_, **__):
+        entries = [
+            cost.model_copy(update={"points": [(size, call.factor * seconds) for size, seconds in cost.points]})
+            for cost in scenery.engines.entries
+        ]
+        return scenery.engines.model_copy(update={"entries": entries})
+
+    monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", measured)
+
+    def call(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main([str(word) for word in words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out + err
+
+    call.factor = 1.0
+    return call
+
+
+def times(name):
+    runs = load(f"results/{name}").completed.sort_values("run_id")
+    return runs["train_s"].tolist()
+
+
+def test_a_stated_study_that_is_extended_is_charged_by_the_engines_of_its_first_runs(scalebench):
+    scalebench(*STATED, "--name", "whole", "--workers", "1,2,4")
+    scalebench(*STATED, "--name", "parts", "--workers", "1,2")
+    kept = read_calibration(Path("results/parts/calibration.json"))
+    assert kept.tables == []
+    scalebench.factor = 50.0  # another machine, or another version of MPI
+    scalebench(*STATED, "--name", "parts", "--workers", "1,2,4")
+    scalebench(*STATED, "--name", "anew", "--workers", "1,2,4")
+    assert times("parts") == times("whole") != times("anew")
+
+
+def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_as_the_other(scalebench):
+    scalebench(*STATED, "--name", "a", "--workers", "2")
+    scalebench.factor = 50.0
+    scalebench(*STATED, "--name", "b", "--workers", "2")
+    said = scalebench("compare", "results/a", "results/b", code=2)
+    assert "calibration is " in said
+    assert "--calibration FIRST/calibration.json" in said
+    scalebench(*STATED, "--name", "c", "--workers", "2", "--calibration", "results/a/calibration.json")
+    said = scalebench("compare", "results/a", "results/c")
+    assert "intervals: no interval, as nothing varies" in said, "nothing was calibrated that could vary"
+    assert times("a") == times("c") != times("b")
+
+
+def test_engines_that_were_lost_are_not_measured_anew_beside_stated_runs(scalebench, tmp_path):
+    scalebench(*STATED, "--name", "mine", "--workers", "1")
+    (tmp_path / "results" / "mine" / "calibration.json").unlink()
+    assert "holds virtual runs but not calibration.json" in scalebench(
+        *STATED, "--name", "mine", "--workers", "1,2", code=2
+    )
+    found = json.loads(scalebench("check", "results/mine", "--json", code=1))["findings"]
+    assert [one["rule"] for one in found if "calibration.json is missing" in one["what"]] == ["no-provenance"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "has no step times, as it is of a study that states them"),
+        (("--cluster", "juwels-booster", "--device-step-time", "0.002"), "of which cluster juwels-booster has nothing"),
+    ],
+    ids=["nothing stated", "all stated"],
+)
+def test_a_calibration_that_cannot_charge_a_study_is_refused_before_anything_is_written(
+    scalebench, tmp_path, flags, said
+):
+    scalebench(*STATED, "--name", "mine", "--workers", "1")
+    words = (*RUN, *flags, "--name", "other", "--workers", "1", "--calibration", "results/mine/calibration.json")
+    assert said in scalebench(*words, code=2)
+    assert said in scalebench(*words, "--dry-run", code=2)
+    assert not (tmp_path / "results" / "other").exists()
