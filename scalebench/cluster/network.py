@@ -165,6 +165,14 @@ class Network:
         """Cost of giving one rank's `nbytes` to all `ranks`."""
         return self._cost("broadcast", nbytes, ranks, lambda levels: broadcast(nbytes, levels))
 
+    def linear_reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """(p-1)(a + n/B + n gamma): the first of `ranks` takes `nbytes` from each other one, and adds."""
+        return self._linear("linear_reduce", nbytes, ranks, self.cluster.reduction.seconds_per_byte)
+
+    def linear_broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """(p-1)(a + n/B): the first of `ranks` sends `nbytes` to each other one, all of it over its own link."""
+        return self._linear("linear_broadcast", nbytes, ranks, 0.0)
+
     def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
         """Cost of giving every rank's `nbytes` to all `ranks`."""
         return self._cost("allgather", nbytes, ranks, lambda levels: allgather(nbytes, levels))
@@ -180,6 +188,14 @@ class Network:
     def server(self, nbytes: int, ranks: Sequence[int], shards: int = 1) -> float:
         """Cost of one round of pushes and pulls of `nbytes` by all `ranks` at a server of `shards` shards."""
         return self._cost(f"server/{shards}", nbytes, ranks, lambda levels: server(nbytes, levels, 0.0, shards))
+
+    def _linear(self, name: str, nbytes: int, ranks: Sequence[int], gamma: float) -> float:
+        group = ranks if isinstance(ranks, tuple | range) else tuple(ranks)
+        key = (name, nbytes, group)
+        if key not in self._costs:
+            messages = sum(self.message(nbytes, group[0], rank) for rank in group[1:])
+            self._costs[key] = messages + (len(group) - 1) * nbytes * gamma
+        return self._costs[key]
 
     def _cost(self, name: str, nbytes: int, ranks: Sequence[int], price: Callable[[Levels], float]) -> float:
         group = ranks if isinstance(ranks, tuple | range) else tuple(ranks)

@@ -93,8 +93,15 @@ class Communicator(Protocol):
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request: ...
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None: ...
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None: ...
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+        """Sum, or mean, at `root`; the others' tensors stay as they are.
+
+        `linear`: gathered by `root`, which receives p-1 tensors one by one and adds them in the order of the ranks.
+        """
+
+    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+        """Give all ranks what `root` has; `linear`: by p-1 messages of its own, one after the other."""
+
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         """What each rank gave; not to be written into."""
 

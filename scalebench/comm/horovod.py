@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scalebench.clock import WallClock
 from scalebench.comm.base import Request
-from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.native import NativeCommunicator, add_in_order_
 from scalebench.comm.wire import concatenated
 from scalebench.errors import EngineError
 
@@ -60,6 +60,22 @@ class HorovodCommunicator(NativeCommunicator):
 
     def _barrier(self) -> None:
         hvd.barrier()
+
+    # Horovod has no messages: in an exchange of all with all only the root receives, or sends.
+
+    def _reduce_linear(self, tensor: Tensor, root: int) -> None:
+        rows = tensor.reshape(1, -1)
+        gathered = self._alltoallv([rows if rank == root else rows[:0] for rank in range(self.size)])
+        if self.rank == root:
+            for rank, part in enumerate(gathered):
+                add_in_order_(tensor, part.view_as(tensor), rank)
+
+    def _broadcast_linear(self, tensor: Tensor, root: int) -> None:
+        rows = tensor.reshape(1, -1)
+        sends = self.rank == root
+        received = self._alltoallv([rows if sends and rank != root else rows[:0] for rank in range(self.size)])
+        if not sends:
+            tensor.copy_(received[root].view_as(tensor))
 
 
 class _Handle:

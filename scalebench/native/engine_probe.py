@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -56,10 +57,13 @@ class Probe:
 
     def _mpi(self) -> list[EngineCost]:
         comm = MpiCommunicator(self.mpi, self.clock)
+        spread, gather = partial(comm.broadcast_, linear=True), partial(comm.reduce_, linear=True)
         return [
             self._entry("mpi", self._curve(comm.allreduce_, GRID, fmean)),
             self._entry("mpi-broadcast", self._curve(comm.broadcast_, _COARSE_GRID, fmean)),
             self._entry("mpi-reduce", self._curve(comm.reduce_, _COARSE_GRID, fmean)),
+            self._entry("mpi-linear-broadcast", self._curve(spread, _COARSE_GRID, fmean)),
+            self._entry("mpi-linear-reduce", self._curve(gather, _COARSE_GRID, fmean)),
             self._entry("mpi-onesided", [self._one_sided(comm, nbytes) for nbytes in _COARSE_GRID]),
             *self._server(),
         ]

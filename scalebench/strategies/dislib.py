@@ -23,8 +23,9 @@ class DislibCompat(EpochAverage):
 
         a new optimizer;  c = ceil(m / b) batches of floor(m / c) samples each, the m mod c at the end left out
 
-    and every `every` epochs, and after the last, w <- (1/K) sum_j w_j through a master. Constant learning rate;
-    parameters alone. dislib is told c as `num_batches`; b = m / c says the same. Vazquez-Novoa et al., WACCPD 2025.
+    and every `every` epochs, and after the last, w <- (1/K) sum_j w_j through a master: (K - 1) n bytes in and as many
+    out over worker 0's link, (K - 1) (2 (a + n/B) + n gamma). Constant learning rate; parameters alone. dislib is told
+    c as `num_batches`; b = m / c says the same. Vazquez-Novoa et al., WACCPD 2025.
     Traps: momentum is lost at every block; workers with more blocks than others train more but weigh the same.
     """
 

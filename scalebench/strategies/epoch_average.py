@@ -19,7 +19,8 @@ class EpochAverage(LocalEpochs):
 
     w <- (1/K) sum_j w_j, then all restart from w.
     Vazquez-Novoa, Lopez, Flich and Badia, WACCPD 2025, "Epoch-Synchronous" (every = 1).
-    `master`: a reduce to worker 0 and a broadcast, charged as MPI does them, which is less than K n bytes at one link.
+    `master`: worker 0 gathers all weights, adds them in the order of the workers and sends the mean to each: (K - 1) n
+    bytes in and as many out over its link, (K - 1) (2 (a + n/B) + n gamma). What limits the reference at many workers.
     """
 
     aggregation: Literal["allreduce", "master"] = Field("allreduce", description="how the mean is formed")
@@ -37,14 +38,14 @@ class EpochAverage(LocalEpochs):
 
     @property
     def syncs_formula(self) -> str:
-        """Through a master: a reduce and a broadcast."""
+        """Through a master: there and back."""
         whole = super().syncs_formula
         return whole.replace("1 if", "2 if", 1) if self.aggregation == "master" else whole
 
     @property
     def bytes_formula(self) -> str:
-        """A master takes n from every worker, itself among them (and a weight, by samples), and sends n once."""
+        """A master takes n (and a weight, by samples) from every other worker, and sends n to each of them."""
         if self.aggregation == "allreduce":
             return super().bytes_formula
-        weight = " + n / P / 2 * syncs" if self.weighting == "samples" else ""
-        return f"{self.state_bytes} * (1 + 1 / K) * syncs / 2{weight}"
+        weight = " + n / P / 2 * (1 - 1 / K) * syncs" if self.weighting == "samples" else ""
+        return f"{self.state_bytes} * (1 - 1 / K) * syncs{weight}"

@@ -43,16 +43,19 @@ def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None
 
 
 def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-    """The same through worker 0: all vectors go there, weighted with their weight beside them, and one comes back."""
+    """The same through worker 0, which gathers all vectors, adds them in the order of the workers and sends K - 1 back.
+
+    Weighted, each comes as its product, with the weight beside it.
+    """
     vector = packed(tensors)
     if weight is None:
-        comm.reduce_(vector, 0, "mean")
+        comm.reduce_(vector, 0, "mean", linear=True)
     else:
         sent = packed([vector * weight, vector.new_tensor([weight])])
-        comm.reduce_(sent, 0)
+        comm.reduce_(sent, 0, linear=True)
         if comm.rank == 0:
             vector.copy_(sent[:-1] / sent[-1])
-    comm.broadcast_(vector, 0)
+    comm.broadcast_(vector, 0, linear=True)
     unpack_(vector, tensors)
 
 

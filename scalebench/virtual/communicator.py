@@ -92,22 +92,28 @@ class VirtualCommunicator:
         seconds = lambda: self.costs.allreduce(nbytes, self._group.ranks)  # noqa: E731
         return self._start(f"allreduce({op})", (tensor, weight), effect, seconds)
 
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum") -> None:
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             payloads[root].copy_(reduce_tensors(payloads, op, [None] * len(payloads)))
 
-        self.count(tensor.nbytes)
-        seconds = lambda: self.costs.reduce(tensor.nbytes, self._group.ranks)  # noqa: E731
-        self._meet(f"reduce({op})", tensor, effect, seconds)
+        self.count(0 if linear and self.rank == root else tensor.nbytes)
+        price = self.costs.linear_reduce if linear else self.costs.reduce
+        self._meet(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
 
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             for rank, each in enumerate(payloads):
                 if rank != root:
                     each.copy_(payloads[root])
 
-        self.count(tensor.nbytes if self.rank == root else 0)
-        self._meet("broadcast", tensor, effect, lambda: self.costs.broadcast(tensor.nbytes, self._group.ranks))
+        sent = tensor.nbytes * (self.size - 1 if linear else 1)
+        self.count(sent if self.rank == root else 0)
+        price = self.costs.linear_broadcast if linear else self.costs.broadcast
+        self._meet("broadcast", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
+
+    def _with_first(self, root: int) -> tuple[int, ...]:
+        ranks = self._group.ranks
+        return (ranks[root], *ranks[:root], *ranks[root + 1 :]) if root else ranks
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self.count(tensor.nbytes)

@@ -57,6 +57,12 @@ class Costs:
     def broadcast(self, nbytes: int, ranks: Ranks) -> float:
         return self._own_or_alike(self.network.broadcast, nbytes, ranks, "broadcast")
 
+    def linear_reduce(self, nbytes: int, ranks: Ranks) -> float:
+        return self._own_or_alike(self.network.linear_reduce, nbytes, ranks, "linear-reduce")
+
+    def linear_broadcast(self, nbytes: int, ranks: Ranks) -> float:
+        return self._own_or_alike(self.network.linear_broadcast, nbytes, ranks, "linear-broadcast")
+
     def allgather(self, nbytes: int, ranks: Ranks) -> float:
         return self._own_or_alike(self.network.allgather, nbytes, ranks, "allgather")
 
@@ -135,8 +141,12 @@ class Costs:
         links: Model = getattr(self._within, operation)
         inside = range(measured.ranks)
         per_byte = measured.seconds(nbytes) - measured.alpha_s - (links(nbytes, inside) - links(0, inside))
-        sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks) if measured.ranks > 1 else 1.0
-        return measured.alpha_s * _levels(ranks) + max(0.0, per_byte) * sendings
+        messages, sendings = float(_levels(ranks)), 1.0
+        if measured.ranks > 1:
+            sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks)
+        if operation.startswith("linear"):  # the root is at every message
+            messages = sendings = (ranks - 1) / max(1, measured.ranks - 1)
+        return measured.alpha_s * messages + max(0.0, per_byte) * sendings
 
     def _one_node(self, ranks: Ranks) -> bool:
         return all(self.network.same_node(ranks[0], rank) for rank in ranks)

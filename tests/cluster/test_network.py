@@ -14,6 +14,7 @@ from scalebench.errors import ClusterError
 
 ALPHA, BANDWIDTH, GAMMA = 20e-6, 1.25e9, 6.6e-11  # ethernet-10g: one worker per node, one kind of link
 PRESETS = {name: load_cluster(name) for name in cluster_names()}
+OTHERS = ("broadcast", "reduce", "linear_broadcast", "linear_reduce", "allgather", "alltoallv", "server")
 sizes = st.integers(0, 1 << 28)
 
 
@@ -50,6 +51,24 @@ def test_hierarchical_costs_rings_inside_and_between_nodes() -> None:
     assert Network(cluster).allreduce(n, range(g * m), "hierarchical") == pytest.approx(expected, rel=1e-12)
 
 
+@given(n=sizes, ranks=st.integers(1, 300))
+def test_all_of_a_linear_collective_crosses_the_link_of_its_root(n: int, ranks: int) -> None:
+    network = Network(PRESETS["ethernet-10g"])
+    messages = (ranks - 1) * (ALPHA + n / BANDWIDTH)
+    assert network.linear_broadcast(n, range(ranks)) == pytest.approx(messages, rel=1e-12)
+    assert network.linear_reduce(n, range(ranks)) == pytest.approx(messages + (ranks - 1) * n * GAMMA, rel=1e-12)
+
+
+def test_of_a_linear_collective_only_what_comes_from_other_nodes_crosses_the_roots_card() -> None:
+    cluster = PRESETS["marenostrum5-acc"]
+    intra, inter, n = cluster.links.intra, cluster.links.inter, 80_000_000
+    inside = 3 * (intra.latency_s + n / intra.bandwidth_bytes_per_s)
+    across = 12 * (inter.latency_s + n / inter.bandwidth_bytes_per_s)
+    assert Network(cluster).linear_broadcast(n, range(16)) == pytest.approx(inside + across, rel=1e-12)
+    other_root = (5, *range(5), *range(6, 16))
+    assert Network(cluster).linear_broadcast(n, other_root) == pytest.approx(inside + across, rel=1e-12)
+
+
 @given(n=sizes, ranks=st.integers(1, 64), shards=st.integers(1, 8))
 def test_server_is_bound_by_the_busier_end(n: int, ranks: int, shards: int) -> None:
     cost = Network(PRESETS["ethernet-10g"]).server(n, range(ranks), shards)
@@ -62,7 +81,7 @@ def test_server_is_bound_by_the_busier_end(n: int, ranks: int, shards: int) -> N
     small=sizes,
     more=sizes,
     ranks=st.integers(1, 200),
-    algorithm=st.sampled_from(["auto", *ALLREDUCE, "broadcast", "reduce", "allgather", "alltoallv", "server"]),
+    algorithm=st.sampled_from(["auto", *ALLREDUCE, *OTHERS]),
 )
 def test_more_bytes_or_ranks_never_cost_less(preset: str, small: int, more: int, ranks: int, algorithm: str) -> None:
     network = Network(PRESETS[preset])

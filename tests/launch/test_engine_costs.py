@@ -18,7 +18,8 @@ def measured(tmp_path_factory):
 
 def test_each_engine_has_a_whole_curve_with_its_source(measured):
     _, here, costs = measured
-    parts = {f"mpi-{part}" for part in ("onesided", "broadcast", "reduce", "server", "server-busy")}
+    collectives = ("broadcast", "reduce", "linear-broadcast", "linear-reduce")
+    parts = {f"mpi-{part}" for part in ("onesided", *collectives, "server", "server-busy")}
     assert {entry.engine for entry in costs.entries} >= {*here, *parts}
     for entry in costs.entries:
         assert entry.ranks >= 2

@@ -137,6 +137,9 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             assert calls == [int(run.strategy.options.get("trailing") != "leave")] * 4
         elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # moving samples is no call that is counted
             assert calls == [run.epochs] * 4
+        elif run.run_id == "epoch_average-master-4":  # at the master three messages come and three go, each time
+            assert calls == [0] * 4
+            assert found[run.run_id]["messages"].tolist() == [6 * run.epochs] + [2 * run.epochs] * 3
         elif run.run_id != "daso-heat-policies-4":  # weights that half precision would round travel by themselves
             assert calls == syncs, f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
     for name in REFERENCES:

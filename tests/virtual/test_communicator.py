@@ -69,6 +69,10 @@ def test_collectives_agree_with_numpy(workers, size, seed):
         tensor = mine.clone()
         comm.reduce_(tensor, 0)
         results["reduce"] = tensor.numpy()
+        tensor = mine.clone()
+        comm.reduce_(tensor, workers - 1, "mean", linear=True)
+        comm.broadcast_(tensor, workers - 1, linear=True)
+        results["through the last"] = tensor.numpy()
         results["gather"] = np.stack([each.numpy() for each in comm.allgather(mine)])
         given_to = [mine[: 1 + (comm.rank + to) % size] for to in range(workers)]
         results["alltoallv"] = [each.numpy() for each in comm.alltoallv(given_to)]
@@ -83,6 +87,8 @@ def test_collectives_agree_with_numpy(workers, size, seed):
         np.testing.assert_allclose(got["weighted"], (values * weights).sum(0) / weights.sum(), atol=1e-12)
         np.testing.assert_array_equal(got["broadcast"], values[-1])
         np.testing.assert_allclose(got["reduce"], values.sum(0) if rank == 0 else values[rank], atol=1e-12)
+        in_order = sum(values[1:], values[0].copy()) / workers
+        np.testing.assert_array_equal(got["through the last"], in_order)
         np.testing.assert_array_equal(got["gather"], values)
         for source in range(workers):
             np.testing.assert_array_equal(got["alltoallv"][source], values[source, : 1 + (source + rank) % size])
@@ -95,6 +101,26 @@ def test_a_collective_ends_at_the_last_arrival_plus_its_cost_and_books_the_waiti
     assert [clock.now for clock in world.clocks] == pytest.approx([end] * 3)
     assert [clock.ledger.wait for clock in world.clocks] == pytest.approx([2.0, 0.0, 1.0])
     assert [clock.ledger.comm_s for clock in world.clocks] == pytest.approx([end, end - 2.0, end - 1.0])
+
+
+@given(workers=st.integers(1, 9), root=st.integers(0, 8))
+def test_a_linear_reduce_and_its_broadcast_have_all_their_bytes_at_the_root(workers, root):
+    root %= workers
+    world = World(workers)  # one worker a node
+
+    def program(comm):
+        tensor = torch.ones(1000, dtype=torch.float32)
+        comm.reduce_(tensor, root, linear=True)
+        gathered = comm.bytes_sent
+        comm.broadcast_(tensor, root, linear=True)
+        return gathered, comm.bytes_sent - gathered
+
+    sent = world.run(program)
+    assert sent == {rank: (0, 4000 * (workers - 1)) if rank == root else (4000, 0) for rank in range(workers)}
+    network = world.costs.network
+    message, gamma = network.message(4000, 0, 1), network.cluster.reduction.seconds_per_byte
+    seconds = (workers - 1) * (2 * message + 4000 * gamma)
+    assert [clock.now for clock in world.clocks] == pytest.approx([seconds] * workers)
 
 
 def test_a_nonblocking_sum_hides_behind_compute():

@@ -152,6 +152,16 @@ def check(engine):
     tensor = mine()
     comm.broadcast_(tensor, root)
     expect("broadcast", tensor, values(root))
+    in_order = sum(every[1:], every[0].copy())
+    for master in {0, root}:
+        tensor = mine()
+        comm.reduce_(tensor, master, linear=True)
+        expect("linear reduce", tensor, in_order if rank == master else values(rank), 0)
+        tensor = mine()
+        comm.reduce_(tensor, master, "mean", linear=True)
+        expect("linear mean", tensor, in_order / size if rank == master else values(rank), 0)
+        comm.broadcast_(tensor, master, linear=True)
+        expect("linear broadcast", tensor, in_order / size, 0)
 
     # all to all
     gathered = comm.allgather(mine())
@@ -210,13 +220,18 @@ def check(engine):
         comm.allreduce_(torch.ones(10))
     comm.iallreduce_(torch.ones(10)).wait()
     comm.allgather(torch.ones(2))
-    clock.did(Task.OTHER)
     assert comm.collectives == 5, comm.collectives
     assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
+    before = comm.bytes_sent
+    comm.reduce_(torch.ones(10), 0, linear=True)  # each to the root
+    comm.broadcast_(torch.ones(10), 0, linear=True)  # the root to each
+    clock.did(Task.OTHER)
+    assert comm.collectives == 7, comm.collectives
+    assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
     met = np.frombuffer(comm.journal.meetings[()]).reshape(-1, 3)
-    assert len(met) == 5, met
+    assert len(met) == 7, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
-    assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, False]  # a non-blocking one: later
+    assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, *[False] * 3]  # a non-blocking one: later
     assert comm.journal.complete
     ledger = clock.ledger
     assert ledger.comm_s > 0

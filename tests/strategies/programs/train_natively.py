@@ -26,7 +26,7 @@ from tests.strategies import daso_case
 
 
 class Counted(MPI.Intracomm):
-    """Counts the collectives that MPI itself is called for while training time runs, in splits of it too."""
+    """Counts the collectives and messages that MPI itself is called for while training time runs, in splits too."""
 
     def over(self, clock, calls):
         self.clock, self.calls = clock, calls
@@ -36,17 +36,19 @@ class Counted(MPI.Intracomm):
         return Counted(super().Split(color, key)).over(self.clock, self.calls)
 
 
-def counting(name):
+def counting(name, place):
     def call(self, *arguments, **named):
         if self.clock.running:
-            self.calls[0] += 1
+            self.calls[place] += 1
         return getattr(MPI.Intracomm, name)(self, *arguments, **named)
 
     return call
 
 
 for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Bcast", "Reduce"):  # an alltoall moves samples
-    setattr(Counted, name, counting(name))
+    setattr(Counted, name, counting(name, 0))
+for name in ("Send", "Recv"):
+    setattr(Counted, name, counting(name, 1))
 
 
 def main(folder):
@@ -69,7 +71,7 @@ def take_part(run, mpi, entry, dataset, folder):
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     clock = WallClock()
     torch.manual_seed(1)
-    calls = [0]
+    calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
     with connected(run.engine, mpi, clock, one_node=True) as comm:
         plan = Plan.of(run, run.workers, run.seed, dataset)
@@ -81,7 +83,7 @@ def take_part(run, mpi, entry, dataset, folder):
 
         replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=entry["workers_per_node"])
         report = train(replica, strategy, warm=run.warmup_steps > 0)
-        called = mpi.gather(calls[0])
+        called = mpi.gather(tuple(calls))
         verdict = evaluate(replica, strategy, dataset)
         for state in states:
             state.close()
@@ -91,7 +93,8 @@ def take_part(run, mpi, entry, dataset, folder):
                 folder / f"{run.run_id}.npz",
                 final=verdict.final.numpy(),
                 counted=np.array(gathered),
-                called=np.array(called),
+                called=np.array([collectives for collectives, _ in called]),
+                messages=np.array([messages for _, messages in called]),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
             )
