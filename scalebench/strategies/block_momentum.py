@@ -47,7 +47,8 @@ class SlowMo(BlockMomentum):
 
         u <- b u + (w0 - mean w) / eta;   w <- w0 - a eta u
 
-    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD. eta is that of an interval's last step.
+    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD. eta is that of an interval's last step;
+    where a schedule has brought it to 0, w <- w0 - a (w0 - mean w), and older moves are forgotten.
     Trap: moves of the mean add up to a / (1 - b) times their length, 3.3 times by default, on top of the optimizer's
     own momentum. Where local_sgd just trains, take a smaller learning rate, slow_lr or slow_momentum.
     """
@@ -70,10 +71,19 @@ class SlowMo(BlockMomentum):
             f" momentum of {inner:g}: if it learns less than local_sgd, take a smaller lr, slow_lr or slow_momentum"
         ]
 
+    def setup(self, worker: Worker) -> None:
+        super().setup(worker)
+        worker.state.rate = 0.0
+
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
-        rate = float(worker.optimizer.param_groups[0]["lr"])
-        momentum.mul_(self.slow_momentum).add_(anchor - mean, alpha=1.0 / rate)
-        anchor.sub_(momentum, alpha=self.slow_lr * rate)
+        """`momentum` is eta u, which stays in the range of weights where 1 / eta leaves that of numbers.
+
+        v <- b (eta / eta before) v + w0 - mean w;  w <- w0 - a v. At a rate of 0 no old move is left in v.
+        """
+        rate, before = float(worker.optimizer.param_groups[0]["lr"]), worker.state.rate
+        worker.state.rate = rate
+        momentum.mul_(self.slow_momentum * (rate / before) if before > 0.0 else 0.0).add_(anchor - mean)
+        anchor.sub_(momentum, alpha=self.slow_lr)
 
 
 @register()
