@@ -22,6 +22,10 @@ from scalebench.analysis.reading import CELL, Results
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # blocks; where others are left out
 
 
+_NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
+_NEEDED += ["oversubscribed", "seed", "metric_name", "final_metric"]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell's repetitions: seconds and place in the run order by block, metric by seed.
@@ -64,37 +68,37 @@ def timed(results: Results) -> pd.DataFrame:
 @once
 def by_block(results: Results) -> list[Cell]:
     """Every cell of the completed runs."""
-    found: dict[tuple[object, ...], Cell] = {}
-    runs = timed(results)
+    runs = timed(results)[_NEEDED]
     if runs.empty:
         return []
-    names = [*CELL, "strategy", "scaling", "repetition", "order", "began", "reach_s", "attempt", "seed", "train_s"]
-    names += ["shared", "oversubscribed", "metric_name", "final_metric"]
     parts = [_in_time(own) for _, own in runs.groupby("execution", sort=False)]
-    for run in pd.concat(parts).loc[runs.index, names].to_dict("records"):
-        identity = tuple(None if pd.isna(run[name]) else run[name] for name in CELL)
-        if identity not in found:
-            found[identity] = Cell(
-                key={name: run[name] for name in CELL},
-                strategy=run["strategy"],
-                label=run["label"],
-                execution=run["execution"],
-                engine=run["engine"],
-                workers=int(run["workers"]),
-                batch_global=None if pd.isna(run["batch_global"]) else int(run["batch_global"]),
-                weak=run["scaling"] == "weak",
-                metric_name="" if pd.isna(run["metric_name"]) else run["metric_name"],
-                reach_s=float(run["reach_s"]),
-            )
-        cell, block = found[identity], int(run["repetition"])
-        cell.seconds[block], cell.order[block] = float(run["train_s"]), int(run["order"])
-        cell.started[block] = float(run["began"])
-        if run["attempt"] > 1 or run["shared"]:
-            cell.again.add(block)
-        cell.crowded.append(bool(run["oversubscribed"]))
-        if math.isfinite(run["final_metric"]):
-            cell.metrics[int(run["seed"])] = float(run["final_metric"])
-    return list(found.values())
+    runs = pd.concat(parts).loc[runs.index]
+    return [_cell(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
+
+
+def _cell(runs: pd.DataFrame) -> Cell:
+    first = runs.iloc[0]
+    blocks = runs["repetition"].astype(int).tolist()
+    again = (runs["attempt"] > 1) | runs["shared"]
+    known = runs[np.isfinite(runs["final_metric"])]
+    return Cell(
+        key={name: first[name] for name in CELL},
+        strategy=first["strategy"],
+        label=first["label"],
+        execution=first["execution"],
+        engine=first["engine"],
+        workers=int(first["workers"]),
+        batch_global=None if pd.isna(first["batch_global"]) else int(first["batch_global"]),
+        weak=first["scaling"] == "weak",
+        metric_name="" if pd.isna(first["metric_name"]) else first["metric_name"],
+        seconds=dict(zip(blocks, runs["train_s"].tolist(), strict=True)),
+        order=dict(zip(blocks, runs["order"].tolist(), strict=True)),
+        metrics=dict(zip(known["seed"].astype(int).tolist(), known["final_metric"].tolist(), strict=True)),
+        crowded=runs["oversubscribed"].astype(bool).tolist(),
+        started=dict(zip(blocks, runs["began"].tolist(), strict=True)),
+        again={block for block, redone in zip(blocks, again.tolist(), strict=True) if redone},
+        reach_s=float(first["reach_s"]),
+    )
 
 
 def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:

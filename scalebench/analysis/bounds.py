@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +125,8 @@ def median_ranks(n: int, level: float = LEVEL) -> tuple[int, float]:
     bound lies between the last d that encloses it with at least `level` and the next one, at Hettmansperger and
     Sheather's (n - d) i / (d + (n - 2 d) i), where i is the share of the surplus in the step from d to d + 1.
     """
-    below = np.cumsum([math.comb(n, k) / 2**n for k in range(n // 2 + 1)])  # P(B <= k)
+    ways = accumulate(range(1, n // 2 + 1), lambda number, k: number * (n - k + 1) // k, initial=1)  # n over k
+    below = np.cumsum([number / 2**n for number in ways])  # P(B <= k)
     enclosed = 1 - 2 * below  # [d - 1]
     d = int((enclosed >= level).sum())
     surplus = (enclosed[d - 1] - level) / (enclosed[d - 1] - enclosed[d])

@@ -7,7 +7,7 @@ import json
 import typing
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,7 +74,7 @@ def load(folder: Path | str) -> Results:
     folder = Path(folder)
     runs = read_runs(folder)
     doubled = runs[runs.duplicated(["run_id", "attempt"], keep="last")]
-    runs = runs.iloc[sorted(counting(runs["run_id"], runs["attempt"]).values())]
+    runs = runs.iloc[sorted(counting(runs["run_id"].tolist(), runs["attempt"].tolist()).values())]
     runs, notes = _one_configuration(runs)
     again = _claimed_twice(runs)
     repeated, runs = pd.concat([doubled, runs[again]]), runs[~again]
@@ -104,7 +104,7 @@ def read_runs(folder: Path) -> pd.DataFrame:
         path, {"(none)" if pd.isna(version) else str(version) for version in runs["schema_version"]}, READABLE
     )
     runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
-    runs["label"] = [_label(*pair) for pair in zip(runs["strategy"], runs["strategy_options"], strict=True)]
+    runs["label"] = list(map(_label, runs["strategy"].tolist(), runs["strategy_options"].tolist()))
     return runs
 
 
@@ -136,6 +136,7 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return runs, notes
 
 
+@lru_cache(maxsize=4096)
 def _label(strategy: str, options: object) -> str:
     if not isinstance(options, str):  # an empty cell, as others than scalebench may write it
         return strategy
@@ -154,7 +155,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     data = data[: data.rfind(b"\n") + 1]  # a row is whole once its line break is there
-    header = from_line(data.partition(b"\n")[0])
+    header = from_line(data[: data.find(b"\n") + 1])
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
     lacking = columns_lacking(path, header, columns(row_type))
@@ -167,10 +168,10 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
             raise _damaged(path, text, kind_of) or ResultsError(f"{path}: {error}") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise ResultsError(f"{path}: {_too_many(data, header) or error}; repair or remove the line") from None
-    for name, kind in kind_of.items():
-        if kind == "text" and table[name].notna().any():
-            escaped = table[name].str.startswith("'", na=False)
-            table.loc[escaped, name] = table.loc[escaped, name].map(to_text)
+    if b"'" in data:  # maybe one that keeps a text from being a formula
+        for name in (name for name, kind in kind_of.items() if kind == "text"):
+            escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
+            table[name] = table[name].replace(escaped) if escaped else table[name]
     if lacking:
         empty = {name: _DTYPES[kind] for name, kind in kinds(row_type).items() if name in lacking}
         table = table.reindex(columns=columns(row_type)).astype(empty)

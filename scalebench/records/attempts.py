@@ -1,17 +1,19 @@
 """The attempts that runs.csv holds, read no further than needs be: a hundred thousand in some tenths of a second.
 
-One pass over the bytes cuts off the first cells of each line; the others are read of single lines when they are asked
-for. A file whose columns a spreadsheet has moved is put in order first, which takes its time.
+One pass over the file cuts off the first cells of each line, piece by piece in the same memory; the others are read of
+single lines when they are asked for. A file whose columns a spreadsheet has moved is put in order first, which takes
+its time.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line
@@ -19,8 +21,8 @@ from scalebench.records.schema import READABLE, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
-_READ = rb'([^,"\n]*),'
-_LINE = re.compile(_READ + rb'[^,"\n]*,' + 4 * _READ + rb"[^\n]*\n")  # all of _FIRST but the study
+_PIECE = 1 << 20  # bytes: small enough to stay in a cache
+_LINE = 1 << 10  # bytes of a usual line, generously
 
 
 def _is_number(cell: str) -> bool:
@@ -35,6 +37,10 @@ def _is_whole(cell: str) -> bool:
     return _is_number(cell) and (cell.isdecimal() or float(cell).is_integer())
 
 
+def _is_digits(cell: str) -> bool:
+    return cell.isascii() and cell.isdecimal()
+
+
 def _is_flag(cell: str) -> bool:
     return cell.lower() in ("true", "false")
 
@@ -47,8 +53,11 @@ _EXPECTED = {
 _NUMBERS = {name: _EXPECTED[kind] for name, kind in kinds(RunRow).items() if kind in _EXPECTED}
 
 
-def counting(run_ids: Iterable[str], attempts: Iterable[int]) -> dict[str, int]:
+def counting(run_ids: Sequence[str], attempts: Iterable[int]) -> dict[str, int]:
     """run_id -> place of the row that counts: its latest attempt, and of several rows of that attempt the last."""
+    places = dict(zip(run_ids, range(len(run_ids)), strict=True))
+    if len(places) == len(run_ids):
+        return places
     best: dict[str, tuple[int, int]] = {}
     for place, (run_id, attempt) in enumerate(zip(run_ids, attempts, strict=True)):
         if run_id not in best or attempt >= best[run_id][0]:
@@ -65,19 +74,26 @@ class Attempts:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header, self._body = _read(path)
+        self._ordered: bytes | None = None  # the lines, where the file has its columns in another order
+        with self._file() as file:
+            header = from_line(line := file.readline())
+            self._begin = len(line)
+            whole, cells, self._end = _first_cells(file, self._begin)
         self._names = columns(RunRow)
         if header and (lacking := columns_lacking(path, header, self._names)):
             self._names = [name for name in self._names if name not in lacking]
         if header not in ([], self._names):
             self._put_in_order(header)
-        found = _LINE.findall(self._body)
-        if len(found) != self._body.count(b"\n"):
+            with self._file() as file:
+                whole, cells, self._end = _first_cells(file, self._begin)
+        firsts: list[list[str]] = list(map(list, zip(*cells, strict=True))) or [[] for _ in _FIRST]
+        if len(cells) != whole or any('"' in "".join(column) for column in firsts):
             self._complain()
-        versions, run_ids, hashes, attempts, statuses = zip(*found, strict=True) if found else 5 * [()]
-        check_version(path, {version.decode(errors="replace") for version in set(versions)}, READABLE)
-        self.run_id, self.config_hash, self.status = _texts(run_ids), _texts(hashes), _texts(statuses)
-        self.attempt = list(map(int, attempts)) if all(map(bytes.isdigit, set(attempts))) else self._complain()
+        versions, _, self.run_id, self.config_hash, attempts, self.status = firsts
+        check_version(path, set(versions), READABLE)
+        if not all(map(_is_digits, set(attempts))):
+            self._complain()
+        self.attempt = list(map(int, attempts))
 
     def __len__(self) -> int:
         return len(self.run_id)
@@ -88,7 +104,7 @@ class Attempts:
 
     def newest(self, count: int) -> list[dict[str, str]]:
         """The last `count` rows, every number in them looked at."""
-        lines = self._body.rsplit(b"\n", count + 1)[-count - 1 : -1]
+        lines = self._last_lines(count)
         first = len(self) - len(lines)
         rows = [self._cells(place, line) for place, line in enumerate(lines, start=first)]
         for name, (readable, expected) in _NUMBERS.items():
@@ -103,8 +119,7 @@ class Attempts:
 
     def latest(self) -> dict[str, int]:
         """run_id -> place of the row that counts, by `counting`."""
-        places = dict(zip(self.run_id, range(len(self)), strict=True))
-        return places if len(places) == len(self) else counting(self.run_id, self.attempt)
+        return counting(self.run_id, self.attempt)
 
     def doubled(self) -> int:
         """How many rows are an attempt at a run that another row is too: of such only the last counts."""
@@ -123,7 +138,34 @@ class Attempts:
 
     @cached_property
     def _lines(self) -> list[bytes]:
-        return self._body.split(b"\n")[:-1]
+        return self._bytes(self._begin).split(b"\n")[:-1]
+
+    def _last_lines(self, count: int) -> list[bytes]:
+        size = count * _LINE
+        while size < self._end - self._begin:
+            lines = self._bytes(self._end - size).split(b"\n")[1:-1]  # the first may have begun before
+            if len(lines) >= count:
+                return lines[-count:]
+            size *= 2
+        return self._lines[-count:]
+
+    def _bytes(self, first: int) -> bytes:
+        """From place `first` to the end of the last whole line."""
+        with self._file() as file:
+            file.seek(first)
+            return file.read(self._end - first)
+
+    @contextmanager
+    def _file(self) -> Iterator[BinaryIO]:
+        try:
+            with self.path.open("rb") if self._ordered is None else io.BytesIO(self._ordered) as file:
+                yield file
+        except (FileNotFoundError, NotADirectoryError):
+            raise ResultsError(
+                f"{self.path.parent} holds no runs.csv; expected a study's folder, as results/<study>"
+            ) from None
+        except OSError as error:
+            raise ResultsError(f"cannot read {self.path}: {error.strerror}") from None
 
     def _put_in_order(self, header: list[str]) -> None:
         names, self._names = self._names, header
@@ -131,28 +173,26 @@ class Attempts:
         self._names, buffer = names, io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([row[name] for name in names] for row in rows)
         del self._lines
-        self._body = buffer.getvalue().encode()
+        self._ordered, self._begin = buffer.getvalue().encode(), 0
 
-    def _complain(self) -> list[int]:
+    def _complain(self) -> None:
         """Name the first line whose first cells are not what they should be."""
         for place in range(len(self._lines)):
             attempt = self.row(place)["attempt"]
-            if not (attempt.isascii() and attempt.isdecimal()):
+            if not _is_digits(attempt):
                 raise ResultsError(f"{self.path}, line {place + 2}: attempt is {attempt!r}, expected a number")
         raise ResultsError(f"{self.path}: its first cells are in quotes; save it without them")
 
 
-def _read(path: Path) -> tuple[list[str], bytes]:
-    """The header of `path`, empty if there is none, and its whole lines after it."""
-    try:
-        with path.open("rb") as file:
-            header, body = from_line(file.readline()), file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        raise ResultsError(f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>") from None
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    return header, body if body.endswith(b"\n") else body[: body.rfind(b"\n") + 1]
-
-
-def _texts(cells: Sequence[bytes]) -> list[str]:
-    return b"\n".join(cells).decode("utf-8", errors="replace").split("\n") if cells else []
+def _first_cells(file: BinaryIO, begin: int) -> tuple[int, list[list[str]], int]:
+    """How many whole lines `file` has from here, which is place `begin`, the cells of _FIRST of those that have more
+    cells than these, and where the lines end."""
+    lines, found, rest, end, count = 0, list[list[str]](), b"", begin, len(_FIRST)
+    while piece := file.read(_PIECE):
+        end += len(piece)
+        text, line_break, rest = (rest + piece).rpartition(b"\n")
+        if line_break:
+            whole = text.decode("utf-8", errors="replace").split("\n")
+            lines += len(whole)
+            found += [cells[:count] for line in whole if len(cells := line.split(",", count)) > count]
+    return lines, found, end - len(rest)
