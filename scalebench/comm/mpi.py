@@ -38,12 +38,13 @@ _REMEMBERED = 256  # buffers described at a time
 
 
 class MpiCommunicator(NativeCommunicator):
-    """The ranks of an mpi4py communicator."""
+    """The ranks of an mpi4py communicator; without a `clock` nothing is booked."""
 
     engine = "mpi"
+    most_counted = 2**31 - 1  # numbers in one alltoallv; MPI's counts and displacements are of 32 bits before MPI 4
 
-    def __init__(self, mpi: MPI.Comm, clock: WallClock, parent: NativeCommunicator | None = None) -> None:
-        super().__init__(mpi.rank, mpi.size, clock, parent)
+    def __init__(self, mpi: MPI.Comm, clock: WallClock | None = None, parent: NativeCommunicator | None = None) -> None:
+        super().__init__(mpi.rank, mpi.size, clock or WallClock(), parent)
         self.mpi = mpi
         self._specs: dict[tuple[int, int, torch.dtype], list[Any]] = {}
 
@@ -130,10 +131,14 @@ class MpiCommunicator(NativeCommunicator):
         self.mpi.Alltoall(self._split_buffer(rows, 1), self._split_buffer(coming, 1))
         incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
         row = math.prod(first.shape[1:])
-        sent, received = (rows * row).tolist(), (coming * row).tolist()
         send_memory, _, kind = self._buffer(outgoing)
         receive_memory, _, _ = self._buffer(incoming)
+        if max(outgoing.numel(), incoming.numel()) > self.most_counted:  # rows are then counted, not their numbers
+            kind, row = kind.Create_contiguous(row).Commit(), 1
+        sent, received = (rows * row).tolist(), (coming * row).tolist()
         self.mpi.Alltoallv([send_memory, sent, kind], [receive_memory, received, kind])
+        if not kind.is_predefined:
+            kind.Free()
         return list(torch.split(incoming.to(first.device), coming.tolist()))
 
     def _barrier(self) -> None:

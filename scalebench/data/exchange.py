@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from scalebench.data.alone import Ints
+
 Exchange = Callable[[list[Tensor]], list[Tensor]]
 
 

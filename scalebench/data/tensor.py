@@ -1,21 +1,28 @@
-"""The ds-tensor: an array cut into blocks along its first axis."""
+"""The ds-tensor: an array cut into blocks along its first axis, in one process or over the ranks of a communicator."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.data import sources
+from scalebench.data.alone import Alone
+from scalebench.data.alone import Ints as Ints
 from scalebench.data.shuffle import SHUFFLES, shuffled
 from scalebench.errors import DataError, nearest
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:
+    from scalebench.data.spread import Peers, Ranks
+
 Blocks = int | tuple[int, int] | Sequence[int] | Ints
+Grid = tuple[int, int]
 
 
 def cut(length: int, parts: int) -> Ints:
@@ -26,77 +33,70 @@ def cut(length: int, parts: int) -> Ints:
     return sizes
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Every array in an .npz file by name; pickled objects are refused. Raises DataError where it cannot be read."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a readable .npz archive ({error})") from None
-
-
 class DsTensor:
     """An array (N, ...) in blocks along the first axis.
 
     `blocks` is how many (sizes then differ by at most one), a grid (rows, columns) of that many blocks in row-major
-    order, or a list of sizes. Blocks are views: a memory-mapped array is read only where a block is used.
+    order, or a list of sizes; by default one, or one for each rank. Blocks are views: a memory-mapped array is read
+    only where a block is used.
+
+    With `comm`, a communicator of scalebench (`MpiCommunicator(MPI.COMM_WORLD)`), every rank makes the same tensor and
+    keeps blocks rank, rank + K, rank + 2 K, ... of it, of which there may be none. Iteration, `block` and the function
+    of `map` see these; `shape`, `len` and `block_sizes` are those of the whole. All operations but iteration and
+    `block` are then collective: every rank calls them, with the same arguments, and gets what one process would have
+    got, bit for bit. Where one rank cannot go on, all of them raise.
 
     Raises:
-        DataError: fewer rows than blocks, or sizes that do not add up to the rows.
+        DataError: fewer rows than blocks, sizes that do not add up to the rows, or ranks that give different tensors.
 
     >>> [len(block) for block in DsTensor(np.arange(10), 4)]
     [3, 3, 2, 2]
     """
 
-    def __init__(self, array: NDArray[Any], blocks: Blocks = 1) -> None:
-        if array.ndim == 0:
-            raise DataError("a ds-tensor needs an array with a first axis, got a single number")
-        self.array = array
-        self.grid: tuple[int, int]
-        if isinstance(blocks, int | np.integer):
-            blocks = (int(blocks), 1)
-        if isinstance(blocks, tuple):
-            self.grid = (int(blocks[0]), int(blocks[1]))
-            self.block_sizes = self._cut_evenly(len(array), self.grid)
-        else:
-            self.block_sizes = np.asarray(blocks, dtype=np.int64)
-            self.grid = (len(self.block_sizes), 1)
-            if self.block_sizes.sum() != len(array) or (self.block_sizes < 0).any():
-                raise DataError(f"block sizes add up to {self.block_sizes.sum()}, expected the {len(array)} rows")
-        self.starts: Ints = np.concatenate([[0], np.cumsum(self.block_sizes)])
+    array: NDArray[Any]
+    """The rows that are here, in ascending row number: all of them unless there are other ranks."""
+    grid: Grid
+    block_sizes: Ints
+
+    def __init__(self, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> None:
+        self._take(lambda: nullcontext(array), blocks, comm)
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], blocks: Blocks = 1) -> DsTensor:
-        """`array`, not copied."""
-        return cls(np.asanyarray(array), blocks)
+    def from_array(cls, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+        """`array`, not copied; with `comm`, which gets the whole of it on each rank, a copy of the blocks held here."""
+        return cls(np.asanyarray(array), blocks, comm)
 
     @classmethod
-    def from_npy(cls, path: Path, blocks: Blocks = 1) -> DsTensor:
-        """The array in a .npy file, memory-mapped. Raises DataError where it cannot be read."""
-        try:
-            return cls(np.load(path, mmap_mode="r", allow_pickle=False), blocks)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path}: not a readable .npy array ({error})") from None
+    def from_npy(cls, path: Path, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+        """The array in a .npy file, memory-mapped; with `comm`, each rank reads its blocks only.
+
+        Raises DataError where it cannot be read.
+        """
+        return cls._from(lambda: sources.npy(path), blocks, comm)
 
     @classmethod
-    def from_npz(cls, path: Path, key: str, blocks: Blocks = 1) -> DsTensor:
-        """The array called `key` in an .npz file, read into memory. Raises DataError where it cannot be read."""
-        arrays = read_npz(path)
-        if key not in arrays:
-            raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
-        return cls(arrays[key], blocks)
+    def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+        """The array called `key` in an .npz file, read into memory; with `comm`, each rank then keeps its blocks only.
+
+        Raises DataError where it cannot be read.
+        """
+        return cls._from(lambda: sources.npz(path, key), blocks, comm)
 
     @classmethod
-    def from_hdf5(cls, path: Path, key: str, blocks: Blocks = 1) -> DsTensor:
+    def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
         """The data set `key` of an HDF5 file; memory-mapped if it is contiguous, else (chunked, packed) read.
 
-        Raises DataError where it cannot be read, or h5py is not installed.
+        With `comm`, each rank reads its blocks only. Raises DataError where it cannot be read, or without h5py.
         """
-        return cls(_read_hdf5(path, key), blocks)
+        return cls._from(lambda: sources.hdf5(path, key), blocks, comm)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.array.shape)
+        return (int(self.block_sizes.sum()), *self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -107,28 +107,58 @@ class DsTensor:
     def n_blocks(self) -> int:
         return len(self.block_sizes)
 
+    @property
+    def own_blocks(self) -> range:
+        """The numbers of the blocks that are here."""
+        return range(self._among.rank, self.n_blocks, self._among.size)
+
     def block(self, k: int, column: int | None = None) -> NDArray[Any]:
-        """Block `k` in visiting order, or the one at row `k` and `column` of the grid."""
+        """Block `k` in visiting order, or the one at row `k` and `column` of the grid.
+
+        Raises:
+            IndexError: there is no such block, or another rank holds it.
+        """
         if column is not None:
             if not (0 <= k < self.grid[0] and 0 <= column < self.grid[1]):
                 raise IndexError(f"block ({k}, {column}) of a {self.grid[0]}x{self.grid[1]} grid")
             k = k * self.grid[1] + column
         if not 0 <= k < self.n_blocks:
             raise IndexError(f"block {k} of {self.n_blocks}")
-        return self.array[self.starts[k] : self.starts[k + 1]]
+        place, holder = divmod(k, self._among.size)
+        if holder != self._among.rank:
+            raise IndexError(
+                f"block {k} is on rank {holder}, this is rank {self._among.rank}; index rows to bring them"
+            )
+        return self.array[self._starts[place] : self._starts[place + 1]]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        return (self.block(k) for k in range(self.n_blocks))
+        """The blocks that are here, in visiting order."""
+        return (self.block(k) for k in self.own_blocks)
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
         """Rows, and parts of them, as numpy indexes the whole array: `t[3]`, `t[2:9]`, `t[mask]`, `t[5:, 0]`.
 
-        A slice is a view; blocks play no part (they are what iteration and `block` give).
+        A slice is a view, but of rows of other ranks; each rank may ask for others. Blocks play no part (they are
+        what iteration and `block` give).
         """
-        return np.asarray(self.array[index])
+        if isinstance(self._among, Alone):
+            return np.asarray(self.array[index])
+        inner = self.shape[1:]
+        cells = prod(inner)
+
+        def asked() -> tuple[Ints, Ints]:
+            """The row of each element that is asked for, and its place in the row."""
+            numbers = np.arange(len(self)).reshape(-1, *(1 for _ in inner))
+            places = np.arange(cells).reshape(1, *inner)
+            return np.broadcast_to(numbers, self.shape)[index], np.broadcast_to(places, self.shape)[index]
+
+        (numbers, places), _ = self._among.together(asked, lambda found: None)
+        needed = np.unique(numbers)
+        found = self._among.rows(self.array, self.block_sizes, needed).reshape(len(needed), cells)
+        return np.asarray(found[np.searchsorted(needed, numbers), places])
 
     def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> DsTensor:
         """`function` of each block, the results joined in the same grid; they may have another number of rows.
@@ -136,84 +166,170 @@ class DsTensor:
         Raises:
             DataError: a result has no rows to join, or rows of another shape than the others.
         """
-        return self.concatenate([DsTensor(np.asarray(function(block))) for block in self])._in_grid(self.grid)
+
+        def made() -> list[NDArray[Any]]:
+            return [_with_rows(np.asarray(function(block))) for block in self]
+
+        def described(results: list[NDArray[Any]]) -> list[tuple[tuple[int, ...], Any]]:
+            return [(result.shape, self._among.written(result.dtype)) for result in results]
+
+        results, said = self._among.together(made, described)
+        of_block = [said[k % self._among.size][k // self._among.size] for k in range(self.n_blocks)]
+        shape = _one_shape(shape[1:] for shape, _ in of_block)
+        dtypes = [self._among.read(text) for _, text in of_block]
+        sizes = np.array([shape[0] for shape, _ in of_block], dtype=np.int64)
+        return self._like(np.concatenate([_joined(dtypes, shape), *results]), sizes, self.grid)
 
     def rechunk(self, blocks: Blocks) -> DsTensor:
-        """The same rows in other blocks; nothing is copied."""
-        return DsTensor(self.array, blocks)
+        """The same rows in other blocks; nothing is copied in one process, one alltoallv over ranks."""
+        sizes, grid = self._among.agreed(
+            lambda: _laid_out(len(self), blocks, self._among.size), lambda layout: (layout[0].tolist(), layout[1])
+        )
+        return self._like(self._among.rearranged(self.array, [self.block_sizes], None, sizes), sizes, grid)
 
     def shuffle(self, how: str, seed: int) -> DsTensor:
         """A copy with its rows permuted: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
 
-        The grid is kept, and so are block sizes; `rotate_blocks` moves them with their blocks.
+        The grid is kept, and so are block sizes; `rotate_blocks` moves them with their blocks. Over ranks, an
+        alltoallv of the rows that move.
         """
-        if how not in SHUFFLES:
-            raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
-        rows, sizes = shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
-        return DsTensor(self.rows(rows), sizes)._in_grid(self.grid)
+
+        def drawn() -> tuple[Ints, Ints]:
+            if how not in SHUFFLES:
+                raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
+            return shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
+
+        order, sizes = self._among.agreed(drawn, lambda it: f"{how} with seed {seed} (CRC {crc32(it[0].tobytes())})")
+        return self._like(self._among.rearranged(self.array, [self.block_sizes], order, sizes), sizes, self.grid)
 
     @staticmethod
     def concatenate(tensors: Sequence[DsTensor]) -> DsTensor:
         """All rows, and all blocks, of `tensors` one after the other. Raises DataError where rows differ in shape.
 
-        Grids of the same number of columns are put one below the other; others become one column of blocks.
+        Grids of the same number of columns are put one below the other; others become one column of blocks. Over
+        ranks, blocks get new numbers, and one alltoallv takes them where they belong.
         """
-        shapes = {tensor.shape[1:] for tensor in tensors}
-        if len(shapes) != 1:
-            listed = " and ".join(str(shape) for shape in sorted(shapes)) or "none"
-            raise DataError(f"cannot join rows of shapes {listed}; expected one shape")
-        sizes = np.concatenate([tensor.block_sizes for tensor in tensors])
-        joined = DsTensor(np.concatenate([tensor.array for tensor in tensors]), sizes)
+        shape = _one_shape(tensor.shape[1:] for tensor in tensors)
+        first = tensors[0]
+        if any(tensor.comm is not first.comm for tensor in tensors):
+            raise DataError("cannot join tensors of different communicators; expected one comm")
+        before = [tensor.block_sizes for tensor in tensors]
+        sizes: Ints = first._among.agreed(lambda: np.concatenate(before), lambda sizes: sizes.tolist())
+        here = np.concatenate([_joined([tensor.dtype for tensor in tensors], shape), *(each.array for each in tensors)])
         columns = {tensor.grid[1] for tensor in tensors}
-        return (
-            joined._in_grid((sum(tensor.grid[0] for tensor in tensors), columns.pop())) if len(columns) == 1 else joined
-        )
+        grid = (sum(tensor.grid[0] for tensor in tensors), columns.pop()) if len(columns) == 1 else (len(sizes), 1)
+        return first._like(first._among.rearranged(here, before, None, sizes), sizes, grid)
 
     def rows(self, indices: Ints) -> NDArray[Any]:
-        """A copy of the rows `indices`, in that order. A file is read once, front to back."""
-        if not isinstance(self.array, np.memmap) or len(indices) < 2:
-            return np.asarray(self.array[indices])
-        ascending = np.argsort(indices, kind="stable")
-        found = np.empty((len(indices), *self.shape[1:]), dtype=self.array.dtype)
-        found[ascending] = self.array[indices[ascending]]
-        return found
+        """A copy of the rows `indices`, in that order; each rank may ask for others. A file is read front to back."""
+        numbers, _ = self._among.together(lambda: np.arange(len(self))[indices], lambda numbers: None)
+        return self._among.rows(self.array, self.block_sizes, numbers)
 
     def collect(self) -> NDArray[Any]:
-        """All rows as one array in memory."""
-        return np.array(self.array)
+        """All rows as one array in memory, of every rank."""
+        return self._among.everything(self.array, self.block_sizes)
 
-    def _in_grid(self, grid: tuple[int, int]) -> DsTensor:
-        """The same blocks, seen as a grid of that many."""
-        assert grid[0] * grid[1] == self.n_blocks
-        self.grid = grid
-        return self
+    @classmethod
+    def _from(
+        cls, opened: Callable[[], AbstractContextManager[sources.Source]], blocks: Blocks | None, comm: Peers | None
+    ) -> DsTensor:
+        tensor = cls.__new__(cls)
+        tensor._take(opened, blocks, comm)
+        return tensor
 
-    @staticmethod
-    def _cut_evenly(length: int, grid: tuple[int, int]) -> Ints:
-        parts = grid[0] * grid[1]
-        if min(grid) < 1:
-            raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
-        if parts > length:
-            raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
-        return cut(length, parts)
+    def _take(
+        self, opened: Callable[[], AbstractContextManager[sources.Source]], blocks: Blocks | None, comm: Peers | None
+    ) -> None:
+        self.comm = comm
+        self._among = _among(comm)
+
+        def made() -> tuple[NDArray[Any], Ints, Grid]:
+            with opened() as source:
+                if len(source.shape) == 0:
+                    raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+                sizes, grid = _laid_out(source.shape[0], blocks, self._among.size)
+                return self._own(source, sizes), sizes, grid
+
+        def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
+            array, sizes, grid = it
+            shape = (int(sizes.sum()), *array.shape[1:])
+            return {"shape": shape, "dtype": self._among.written(array.dtype), "grid": grid, "blocks": sizes.tolist()}
+
+        self._hold(*self._among.agreed(made, described))
+
+    def _own(self, source: sources.Source, sizes: Ints) -> NDArray[Any]:
+        """The rows of this rank's blocks; alone, `source` itself if it is an array."""
+        if isinstance(self._among, Alone):
+            return source if isinstance(source, np.ndarray) else np.asarray(source[()])
+        ends = np.cumsum(sizes)
+        here = slice(self._among.rank, None, self._among.size)
+        found = np.empty((int(sizes[here].sum()), *source.shape[1:]), dtype=source.dtype)
+        begin = 0
+        for end, size in zip(ends[here].tolist(), sizes[here].tolist(), strict=True):
+            found[begin : begin + size] = source[end - size : end]
+            begin += size
+        return found
+
+    def _hold(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> None:
+        assert grid[0] * grid[1] == len(sizes)
+        self.array, self.block_sizes, self.grid = array, sizes, grid
+        self._starts: Ints = np.concatenate([[0], np.cumsum(sizes[self._among.rank :: self._among.size])])
+
+    def _like(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> DsTensor:
+        """The tensor, over the same ranks, whose rows here are `array`."""
+        tensor = DsTensor.__new__(DsTensor)
+        tensor.comm, tensor._among = self.comm, self._among
+        tensor._hold(array, sizes, grid)
+        return tensor
 
 
-def _read_hdf5(path: Path, key: str) -> NDArray[Any]:
-    try:
-        import h5py
-    except ImportError:
-        raise DataError(f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'") from None
-    try:
-        with h5py.File(path, "r") as file:
-            found = file.get(key)
-            if not isinstance(found, h5py.Dataset):
-                known: list[str] = []
-                file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
-                raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
-            offset = found.id.get_offset()
-            plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
-            if plain:
-                return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape)
-            return np.asarray(found[()])
-    except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
+def _among(comm: Peers | None) -> Alone | Ranks:
+    if comm is None:
+        return Alone()
+    from scalebench.data.spread import Ranks  # torch, which a plan does not need
+
+    return Ranks(comm)
+
+
+def _laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid]:
+    """Block sizes and grid."""
+    if blocks is None:
+        blocks = max(1, min(ranks, length))
+    if isinstance(blocks, int | np.integer):
+        blocks = (int(blocks), 1)
+    if isinstance(blocks, tuple):
+        grid = (int(blocks[0]), int(blocks[1]))
+        return _cut_evenly(length, grid), grid
+    sizes: Ints = np.asarray(blocks, dtype=np.int64)
+    if sizes.sum() != length or (sizes < 0).any():
+        raise DataError(f"block sizes add up to {sizes.sum()}, expected the {length} rows")
+    return sizes, (len(sizes), 1)
+
+
+def _cut_evenly(length: int, grid: Grid) -> Ints:
+    parts = grid[0] * grid[1]
+    if min(grid) < 1:
+        raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
+    if parts > length:
+        raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
+    return cut(length, parts)
+
+
+def _with_rows(array: NDArray[Any]) -> NDArray[Any]:
+    if array.ndim == 0:
+        raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+    return array
+
+
+def _one_shape(shapes: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all rows have."""
+    found = set(shapes)
+    if len(found) != 1:
+        listed = " and ".join(str(shape) for shape in sorted(found)) or "none"
+        raise DataError(f"cannot join rows of shapes {listed}; expected one shape")
+    return found.pop()
+
+
+def _joined(dtypes: Sequence[np.dtype[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
+    """No rows, of the dtype that joined rows of `dtypes` have."""
+    return np.concatenate([np.empty((0, *shape), dtype=dtype) for dtype in dtypes])

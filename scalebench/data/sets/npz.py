@@ -12,8 +12,8 @@ from pydantic import Field, NonNegativeInt
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file
 from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
+from scalebench.data.sources import read_npz
 from scalebench.data.split import hold_out
-from scalebench.data.tensor import read_npz
 from scalebench.errors import DataError
 
 

@@ -1,0 +1,77 @@
+"""Arrays in files, opened so that only the rows that are asked for are read wherever the format allows it."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.errors import DataError
+
+
+class Source(Protocol):
+    """An array, or what reads like one: a memory-mapped file, a data set of an HDF5 file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Every array in an .npz file by name; pickled objects are refused. Raises DataError where it cannot be read."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: not a readable .npz archive ({error})") from None
+
+
+@contextmanager
+def npy(path: Path) -> Iterator[Source]:
+    """The array in a .npy file, memory-mapped."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable .npy array ({error})") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise DataError(f"{path}: not a readable .npy array (it is an archive; from_npz reads those)")
+    yield found
+
+
+@contextmanager
+def npz(path: Path, key: str) -> Iterator[Source]:
+    """The array called `key` in an .npz file, read into memory."""
+    arrays = read_npz(path)
+    if key not in arrays:
+        raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
+    yield arrays[key]
+
+
+@contextmanager
+def hdf5(path: Path, key: str) -> Iterator[Source]:
+    """The data set `key` of an HDF5 file: memory-mapped if it is contiguous, else (chunked, packed) read by slices."""
+    try:
+        import h5py
+    except ImportError:
+        raise DataError(f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'") from None
+    try:
+        with h5py.File(path, "r") as file:
+            found = file.get(key)
+            if not isinstance(found, h5py.Dataset):
+                known: list[str] = []
+                file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
+                raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
+            offset = found.id.get_offset()
+            plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
+            yield np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
