@@ -14,7 +14,8 @@ import yaml
 
 import scalebench
 from scalebench.cluster.spec import Cluster
-from scalebench.launch.matrix import COLUMNS, describe_strategies, matrix_markdown
+from scalebench.launch.matrix import COLUMNS, Entry, describe_strategies, matrix_markdown
+from scalebench.launch.strategy_pages import renewed
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 
@@ -78,6 +79,15 @@ def test_studies_and_strategies_are_read_without_anything_heavy() -> None:
 def test_the_strategy_page_is_generated() -> None:
     page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     assert page == matrix_markdown(), "run: python -m scalebench.launch.matrix docs/strategies.md"
+
+
+@pytest.mark.parametrize("entry", describe_strategies(), ids=lambda entry: entry.name)
+def test_the_pages_of_strategies_state_the_options_and_formulas_of_the_code(entry: Entry) -> None:
+    page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(encoding="utf-8")
+    assert page == renewed(page, entry), "run: python -m scalebench.launch.strategy_pages docs/strategies"
+    assert f"# {entry.name}\n" in page
+    assert "## When to use it" in page
+    assert f"(timelines/{entry.name}.png)" in page
 
 
 def test_the_matrix_knows_what_must_not_run() -> None:
