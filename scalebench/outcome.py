@@ -49,6 +49,7 @@ class WorkerReport:
     bytes_sent: int
     epochs: list[EpochReport]
     samples: int = 0  # of its shard
+    collective_calls: int | None = None  # of the engine, for its synchronisations
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None

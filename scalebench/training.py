@@ -83,6 +83,7 @@ def train(
         bytes_sent=replica.comm.bytes_sent,
         epochs=replica.books.epochs,
         samples=replica.samples,
+        collective_calls=replica.comm.calls,
         histograms={
             name: {str(value): times for value, times in sorted(counted.items())}
             for name, counted in replica.books.histograms.items()

@@ -64,25 +64,28 @@ class Communicator(Protocol):
 
     `op` is `sum`, `mean`, `max` or `min`. `weight` scales this worker's contribution (then the result of `mean` is
     sum(weight_i x_i) / sum(weight_i)). `wire` is the dtype on the wire (`float16`, `bfloat16`), default the tensor's.
-    `collectives` counts the collective calls, `bytes_sent` the payload this worker handed over (not what the
-    algorithm underneath makes of it), both outside pauses only.
+    `collectives` counts the synchronisations, `bytes_sent` the payload this worker handed over (not what the
+    algorithm underneath makes of it), both outside pauses only. `calls` counts the engine's own collective calls that
+    carried them: one each, or several where that is faster; None where nobody knows (virtual; Horovod's optimizer).
     """
 
     rank: int
     size: int
     collectives: int
     bytes_sent: int
+    calls: int | None
 
-    def count(self, nbytes: int) -> None:
+    def count(self, nbytes: int, calls: int | None = None) -> None:
         """Count one synchronisation of `nbytes` that something else carried (DDP, inside the backward pass).
 
         When is not known, and so nothing of this worker's waiting; of 0 bytes: its messages are known, and counted.
+        `calls`: how many of the engine's collectives it took, if that is known.
         """
 
-    def carried(self, nbytes: int, among: int | None = None) -> None:
+    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         """Count one, and book the time since the last lap on it: something else (Horovod) has just carried it.
 
-        It was one of all workers, or of each `among` consecutive ranks.
+        It was one of all workers, or of each `among` consecutive ranks, in `calls` of the engine's collectives.
         """
 
     def split(self, color: int, key: int = 0) -> Communicator: ...

@@ -21,6 +21,7 @@ class HorovodCommunicator(NativeCommunicator):
     """All ranks of an initialised Horovod; it has no sub-communicators and no point-to-point messages."""
 
     engine = "horovod"
+    linear_calls = 1
 
     def __init__(self, clock: WallClock) -> None:
         super().__init__(hvd.rank(), hvd.size(), clock)

@@ -1,7 +1,8 @@
 """MPI through mpi4py: the tensor's own memory is handed over, nothing is copied.
 
-MPI knows neither bfloat16 nor, everywhere, float16. Sums of those travel as 16-bit words: each rank receives its
-chunk from all others, adds in float32, and the rounded chunks are gathered: 2 (p-1)/p n/B on the wire, as a ring.
+MPI knows neither bfloat16 nor, everywhere, float16. Sums of those travel as 16-bit words and are added in float32. Few
+numbers are gathered, in one call. More go in two, as in a ring: each rank receives its chunk from all others and adds,
+and the rounded chunks are gathered: 2 (p-1)/p n/B on the wire.
 Tensors on a GPU are staged through host memory, for not every MPI can read the device's.
 """
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from scalebench.clock import WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.native import NativeCommunicator
-from scalebench.comm.wire import concatenated
+from scalebench.comm.wire import HALVES, concatenated
 
 _TYPES = {
     torch.float32: MPI.FLOAT,
@@ -33,7 +34,7 @@ _TYPES = {
     torch.bool: MPI.BOOL,
 }
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-_HALVES = (torch.float16, torch.bfloat16)
+_GATHERED = 1 << 20  # bytes of halves from all ranks together, up to which one gathering is faster than two exchanges
 _REMEMBERED = 256  # buffers described at a time
 
 
@@ -69,7 +70,7 @@ class MpiCommunicator(NativeCommunicator):
             staged = tensor.cpu()
             self._allreduce(staged, op)
             tensor.copy_(staged)
-        elif tensor.dtype in _HALVES:
+        elif tensor.dtype in HALVES:
             self._allreduce_halves(tensor, op)
         else:
             self.mpi.Allreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op])
@@ -77,6 +78,12 @@ class MpiCommunicator(NativeCommunicator):
     def _allreduce_halves(self, tensor: Tensor, op: str) -> None:
         if self.size == 1:
             return
+        if tensor.nbytes * self.size <= _GATHERED:
+            every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+            self.mpi.Allgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
+            tensor.copy_(_combine(every, op))
+            return
+        self.called(1)
         chunk = -(-tensor.numel() // self.size)
         sent = torch.zeros(self.size * chunk, dtype=tensor.dtype)
         sent[: tensor.numel()] = tensor.view(-1)
@@ -93,15 +100,15 @@ class MpiCommunicator(NativeCommunicator):
     def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
         if tensor.is_cuda:
             return _Staged(tensor, self, op)
-        if tensor.dtype in _HALVES:
+        if tensor.dtype in HALVES:
             every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
             raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
             return _Pending(raw, tensor, every, op)
         return _Pending(self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op]))
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
-        if tensor.is_cuda or tensor.dtype in _HALVES:
-            staged = tensor.to("cpu", torch.float32 if tensor.dtype in _HALVES else tensor.dtype)
+        if tensor.is_cuda or tensor.dtype in HALVES:
+            staged = tensor.to("cpu", torch.float32 if tensor.dtype in HALVES else tensor.dtype)
             self._reduce(staged, root, op)
             if self.rank == root:
                 tensor.copy_(staged)
@@ -128,6 +135,7 @@ class MpiCommunicator(NativeCommunicator):
         outgoing = outgoing.cpu()
         rows = torch.tensor(lengths)
         coming = torch.empty_like(rows)
+        self.called(1)
         self.mpi.Alltoall(self._split_buffer(rows, 1), self._split_buffer(coming, 1))
         incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
         row = math.prod(first.shape[1:])

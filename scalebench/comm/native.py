@@ -18,7 +18,7 @@ from scalebench.comm.base import Request
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.journal import Group, Journal
 from scalebench.comm.slow_links import SlowLinks, linger
-from scalebench.comm.wire import brings_weight, pack, unpack
+from scalebench.comm.wire import pack, unpack
 from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
@@ -34,6 +34,7 @@ class NativeCommunicator(ABC):
     """
 
     engine: str
+    linear_calls = 0  # collectives in a linear reduce or broadcast, which is messages
     share_bytes = 8 << 20  # the mean of more than this for each rank is taken in pieces
 
     def __init__(self, rank: int, size: int, clock: WallClock, parent: NativeCommunicator | None = None) -> None:
@@ -42,6 +43,7 @@ class NativeCommunicator(ABC):
         self.clock = clock
         self.collectives = 0
         self.bytes_sent = 0
+        self.calls: int | None = 0
         self.journal: Journal = parent.journal if parent is not None else Journal()
         self._parent = parent
         self._splits = 0
@@ -50,20 +52,25 @@ class NativeCommunicator(ABC):
         self.members: tuple[int, ...] = tuple(range(size))  # worker numbers of the ranks
         self._join(())
 
-    def count(self, nbytes: int) -> None:
-        self.tally(nbytes)
+    def count(self, nbytes: int, calls: int | None = None) -> None:
+        self.tally(nbytes, calls if nbytes else 0)
         if self.slow_links is not None and nbytes and self.clock.running:
             self.linger("allreduce", nbytes)
             self.clock.did(Task.COMM)
         if nbytes and self.clock.running and self.size > 1:
             self.journal.complete = False
 
-    def tally(self, nbytes: int) -> None:
+    def tally(self, nbytes: int, calls: int | None = 0) -> None:
         """Count one synchronisation of `nbytes` that the journal knows of."""
         if self.clock.running and self.size > 1:
-            self._add(1, nbytes)
+            self._add(1, nbytes, calls)
 
-    def carried(self, nbytes: int, among: int | None = None) -> None:
+    def called(self, more: int | None) -> None:
+        """Count so many further collective calls for what is counted as a synchronisation; None: nobody knows."""
+        if self.clock.running and self.size > 1:
+            self._add(0, 0, more)
+
+    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         clock, members = self.clock, among or self.size
         came = clock.mark
         if self.slow_links is not None:
@@ -71,7 +78,7 @@ class NativeCommunicator(ABC):
             self.linger("allreduce", nbytes, self.members[first : first + members])
         clock.did(Task.COMM)
         if clock.running and self.size > 1:
-            self._add(1, nbytes)
+            self._add(1, nbytes, calls)
             group = (*self._group, "elsewhere", members, self.rank // members)
             self.journal.meetings[group].extend((came, came, clock.mark))
 
@@ -106,31 +113,30 @@ class NativeCommunicator(ABC):
                     self.linger("allreduce", tensor.nbytes)
             self._leave()
         else:
-            packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire, for_mean=op == "mean")
+            packed = self._packed(tensor, op, weight, wire)
             self._enter(tensor.numel() * packed.element_size())
-            total = None if brings_weight(packed, tensor) else self._total(weight, op, tensor.device)
             if self.size > 1:
                 self._allreduce(packed, "sum" if op == "mean" else op)
-            unpack(packed, tensor, total)
+            unpack(packed, tensor, self._divisor(weight, op))
             self.linger("allreduce", packed.nbytes)
             self._leave()
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request:
-        packed = pack(tensor, weight if self.size > 1 or op != "mean" else None, wire, for_mean=op == "mean")
+        packed = self._packed(tensor, op, weight, wire)
         if self.clock.running and self.size > 1:
-            self._add(1, tensor.numel() * packed.element_size())
+            self._add(1, tensor.numel() * packed.element_size(), 1)
         self.clock.did(Task.OTHER)
         came = self.clock.mark
-        total = None if brings_weight(packed, tensor) else self._total(weight, op, tensor.device)
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
         slowed = self._slowed("allreduce", packed.nbytes)
-        return InFlight(raw, packed, tensor, total, self.clock, came, self._meetings, slowed)
+        divisor = self._divisor(weight, op)
+        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._meetings, slowed)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        self._enter(0 if linear and self.rank == root else tensor.nbytes)
+        self._enter(0 if linear and self.rank == root else tensor.nbytes, self.linear_calls if linear else 1)
         if linear:
             self._reduce_linear(tensor, root)
         else:
@@ -142,7 +148,7 @@ class NativeCommunicator(ABC):
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         sent = tensor.nbytes * (self.size - 1 if linear else 1)
-        self._enter(sent if self.rank == root else 0)
+        self._enter(sent if self.rank == root else 0, self.linear_calls if linear else 1)
         if linear:
             self._broadcast_linear(tensor, root)
         else:
@@ -180,7 +186,7 @@ class NativeCommunicator(ABC):
         self._send(tensor, to, tag)
         clock.did(Task.COMM)
         if clock.running:
-            self._add(0, tensor.numel() * tensor.element_size())
+            self._add(0, tensor.numel() * tensor.element_size(), 0)
             mail = (self._group, self.rank, to, tag)
             self.journal.sent[mail].extend((began, clock.mark))
 
@@ -231,18 +237,19 @@ class NativeCommunicator(ABC):
             return 0.0
         return self.slow_links.adds(operation, nbytes, ranks or self.members)
 
-    def _add(self, collectives: int, nbytes: int) -> None:
+    def _add(self, collectives: int, nbytes: int, calls: int | None) -> None:
         comm: NativeCommunicator | None = self
         while comm is not None:
             comm.collectives += collectives
             comm.bytes_sent += nbytes
+            comm.calls = None if calls is None or comm.calls is None else comm.calls + calls
             comm = comm._parent
 
-    def _enter(self, nbytes: int | None = None) -> None:
+    def _enter(self, nbytes: int | None = None, calls: int = 1) -> None:
         clock = self.clock
         if clock.running:
             if nbytes is not None and self.size > 1:
-                self._add(1, nbytes)
+                self._add(1, nbytes, calls)
             clock.did(Task.OTHER)
             self._came = clock.mark
 
@@ -286,19 +293,21 @@ class NativeCommunicator(ABC):
 
         Pieces grow with the ranks, so that the share of each, and with it what latency adds, stays the same.
         """
-        for piece in torch.split(tensor.view(-1), self.share_bytes * self.size // tensor.element_size()):
+        pieces = torch.split(tensor.view(-1), self.share_bytes * self.size // tensor.element_size())
+        self.called(len(pieces) - 1)
+        for piece in pieces:
             self._allreduce(piece, "sum")
             piece.div_(self.size)
 
-    def _total(self, weight: float | None, op: str, device: torch.device) -> float | None:
-        """By what a sum is divided to be the mean asked for; None if by nothing."""
-        if op != "mean" or self.size == 1:
-            return None
-        if weight is None:
-            return float(self.size)
-        total = torch.tensor([weight], dtype=torch.float64, device=device)
-        self._allreduce(total, "sum")
-        return float(total)
+    def _packed(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Tensor:
+        """What travels; of a weighted mean the weight too, in this rank's place where half precision would round it."""
+        if op == "mean" and weight is not None:
+            return pack(tensor, weight if self.size > 1 else None, wire, places=self.size, place=self.rank)
+        return pack(tensor, weight, wire)
+
+    def _divisor(self, weight: float | None, op: str) -> float | None:
+        """By what a sum is divided to be the mean asked for; None: by nothing, or by the weights that come with it."""
+        return float(self.size) if op == "mean" and weight is None and self.size > 1 else None
 
     def _lacks(self, what: str) -> NoReturn:
         raise EngineError(f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)")

@@ -37,6 +37,7 @@ class TorchCommunicator(NativeCommunicator):
     def _mean_of_many(self, tensor: Tensor) -> None:
         """The first half is divided while the second is under way; smaller pieces cost gloo more than they save."""
         halves = tensor.view(-1).chunk(2)
+        self.called(len(halves) - 1)
         under_way = [dist.all_reduce(half, group=self.group, async_op=True) for half in halves]
         for half, work in zip(halves, under_way, strict=True):
             work.wait()
@@ -62,6 +63,7 @@ class TorchCommunicator(NativeCommunicator):
         outgoing, lengths = concatenated(tensors)
         rows = torch.tensor(lengths, device=outgoing.device)
         coming = torch.empty_like(rows)
+        self.called(1)
         dist.all_to_all_single(coming, rows, group=self.group)
         expected = coming.tolist()
         incoming = outgoing.new_empty((sum(expected), *outgoing.shape[1:]))

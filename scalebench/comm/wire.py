@@ -8,42 +8,58 @@ import torch
 from torch import Tensor
 
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+HALVES = (torch.float16, torch.bfloat16)
+_BYTES = 8  # of a weight in float64
 
 
-def pack(tensor: Tensor, weight: float | None, wire: str | None, *, for_mean: bool = False) -> Tensor:
+def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int = 0, place: int = 0) -> Tensor:
     """`tensor` itself if nothing is asked, else a copy times `weight` in the dtype `wire`.
 
-    For a weighted mean the weight lies behind it, flat, so that one collective brings both sums; but not in half
-    precision, which would round it. Numbers of samples, and their sums, are exact in float32 up to 2^24.
+    With `places`, the ranks of a weighted mean, the weight lies behind it, flat, so that one sum brings both. In
+    float32 numbers of samples, and their sums, are exact up to 2^24. Half precision would round them: there every rank
+    has a place of 8 numbers for the bytes of its weight in float64, and zeros in the places of the others; a byte is
+    exact in float16 and bfloat16, whoever adds zeros to it.
 
     Raises:
         ValueError: there is no such wire.
     """
     if wire is not None and wire not in WIRES:
         raise ValueError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
-    if for_mean and weight is not None and wire is None and tensor.dtype in (torch.float32, torch.float64):
-        message = tensor.new_empty(tensor.numel() + 1)
-        torch.mul(tensor.reshape(-1), weight, out=message[:-1])
+    dtype = tensor.dtype if wire is None else WIRES[wire]
+    if weight is None:
+        return tensor.to(dtype)
+    if not places:
+        return (tensor * weight).to(dtype)
+    behind = _BYTES * places if dtype in HALVES else 1
+    message = tensor.new_zeros(tensor.numel() + behind, dtype=dtype)
+    if dtype == tensor.dtype:
+        torch.mul(tensor.reshape(-1), weight, out=message[:-behind])
+    else:
+        message[:-behind] = tensor.reshape(-1) * weight
+    if dtype in HALVES:
+        digits = torch.tensor([weight], dtype=torch.float64).view(torch.uint8)
+        message[tensor.numel() + _BYTES * place :][:_BYTES] = digits.to(message.device)
+    else:
         message[-1] = weight
-        return message
-    packed = tensor if weight is None else tensor * weight
-    return packed if wire is None else packed.to(WIRES[wire])
+    return message
 
 
-def unpack(packed: Tensor, target: Tensor, total: float | None) -> None:
-    """`target` <- `packed`, divided by `total` if there is one, or by the weight that came with it."""
-    if brings_weight(packed, target):
-        total = float(packed[-1])
-        packed = packed[:-1].view_as(target)
+def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
+    """`target` <- `packed`, divided by `divisor` if there is one, or by the weights that came with it."""
+    behind = packed.numel() - target.numel()
+    if behind:
+        divisor = _sum_of_weights(packed[-behind:])
+        packed = packed[:-behind].view_as(target)
     if packed is not target:
         target.copy_(packed)
-    if total is not None:
-        target.div_(total)
+    if divisor is not None:
+        target.div_(divisor)
 
 
-def brings_weight(packed: Tensor, target: Tensor) -> bool:
-    """Whether a weight lies behind what `packed` has for `target`."""
-    return packed.numel() > target.numel()
+def _sum_of_weights(behind: Tensor) -> float:
+    if behind.dtype not in HALVES:
+        return float(behind)
+    return float(behind.to("cpu", torch.uint8).view(torch.float64).sum())
 
 
 def concatenated(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -33,7 +33,16 @@ _KEYS = ("run_id", "attempt", "epoch")
 _LONGEST = 6000  # of a parameter; a tag may have 8000 characters
 # Columns that are measured; the other numbers, and all texts, say what was run.
 _MEASURED = (
-    *("paced_overrun", "optimizer_steps", "syncs", "bytes_sent_per_worker", "train_s", "compute_s", "comm_s"),
+    *(
+        "paced_overrun",
+        "optimizer_steps",
+        "syncs",
+        "collective_calls",
+        "bytes_sent_per_worker",
+        "train_s",
+        "compute_s",
+        "comm_s",
+    ),
     *("wait_s", "straggler_factor", "data_s", "other_s", "eval_s", "final_train_loss", "final_metric", "best_metric"),
     *("time_to_target_s", "epochs_to_target", "peak_rss_mib", "peak_device_mib", "energy_j", "others_load"),
 )

@@ -39,6 +39,7 @@ def rows_of(
         **_configured(run, facts),
         optimizer_steps=workers[0].optimizer_steps if workers else None,
         syncs=workers[0].syncs if workers else None,
+        collective_calls=workers[0].collective_calls if workers else None,
         bytes_sent_per_worker=_mean(worker.bytes_sent for worker in workers),
         train_s=train_s,
         **_parts(workers, train_s),

@@ -53,6 +53,25 @@ there when it is sent: part of its way may lie in the queue behind others' reque
 """
 
 
+_CALLS = """\
+`syncs` counts how often replicas synchronised; `collective_calls` counts how often a real run called the engine's
+collectives for it. One call carries one synchronisation, whatever is averaged and weighted in it, except:
+
+- A plain average of more than 8 MiB x K, K workers: to divide all of it once it is there would take longer. By `mpi`
+  and `horovod` it goes in pieces of 8 MiB x K, one after the other, each divided while it is in the cache; by `gloo` in
+  two halves, the first of which is divided while the second travels.
+- Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
+  sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
+- Rows that change workers (`shuffle`), by `mpi` and `gloo`: how many, then the rows.
+- `ddp`: an allreduce for each bucket of gradients, as torch logs them; PowerSGD: three for its one bucket.
+
+Messages (`gossip`, `aggregation: master`, `collective: tree`, `adasum` on `mpi`), accesses to a shared model and
+requests to a server are synchronisations without such a call. The cell is empty where nobody knows: virtual runs, in
+which nothing is called; Horovod's own optimizer, which fuses what is ready at each of its cycles;
+`torch_post_local_sgd`; and `ddp` in runs without warm-up that are too short for torch to log its buckets.
+"""
+
+
 def data_dictionary_markdown() -> str:
     """The documentation page docs/records.md."""
     return "\n".join(
@@ -82,6 +101,9 @@ def data_dictionary_markdown() -> str:
             "",
             *_dictionary(EpochRow),
             "",
+            "## What counts as a synchronisation, and as a call",
+            "",
+            _CALLS,
             "## What counts as waiting",
             "",
             _WAITING,

@@ -10,6 +10,7 @@ History of SCHEMA_VERSION:
     3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram, provenance.
     4  runs: others_load.
     5  runs: chance_metric.
+    6  runs: collective_calls.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -24,10 +25,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 ADDED = {
     4: ("others_load",),
     5: ("chance_metric",),
+    6: ("collective_calls",),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -135,6 +137,10 @@ class RunRow(_Row):
 
     optimizer_steps: Annotated[int | None, Column("optimizer steps one worker took")] = None
     syncs: Annotated[int | None, Column("synchronisations that the strategy made")] = None
+    collective_calls: Annotated[
+        int | None,
+        Column("calls of the engine's collectives that carried them (see below), worker 0's; virtual: empty"),
+    ] = None
     bytes_sent_per_worker: Annotated[
         float | None, Column("payload handed to the communicator, mean over workers", "bytes")
     ] = None

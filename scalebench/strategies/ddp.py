@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from scalebench.strategies.registry import register
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
+_BUCKETS = ("bucket_sizes", "rebuilt_bucket_sizes")  # of the first backward pass, of all others
 
 
 class DdpOptions(Accumulating):
@@ -106,7 +107,10 @@ class VirtualDdp(DdpOptions):
 
 @register()
 class Ddp(DdpOptions):
-    """The real thing. It communicates inside backward, so compute and communication are not told apart."""
+    """The real thing. It communicates inside backward, so compute and communication are not told apart.
+
+    How many buckets it sends is read from torch's own log: a synchronisation takes an allreduce for each of them.
+    """
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP})
     split_is_measured: ClassVar[bool] = False
@@ -119,7 +123,7 @@ class Ddp(DdpOptions):
         state, gradients = worker.state, worker.gradients
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
         worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=cap)
-        state.steps = 0
+        state.steps, state.warmed = 0, False
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
         if self.compression == "powersgd":
             state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
@@ -146,7 +150,7 @@ class Ddp(DdpOptions):
         worker.forward.register_comm_hook(group, hook)  # type: ignore[attr-defined]
 
     def _forget(self, worker: Worker) -> None:
-        worker.state.steps = 0
+        worker.state.warmed, worker.state.steps = True, 0
         if self.compression == "powersgd":
             import numpy as np
 
@@ -167,6 +171,28 @@ class Ddp(DdpOptions):
             worker.gradients.mul_(scale)
         if worker.size > 1:
             compressed = self.compression == "powersgd" and state.steps >= self.start
-            worker.comm.count(state.factors_sent if compressed else state.sent)
+            worker.comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
         state.steps += 1
         worker.update()
+
+    def finish(self, worker: Worker) -> None:
+        """PowerSGD's three for its only bucket are counted already."""
+        state = worker.state
+        plain = min(state.steps, self.start) if self.compression == "powersgd" else state.steps
+        if worker.size > 1:
+            log = worker.forward._get_ddp_logging_data()  # type: ignore[attr-defined]
+            worker.comm.called(allreduces(log, plain, from_the_first=not state.warmed))  # type: ignore[attr-defined]
+
+
+def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> int | None:
+    """Of `steps` synchronisations by DDP, whose `log` it is; None: not known yet.
+
+    One for each bucket. Buckets are made anew after the first backward pass, in the order of its gradients; torch
+    writes that down some passes later.
+    """
+    first, then = (len(sizes.split(",")) if sizes else None for sizes in map(log.get, _BUCKETS))
+    if from_the_first and steps <= 1:
+        return steps * (first or 0)
+    if then is None:
+        return None
+    return steps * then if not from_the_first else (first or 0) + (steps - 1) * then

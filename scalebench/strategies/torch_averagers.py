@@ -75,7 +75,7 @@ class TorchAverager(Strategy):
         if self.averages_now(worker):
             rule = worker.state.rule
             group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
-            worker.comm.carried(worker.parameters.nbytes, group)
+            worker.comm.carried(worker.parameters.nbytes, group, calls=1)  # torch flattens them too
 
     def agreed_by_torch(self, worker: Worker) -> bool:
         """Whether torch has left all replicas equal after the step just made."""

@@ -59,6 +59,7 @@ class VirtualCommunicator:
         self.world_rank = group.ranks[rank]
         self.collectives = 0
         self.bytes_sent = 0
+        self.calls: int | None = None
         self._group = group
         self._arithmetic = arithmetic
         self._parent = parent
@@ -237,11 +238,11 @@ class VirtualCommunicator:
 
     # --- meetings ---------------------------------------------------------------------------------------------
 
-    def count(self, nbytes: int) -> None:
+    def count(self, nbytes: int, calls: int | None = None) -> None:
         if self.clock.running and self.size > 1:
             self._tally(1, nbytes)
 
-    def carried(self, nbytes: int, among: int | None = None) -> None:
+    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         """Nothing carries a virtual worker's bytes but this communicator."""
         raise NotImplementedError
 

@@ -98,6 +98,15 @@ def check(engine):
     tensor = mine()
     comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
     expect("weighted mean", tensor, (weights[:, None] * every).sum(0) / weights.sum())
+    exact = 1e6 * weights + 1 / 3  # half precision knows none of these
+    for wire, tolerance in (("float16", 3e-3), ("bfloat16", 2e-2)):
+        if engine == "horovod" and wire == "bfloat16":
+            continue
+        equal = torch.full((5,), 1e-6, dtype=torch.float64)
+        for average in (comm.allreduce_, lambda *args, **named: comm.iallreduce_(*args, **named).wait()):
+            tensor = equal.clone()
+            average(tensor, "mean", weight=float(exact[rank]), wire=wire)
+            expect(f"weighted mean by {wire}", tensor, equal.numpy(), tolerance * 1e-6)
     tensor = mine()
     comm.allreduce_(tensor, "sum", weight=float(weights[rank]))
     expect("weighted sum", tensor, (weights[:, None] * every).sum(0))
@@ -225,13 +234,14 @@ def check(engine):
         comm.allreduce_(torch.ones(10))
     comm.iallreduce_(torch.ones(10)).wait()
     comm.allgather(torch.ones(2))
-    assert comm.collectives == 5, comm.collectives
+    assert comm.collectives == comm.calls == 5, (comm.collectives, comm.calls)
     assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
     before = comm.bytes_sent
     comm.reduce_(torch.ones(10), 0, linear=True)  # each to the root
     comm.broadcast_(torch.ones(10), 0, linear=True)  # the root to each
     clock.did(Task.OTHER)
     assert comm.collectives == 7, comm.collectives
+    assert comm.calls == (7 if engine == "horovod" else 5), comm.calls  # the others send messages
     assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
     met = np.frombuffer(comm.journal.meetings[()]).reshape(-1, 3)
     assert len(met) == 7, met
@@ -241,6 +251,28 @@ def check(engine):
     ledger = clock.ledger
     assert ledger.comm_s > 0
     assert abs(ledger.comm_s + ledger.other_s - ledger.total_s) < 1e-12
+
+    del met  # what it looks into grows
+
+    # one synchronisation each, in so many calls of the engine
+    def calls_of(average):
+        before = comm.collectives, comm.calls
+        average()
+        assert comm.collectives == before[0] + 1
+        return comm.calls - before[1]
+
+    weighted = {"weight": float(rank + 1), "wire": "float16"}
+    assert calls_of(lambda: comm.allreduce_(torch.ones(10), "mean", **weighted)) == 1
+    assert calls_of(lambda: comm.iallreduce_(torch.ones(10), "mean", **weighted).wait()) == 1
+    comm.share_bytes = 800
+    assert calls_of(lambda: comm.allreduce_(mine(), "mean")) == (2 if engine == "gloo" else -(-1001 // (100 * size)))
+    assert calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == 1
+    large = torch.full(((1 << 20) // 2 // size + 1,), rank + 1.0)  # one more than MPI gathers at once
+    assert calls_of(lambda: comm.allreduce_(large, wire="float16")) == (2 if engine == "mpi" else 1)
+    expect("many halves", large, np.full(len(large), size * (size + 1) / 2), 0)
+    assert calls_of(lambda: comm.alltoallv([mine()] * size)) == (1 if engine == "horovod" else 2)
+    comm.count(8)
+    assert comm.calls is None  # by something else, which did not tell
 
     disconnect(engine)
     return {"size": size, "checked": sorted(set(checked)), "lacks": lacks}

@@ -45,7 +45,7 @@ def counting(name, place):
     return call
 
 
-for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Bcast", "Reduce"):  # an alltoall moves samples
+for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Alltoall", "Alltoallv", "Bcast", "Reduce"):
     setattr(Counted, name, counting(name, 0))
 for name in ("Send", "Recv"):
     setattr(Counted, name, counting(name, 1))
@@ -88,6 +88,7 @@ def take_part(run, mpi, entry, dataset, folder):
         for state in states:
             state.close()
         gathered = mpi.gather((report.syncs, report.bytes_sent))
+        told = mpi.gather(report.collective_calls)
         if mpi.rank == 0:
             np.savez(
                 folder / f"{run.run_id}.npz",
@@ -95,6 +96,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 counted=np.array(gathered),
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
+                told=np.array([-1 if calls is None else calls for calls in told]),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
             )
