@@ -56,21 +56,24 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
 
 
 def local_statistics(study: Study) -> list[str]:
-    """A warning where running statistics (BatchNorm's) of the study's model are never averaged."""
+    """Warnings where running statistics (BatchNorm's) of the study's model are never averaged."""
     if max(study.workers) == 1:
         return []
     made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    local = [
-        str(component)
-        for component, strategy in made
-        if not strategy.single_worker and "+buffers" not in strategy.averaged_state
-    ]
-    if not local:
-        return []
-    return [
-        f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and the "
-        "model is evaluated with worker 0's; use a strategy with buffers: average, or model: nfnet, which has none"
-    ]
+    alone = [(str(component), strategy) for component, strategy in made if not strategy.single_worker]
+    alone = [(name, strategy) for name, strategy in alone if "+buffers" not in strategy.averaged_state]
+    notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
+    if local := [name for name, strategy in alone if not strategy.sends_buffers]:
+        notes.append(
+            f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
+            f"the model is evaluated with worker 0's; {instead}"
+        )
+    if sent := [name for name, strategy in alone if strategy.sends_buffers]:
+        notes.append(
+            f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
+            f"alone, which every worker takes over before each step, as torch's default is; {instead}"
+        )
+    return notes
 
 
 def _few_steps(study: Study, made: Preparation) -> list[str]:

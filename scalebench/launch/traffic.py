@@ -58,6 +58,7 @@ def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers
     model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
     shapes = tuple(tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad)
     buffers = sum(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
+    of_all = sum(buffer.nbytes for buffer in model.buffers())
     flat, gradients = flatten(model)
     only = torch.nn.Parameter(flat)
     only.grad = gradients
@@ -71,5 +72,5 @@ def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers
     )
     size = dtype.itemsize
     return Setting(
-        study.epochs, steps, workers, shapes, size, workers_per_node, buffers * size, remembered * size
-    )  # fmt: skip
+        study.epochs, steps, workers, shapes, size, workers_per_node, buffers * size, remembered * size, of_all
+    )

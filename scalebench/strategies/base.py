@@ -128,6 +128,7 @@ class Strategy(Choice):
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
     sync_unit: ClassVar[str] = "batch"  # batch | epoch | none: what `sync_every` counts
     alone: ClassVar[str] = ""  # why one worker by default does not end as `serial` does, bit for bit; empty: it does
+    sends_buffers: ClassVar[bool] = False  # each step begins with worker 0's buffers, on every worker
     in_rules: ClassVar[bool] = False  # of a base: its docstring is a part of the rule of those that refine it
     counts: ClassVar[dict[str, str]] = {}  # what `quantities` counts, in words
 

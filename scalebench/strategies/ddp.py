@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,10 @@ from scalebench.strategies.allreduce import Accumulating, mean_of_gradients, unc
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.compression import WIRES, PowerSgd, check_stated, powersgd_elements, require_matrices
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import broadcast_bytes_
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
@@ -25,7 +29,8 @@ class DdpOptions(Accumulating):
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
     is by torch's own hooks, `accumulate` by its no_sync. PowerSGD has one bucket
     whatever the cap, for of several its hook sums on gloo in an order that ranks do not share; a virtual run has its
-    two collectives after the backward pass.
+    two collectives after the backward pass. Each step begins with worker 0's buffers (BatchNorm's statistics and
+    counters), broadcast to all: torch's default.
     """
 
     bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; at 25 the first holds 1")
@@ -37,6 +42,7 @@ class DdpOptions(Accumulating):
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    sends_buffers: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> DdpOptions:
@@ -49,6 +55,11 @@ class DdpOptions(Accumulating):
 
     @property
     def bytes_formula(self) -> str:
+        """Worker 0 alone sends buffers."""
+        return f"{self._gradient_bytes} + {self.updates} * n_a / K"
+
+    @property
+    def _gradient_bytes(self) -> str:
         if self.compression == "powersgd":
             first = uncompressed(self.updates)
             return f"n * {first} + f(rank) * ({self.updates} - {first})"
@@ -56,7 +67,8 @@ class DdpOptions(Accumulating):
 
     @property
     def syncs_formula(self) -> str:
-        return self.updates
+        """Gradients, and buffers where the model has some."""
+        return f"{self.updates} * (1 + (n_a > 0))"
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         self.step(worker, batch)
@@ -73,8 +85,15 @@ class VirtualDdp(DdpOptions):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
     def setup(self, worker: Worker) -> None:
+        worker.state.buffers = buffers_of(worker) if worker.size > 1 else []
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors = PowerSgd(worker, self.rank, self.start)
+
+    def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
+        """The first forward pass of a step begins with worker 0's buffers."""
+        if worker.state.buffers and not add:
+            broadcast_bytes_(worker.comm, worker.state.buffers)
+        super().gather(worker, batch, weight, add=add, ends=ends)
 
     def _forget(self, worker: Worker) -> None:
         if hasattr(worker.state, "factors"):
@@ -101,8 +120,9 @@ class VirtualDdp(DdpOptions):
 
     @property
     def syncs_formula(self) -> str:
-        powersgd = self.compression == "powersgd"
-        return f"2 * {self.updates} - {uncompressed(self.updates)}" if powersgd else self.updates
+        if self.compression != "powersgd":
+            return super().syncs_formula
+        return f"(2 + (n_a > 0)) * {self.updates} - {uncompressed(self.updates)}"
 
 
 @register()
@@ -124,6 +144,8 @@ class Ddp(DdpOptions):
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
         worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=cap)
         state.steps, state.warmed = 0, False
+        buffers = buffers_of(worker)
+        state.buffer_bytes, state.buffer_calls = sum(each.nbytes for each in buffers), len({b.dtype for b in buffers})
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
         if self.compression == "powersgd":
             state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
@@ -166,12 +188,16 @@ class Ddp(DdpOptions):
             worker.gradient(batch, weight, add=add)
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        state = worker.state
+        state, comm = worker.state, worker.comm
         if scale != 1.0:
             worker.gradients.mul_(scale)
         if worker.size > 1:
+            if state.buffer_bytes:  # DDP has sent them before the first forward pass, dtype by dtype
+                sent = state.buffer_bytes if worker.rank == 0 else 0
+                comm.tally(sent, state.buffer_calls)  # type: ignore[attr-defined]
+                comm.linger("broadcast", state.buffer_bytes)  # type: ignore[attr-defined]
             compressed = self.compression == "powersgd" and state.steps >= self.start
-            worker.comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
+            comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
         state.steps += 1
         worker.update()
 
@@ -196,3 +222,8 @@ def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> i
     if then is None:
         return None
     return steps * then if not from_the_first else (first or 0) + (steps - 1) * then
+
+
+def buffers_of(worker: Worker) -> list[Tensor]:
+    """All that DDP sends, counters too; a shadow has no model, and is made of runs whose model has no buffers."""
+    return [] if worker.model is None else list(worker.model.buffers())

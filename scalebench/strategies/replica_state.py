@@ -71,6 +71,18 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
     return list(floating.values())
 
 
+def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
+    """Worker 0's `tensors`, of whatever dtypes, for everybody, in one collective."""
+    import torch
+
+    ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())  # each piece begins where its dtype may
+    packed = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in ordered])
+    comm.broadcast_(packed, 0)
+    if comm.rank > 0:
+        for tensor, piece in zip(ordered, torch.split(packed, [each.nbytes for each in ordered]), strict=True):
+            tensor.copy_(piece.view(tensor.dtype).view_as(tensor))
+
+
 def optimizer_tensors(worker: Worker) -> list[Tensor]:
     """What the optimizer remembers, its step counters included; before its first step the zeros it begins with.
 

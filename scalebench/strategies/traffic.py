@@ -21,6 +21,7 @@ SYMBOLS = {
     "n": "bytes of the parameters",
     "P": "number of parameters",
     "n_b": "bytes of the floating-point buffers",
+    "n_a": "bytes of all buffers, counters too",
     "n_o": "bytes of what the optimizer remembers",
     "f": "f(rank) are the bytes of PowerSGD's factors and of what it leaves as it is",
     "r": "bytes of a row, its label or target included",
@@ -51,6 +52,7 @@ class Setting:
     workers_per_node: int = 1
     buffer_bytes: int = 0
     optimizer_bytes: int = 0
+    all_buffer_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -68,6 +70,7 @@ class Setting:
             "n": self.parameters * self.element_bytes,
             "P": self.parameters,
             "n_b": self.buffer_bytes,
+            "n_a": self.all_buffer_bytes,
             "n_o": self.optimizer_bytes,
             "f": lambda rank: self.element_bytes * sum(numbers_sent(shape, rank) for shape in self.shapes),
         }

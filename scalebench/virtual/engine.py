@@ -62,21 +62,37 @@ def simulate(run: Run, dataset: Dataset, scenery: Scenery) -> tuple[Outcome, Wei
 
 
 def simulate_alike(runs: Sequence[Run], dataset: Dataset, scenery: Scenery) -> Iterator[tuple[Run, Outcome, Weights]]:
-    """Simulate runs of one `alike` key: the first is computed, the others are its shadows with their own time."""
-    outcome, weights = simulate(runs[0], dataset, scenery)
-    yield runs[0], outcome, weights
-    for run in runs[1:]:
-        if outcome.status == "completed":
-            trace = Trace.of(outcome)
-            yield run, _judged(run, dataset, scenery, lambda stage: stage.play_shadow(trace))[0], weights  # noqa: B023
+    """Simulate runs of one `alike` key: the first is computed, the others are its shadows with their own time.
+
+    Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
+    """
+    first: tuple[Outcome, Weights] | None = None
+    for run in runs:
+        if len(runs) > 1 and run.workers > 1 and _virtual(run).sends_buffers and _has_buffers(run, dataset):
+            yield run, *simulate(run, dataset, scenery)
+        elif first is None:
+            first = simulate(run, dataset, scenery)
+            yield run, *first
+        elif first[0].status == "completed":
+            trace = Trace.of(first[0])
+            yield run, _judged(run, dataset, scenery, lambda stage: stage.play_shadow(trace))[0], first[1]  # noqa: B023
         else:
-            yield run, replace(outcome, run_id=run.run_id), {}
+            yield run, replace(first[0], run_id=run.run_id), {}
+
+
+def _has_buffers(run: Run, dataset: Dataset) -> bool:
+    dtype = getattr(torch, run.dtype)
+    model = build_model(run.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, run.seed)
+    return next(model.buffers(), None) is not None
+
+
+def _virtual(run: Run) -> Strategy:
+    return registry.create(run.strategy.name, run.strategy.options, "virtual")
 
 
 def alike(run: Run) -> str:
     """A key that runs of one study share whose arithmetic is the same, whatever their time."""
-    strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
-    arithmetic = strategy.arithmetic(run.workers)
+    arithmetic = _virtual(run).arithmetic(run.workers)
     stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
     return f"{arithmetic} {run.workers} {run.seed}" if arithmetic and stays else run.run_id
 
@@ -86,7 +102,7 @@ def _judged(
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
-    strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
+    strategy = _virtual(run)
     try:
         outcome, weights = play(_Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
     except RunError as error:

@@ -26,6 +26,12 @@ def test_only_who_leaves_them_local_is_named():
     assert local_statistics(study_of("resnet", ["allreduce"], "1")) == []
 
 
+def test_what_ddp_sends_is_not_called_local():
+    local, sent = local_statistics(study_of("resnet", ["ddp", "horovod", "allreduce", "epoch_average"]))
+    assert local.startswith("horovod, allreduce: the running statistics (BatchNorm) of resnet stay local")
+    assert sent.startswith("ddp: the running statistics (BatchNorm) of resnet are worker 0's, of its batches alone")
+
+
 OWN = """
 from torch import nn
 

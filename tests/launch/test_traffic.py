@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,15 @@ def test_a_row_is_its_features_and_its_label(blobs):
 
     assert bytes_of_row(blobs, torch.float32) == 2 * 4 + 8
     assert bytes_of_row(blobs, torch.bfloat16) == 2 * 2 + 8
+
+
+def test_buffers_that_ddp_sends_are_in_the_formulas_value(scenery):
+    model = f"{Path(__file__).parents[1] / 'strategies' / 'models' / 'normalised.py'}:build"
+    said = {"dataset": "wine", "model": model, "workers": "4", "epochs": 2, "execution": "virtual", "repetitions": 1}
+    plan = plan_study(load_study(None, {**said, "strategies": ["ddp"]}, []))
+    (expected,) = traffic_of(plan)
+    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], scenery)
+    assert outcome.status == "completed", outcome.error
+    assert sum(worker.bytes_sent for worker in outcome.workers) / 4 / 2 == expected.bytes_sent
+    buffers = 4 * (5 + 5) + 8
+    assert expected.bytes_sent == expected.steps * (4 * expected.parameters + buffers / 4)

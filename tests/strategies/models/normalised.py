@@ -3,5 +3,6 @@
 from torch import nn
 
 
-def build(input_shape, outputs):
-    return nn.Sequential(nn.Linear(input_shape[0], 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, outputs))
+def build(input_shape, outputs, width=5):
+    layers = nn.Linear(input_shape[0], width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, outputs)
+    return nn.Sequential(*layers)

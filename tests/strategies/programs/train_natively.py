@@ -84,6 +84,8 @@ def take_part(run, mpi, entry, dataset, folder):
         replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=entry["workers_per_node"])
         report = train(replica, strategy, warm=run.warmup_steps > 0)
         called = mpi.gather(tuple(calls))
+        buffers = [buffer.double().reshape(-1).numpy() for buffer in replica.model.buffers()]
+        of_all = mpi.gather(np.concatenate([np.empty(0), *buffers]))
         verdict = evaluate(replica, strategy, dataset)
         for state in states:
             state.close()
@@ -94,6 +96,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 folder / f"{run.run_id}.npz",
                 final=verdict.final.numpy(),
                 counted=np.array(gathered),
+                buffers=np.stack(of_all),
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
                 told=np.array([-1 if calls is None else calls for calls in told]),

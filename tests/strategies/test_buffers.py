@@ -1,0 +1,106 @@
+"""BatchNorm's statistics where nobody averages them: DDP's workers take over worker 0's, Horovod's keep their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalebench.cluster.network import Network
+from scalebench.launch.engines import available
+from scalebench.strategies import ddp, registry
+from scalebench.strategies.traffic import Setting
+from scalebench.virtual import engine
+from scalebench.virtual.costs import Costs
+from scalebench.virtual.engine import simulate, simulate_alike
+from tests.strategies.test_native_equality import MODEL, launched, native_runs
+
+CASES = {
+    "gloo": {"ddp": {"ddp": {}}, "ddp-accumulating": {"ddp": {"accumulate": 3}}},
+    "horovod": {"horovod": {"horovod": {}}},
+}
+BYTES = 8 * (5 + 5 + 1)  # mean and variance of five features, and a counter
+
+
+@pytest.fixture
+def simulated(blobs, scenery, monkeypatch):
+    """`simulated(run)`: the outcome, the weights, and the buffers (worker, number) that training ended with."""
+    real = engine.evaluate
+
+    def of(run):
+        found = {}
+
+        def looking(replica, *arguments):
+            buffers = [buffer.double().reshape(-1).numpy().copy() for buffer in replica.model.buffers()]
+            found[replica.rank] = np.concatenate(buffers)
+            return real(replica, *arguments)
+
+        monkeypatch.setattr(engine, "evaluate", looking)
+        virtual = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+        outcome, weights = simulate(virtual, blobs, scenery)
+        assert outcome.status == "completed", outcome.error
+        return outcome, weights, np.stack([found[rank] for rank in sorted(found)])
+
+    return of
+
+
+def test_real_ranks_end_with_the_buffers_of_virtual_workers(make_run, blobs, simulated, tmp_path):
+    """On two and four ranks, to 1e-10 in float64, for sums in another order."""
+    if reason := available("gloo"):
+        pytest.skip(reason)
+    here = [name for name in CASES if available(name) is None]
+    runs = [run for name in here for run in native_runs(name, CASES[name], make_run, counts=(2, 4), model=MODEL)]
+    found = launched("gloo", runs, [], blobs, tmp_path)
+    for run in runs:
+        native, (outcome, weights, buffers) = found[run.run_id], simulated(run)
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), atol=1e-10, rtol=0, err_msg=run.run_id)
+        np.testing.assert_allclose(native["buffers"], buffers, atol=1e-10, rtol=0, err_msg=run.run_id)
+        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
+        assert native["counted"].tolist() == counted, run.run_id
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        assert native["metrics"].tolist() == metrics, run.run_id
+
+
+def test_a_worker_of_ddp_is_one_batch_away_from_worker_0(make_run, simulated):
+    """m <- 0.9 m + 0.1 batch: what two workers differ in is a tenth of how their last batches differ, no history."""
+    _, _, sent = simulated(make_run("ddp", 4, model=MODEL, epochs=6))
+    _, _, kept = simulated(make_run("horovod", 4, model=MODEL, epochs=6))
+    np.testing.assert_array_equal(sent[0], kept[0])  # worker 0 hears of nobody else's
+    means = slice(0, 5)
+    apart = [np.abs(each[1:, means] - each[0, means]).max() for each in (sent, kept)]
+    assert 0 < apart[0] < apart[1]
+    assert np.abs(sent[1:, means] - kept[1:, means]).max() > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 5}, {"compression": "fp16"}, {"compression": "powersgd"}])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_buffers_bytes_are_in_the_formula(make_run, simulated, options, workers):
+    run = make_run({"ddp": options}, workers, model={MODEL: {"width": 12}}, batch_per_worker=4)
+    outcome, _, _ = simulated(run)
+    shapes, steps = ((12, 2), (12,), (12,), (12,), (3, 12), (3,)), 96 // 4 // workers
+    setting = Setting(2, steps, workers, shapes, 8, all_buffer_bytes=8 * (12 + 12 + 1))
+    strategy = registry.create("ddp", options, "virtual")
+    sent = sum(report.bytes_sent for report in outcome.workers) / workers
+    assert sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(2)) == pytest.approx(sent, rel=1e-12)
+    assert outcome.workers[0].syncs == sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(2))
+
+
+def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, scenery, monkeypatch):
+    run = make_run("ddp", 4, model=MODEL, virtual={"jitter": "none"})
+    whole = simulated(run)[0]
+    monkeypatch.setattr(ddp, "buffers_of", lambda worker: [])
+    without = simulated(run)[0]
+    costs = Costs(Network(scenery.cluster, scenery.cluster.node.workers_per_node), scenery.engines, "gloo")
+    price = 2 * whole.facts["steps_per_epoch"] * costs.broadcast(BYTES, (0, 1, 2, 3))
+    for charged, free in zip(whole.workers, without.workers, strict=True):
+        assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
+
+
+def test_what_is_computed_once_for_all_is_still_their_own(make_run, blobs, scenery):
+    runs = [make_run(name, 3, run_id=name, model=MODEL) for name in ("ddp", "allreduce", "horovod")]
+    found = list(simulate_alike(runs, blobs, scenery))
+    assert [run.run_id for run, _, _ in found] == ["ddp", "allreduce", "horovod"]
+    for run, outcome, _ in found:
+        alone, _ = simulate(run, blobs, scenery)
+        assert [each.train_s for each in outcome.workers] == [each.train_s for each in alone.workers]
+        assert [each.syncs for each in outcome.workers] == [each.syncs for each in alone.workers]
+        assert outcome.evaluations == alone.evaluations
