@@ -63,7 +63,8 @@ collectives for it. One call carries one synchronisation, whatever is averaged a
 - Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
   sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
 - Rows that change workers (`shuffle`), by `mpi` and `gloo`: how many, then the rows.
-- `ddp`: an allreduce for each bucket of gradients, as torch logs them; PowerSGD: three for its one bucket.
+- `ddp`: an allreduce for each bucket of gradients, as torch logs them; PowerSGD: three for its one bucket. A model's
+  buffers (BatchNorm) are one more synchronisation a step, a broadcast for each of their dtypes.
 
 Messages (`gossip`, `aggregation: master`, `collective: tree`, `adasum` on `mpi`), accesses to a shared model and
 requests to a server are synchronisations without such a call. The cell is empty where nobody knows: virtual runs, in
