@@ -21,7 +21,8 @@ from scalebench.records.schema import READABLE, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
-_PIECE = 1 << 20  # bytes: small enough to stay in a cache
+_PIECE = 1 << 18  # bytes: small enough to stay in a cache
+_BEGINNING = 200  # characters of a line that usually hold _FIRST
 _LINE = 1 << 10  # bytes of a usual line, generously
 
 
@@ -194,5 +195,10 @@ def _first_cells(file: BinaryIO, begin: int) -> tuple[int, list[list[str]], int]
         if line_break:
             whole = text.decode("utf-8", errors="replace").split("\n")
             lines += len(whole)
-            found += [cells[:count] for line in whole if len(cells := line.split(",", count)) > count]
+            found += [
+                cells[:count]
+                for line in whole
+                if len(cells := line[:_BEGINNING].split(",", count)) > count
+                or len(cells := line.split(",", count)) > count
+            ]
     return lines, found, end - len(rest)

@@ -28,10 +28,11 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("piece", "line"), [(7, 1), (500, 60), (1 << 20, 1 << 10)])
-def test_pieces_of_any_size_hold_the_same_rows(path, piece, line, monkeypatch):
+@pytest.mark.parametrize(("piece", "line", "beginning"), [(7, 1, 9), (500, 60, 40), (1 << 20, 1 << 10, 200)])
+def test_pieces_of_any_size_hold_the_same_rows(path, piece, line, beginning, monkeypatch):
     monkeypatch.setattr(attempts, "_PIECE", piece)
     monkeypatch.setattr(attempts, "_LINE", line)
+    monkeypatch.setattr(attempts, "_BEGINNING", beginning)
     expected, found = rows(path), Attempts(path)
     assert found.run_id == [row["run_id"] for row in expected]
     assert found.attempt == [int(row["attempt"]) for row in expected]
