@@ -20,6 +20,7 @@ from scalebench.data.plan import Plan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
 from scalebench.flat import flatten, is_finite, views
+from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model, loss_for
 from scalebench.optimizers import BY_LAYER, build_optimizer, learning_rate
 from scalebench.strategies.base import Batch
@@ -60,6 +61,7 @@ class Replica:
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
     ) -> None:
+        require_unchanged(run)
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
         self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
         self.workers_per_node = min(workers_per_node or comm.size, comm.size)

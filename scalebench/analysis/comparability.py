@@ -26,7 +26,7 @@ _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"
 _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
 _PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of cells that a clock timed
 # Keys of study.yaml that no column holds. Those of simulated and paced time count only where such cells are compared.
-_STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every", "init_weights"]
+_STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every"]
 _SIMULATED = ["device_step_time", *(f"virtual.{name}" for name in VirtualOptions.model_fields)]
 _WHOLE = "study.yaml"
 _NAMED = 6  # packages of other versions; the others are counted

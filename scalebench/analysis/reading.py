@@ -26,7 +26,7 @@ CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_gl
 PACE_OVERRUN_LIMIT = 0.01
 # What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
-    *("model", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
+    *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
     *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
 ]
 _TEXT = pd.StringDtype("python", na_value=np.nan)  # not pyarrow's, which is slower on tables as small as these
@@ -119,7 +119,7 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     last = runs.iloc[-1]
     notes: list[str] = []
     for column in CONDITION:
-        other = (runs[column] != last[column]).fillna(False)
+        other = (runs[column].notna() & (runs[column] != last[column])).fillna(False)
         other |= runs[column].isna() != pd.isna(last[column])
         if other.any():
             values = ", ".join(sorted(str(value) for value in runs.loc[other, column].unique()))

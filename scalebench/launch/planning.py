@@ -10,6 +10,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.launch import engines
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand
+from scalebench.models.pinning import pinned
 from scalebench.native.job import server_ranks
 from scalebench.study.spec import Run, Study
 
@@ -34,6 +35,7 @@ def plan_study(study: Study, *, timed: bool = True) -> Plan:
     Raises:
         UsageError: whatever cannot be; one line.
     """
+    study = pinned(study)
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
     sweep = expand(there, cluster, timed=timed)

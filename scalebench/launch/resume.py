@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from scalebench.errors import ResultsError
+from scalebench.models.pinning import PINS, pinned
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.whole_file import write_whole
@@ -46,8 +48,15 @@ def changes(folder: Path, study: Study) -> list[str]:
         return []
     before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
     return [
-        f"{key} was {before[key]}, is {now[key]}" for key in now if key not in _MAY_CHANGE and before[key] != now[key]
+        f"{key} was {_short(key, before)}, is {_short(key, now)}"
+        for key in now
+        if key not in _MAY_CHANGE and before[key] != now[key]
     ]
+
+
+def _short(key: str, values: dict[str, Any]) -> Any:
+    """The value of `key`, of a checksum its first digits."""
+    return str(values[key])[:12] if key in PINS else values[key]
 
 
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
@@ -55,6 +64,7 @@ def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
 
     The first name that is free, or whose folder holds this very study: said twice, it goes on.
     """
+    study = pinned(study)
     for number in count(1):
         named = study if number == 1 else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
         if not changes(output / named.name, named):

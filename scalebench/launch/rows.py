@@ -83,6 +83,8 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "launcher": facts.get("launcher"),
         "binding": facts.get("binding"),
         "model": str(run.model),
+        "model_sha256": run.model_sha256,
+        "init_weights_sha256": run.init_weights_sha256,
         "parameters": facts.get("parameters"),
         "dtype": run.dtype,
         "dataset": str(run.dataset),

@@ -11,6 +11,7 @@ History of SCHEMA_VERSION:
     4  runs: others_load.
     5  runs: chance_metric.
     6  runs: collective_calls.
+    7  runs: model_sha256, init_weights_sha256.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -25,11 +26,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 ADDED = {
     4: ("others_load",),
     5: ("chance_metric",),
     6: ("collective_calls",),
+    7: ("model_sha256", "init_weights_sha256"),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -98,6 +100,10 @@ class RunRow(_Row):
     merge_policy: Annotated[str | None, Column("how replicas are combined: mean, half, inverse_k ...")] = None
 
     model: Annotated[str, Column("the model with its options")]
+    model_sha256: Annotated[str | None, Column("checksum of the model's file, where it is one's own")] = None
+    init_weights_sha256: Annotated[str | None, Column("checksum of the file of initial weights, if one was given")] = (
+        None
+    )
     parameters: Annotated[int | None, Column("trainable parameters of the model")] = None
     dtype: Annotated[str, Column("floating-point type of the training: float32, float64, bfloat16")]
     dataset: Annotated[str, Column("the data set with its options")]

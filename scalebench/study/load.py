@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ _HEADER = """\
 # A scalebench study, resolved: every key is written out, with the value that was used.
 # `scalebench run THIS_FILE` runs it again; `scalebench schema` prints what each key means.
 """
+_USER = "$USER"
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
 _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
 
@@ -45,6 +47,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     raw |= {key: value for key, value in flags.items() if key not in completed}
     for pair in _EXCLUDE_EACH_OTHER:
         _one_of(pair, before, raw, sets, overrides)
+    _unpin(before, raw, sets, overrides)
     try:
         return Study.model_validate(_from_home(raw))
     except ValidationError as error:
@@ -54,7 +57,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
 def dump_study(study: Study) -> str:
     """The study as YAML, with a comment on top; `load_study` reads it back to an equal study.
 
-    Paths in the user's home begin with ~/, so that the file names nobody.
+    Paths in the user's home begin with ~/, and a folder called as the user is $USER in absolute paths, so that the file
+    names nobody; read by the same user, both mean what they meant.
     """
     values = study.model_dump(mode="json")
     # Both batch keys are never given together, and what is empty is said by leaving it out.
@@ -86,13 +90,39 @@ def study_schema() -> dict[str, Any]:
 
 
 def _from_home(value: Any) -> Any:
-    """`value` with every text that begins with ~/ as a path in the user's home."""
-    return _mapped(value, lambda text: f"{Path.home()}/{text[2:]}" if text.startswith("~/") else text)
+    """`value` with every text that begins with ~/ as a path in the user's home, and $USER as the user's folder."""
+
+    def meant(text: str) -> str:
+        text = _renamed(text, _USER, _user() or _USER)
+        return f"{Path.home()}/{text[2:]}" if text.startswith("~/") else text
+
+    return _mapped(value, meant)
 
 
 def _to_home(value: Any) -> Any:
-    home = f"{Path.home()}/"
-    return _mapped(value, lambda text: f"~/{text[len(home) :]}" if text.startswith(home) else text)
+    home, user = f"{Path.home()}/", _user()
+
+    def written(text: str) -> str:
+        if text.startswith(home):
+            text = f"~/{text[len(home) :]}"
+        return _renamed(text, user, _USER) if user else text
+
+    return _mapped(value, written)
+
+
+def _renamed(text: str, name: str, other: str) -> str:
+    """An absolute path, or one at home, with each folder called `name` called `other`; other texts as they are."""
+    if not text.startswith(("/", "~/")):
+        return text
+    *folders, last = text.split("/")
+    return "/".join([*(other if folder == name else folder for folder in folders), last])
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry in the password file, as in some containers
+        return ""
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -167,6 +197,15 @@ def _one_of(
         other = pair[1 - pair.index(said[0])]
         if other in before:
             raw.pop(other, None)
+
+
+def _unpin(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
+    """A file that is named by a flag is another one than that whose checksum the study's file states."""
+    set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
+    for key in ("model", "init_weights"):
+        pin = f"{key}_sha256"
+        if (overrides.get(key) is not None or key in set_keys) and pin in before and pin not in set_keys:
+            raw.pop(pin, None)
 
 
 def _strategies_once(flags: dict[str, Any], sets: list[str]) -> None:

@@ -51,6 +51,7 @@ def _blocks(value: Any) -> Any:
 
 
 Blocks = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"], BeforeValidator(_blocks)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
 
 
@@ -201,6 +202,7 @@ class Training(Stated):
     dataset: Component = Component(name="digits_shifted")
     data_dir: Path | None = None
     model: Component = Component(name="mlp", options={"hidden": [128]})
+    model_sha256: Sha256 | None = Field(None, description="of your own model's file; filled in when the study begins")
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
@@ -232,6 +234,7 @@ class Training(Stated):
     virtual: VirtualOptions = VirtualOptions()
     save_weights: bool = False
     init_weights: Path | None = None
+    init_weights_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
 
     @model_validator(mode="after")
     def _one_batch(self) -> Training:

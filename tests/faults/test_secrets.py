@@ -9,6 +9,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scalebench.cli.main import main
@@ -64,6 +65,8 @@ def home(tmp_path, monkeypatch, scenery):
         "GIT_CONFIG_VALUE_0": f"https://{PERSON}:{SECRET}@git.example/{PERSON}/study.git",
     }.items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "scratch" / PERSON).mkdir(parents=True)
+    np.savez(tmp_path / "scratch" / PERSON / "start.npz", initial=np.zeros(3 * 14))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -76,8 +79,14 @@ def call(*words: str) -> object:
     return end.value.code
 
 
+def start(home: Path) -> Path:
+    """Initial weights in a folder of the user's that is not at home."""
+    return home.parents[1] / "scratch" / PERSON / "start.npz"
+
+
 def run(home: Path) -> object:
-    return call("run", *STUDY, "--model", f"{home}/net.py:build", "--calibration", f"{home}/given.json")
+    words = ("--model", f"{home}/net.py:build", "--calibration", f"{home}/given.json", "--init-weights", start(home))
+    return call("run", *STUDY, *map(str, words))
 
 
 def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
@@ -91,7 +100,8 @@ def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
     for path in files:
         assert SECRET not in path.read_text(), path
         assert PERSON not in path.read_text(), path
-    assert str(load_study(Path("results/open/study.yaml"), {}, []).model) == f"{home}/net.py:build"
+    kept = load_study(Path("results/open/study.yaml"), {}, [])
+    assert (str(kept.model), kept.init_weights) == (f"{home}/net.py:build", start(home))
 
 
 def test_the_reason_of_a_failed_run_is_kept_without_them(home):

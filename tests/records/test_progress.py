@@ -105,7 +105,7 @@ def test_what_is_no_study_is_one_line(folder, name, content, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (f"\n{SCHEMA_VERSION},".encode(), b"\n7,", "schema version 7"),
+        (f"\n{SCHEMA_VERSION},".encode(), b"\n99,", "schema version 99"),
         (b",h,1,", b",h,one,", "line 2: attempt is 'one'"),
         (b",h,", b",", f"line 2: {len(columns(RunRow)) - 1} cells"),
     ],

@@ -15,7 +15,7 @@ import yaml
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
-from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
+from scalebench.records.schema import ADDED, SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
 from scalebench.records.table import Table
 from tests.records_factory import epoch_row, run_row
@@ -241,10 +241,10 @@ def test_what_was_set_aside_is_told(folder):
 
 
 def test_another_schema_version_is_refused_by_its_number(folder):
-    text = (folder / "runs.csv").read_text().replace(f"\n{SCHEMA_VERSION},", "\n7,")
+    text = (folder / "runs.csv").read_text().replace(f"\n{SCHEMA_VERSION},", "\n99,")
     (folder / "runs.csv").write_text(text)
     with pytest.raises(
-        ResultsError, match=rf"schema version 7, this scalebench writes version {SCHEMA_VERSION} and reads"
+        ResultsError, match=rf"schema version 99, this scalebench writes version {SCHEMA_VERSION} and reads"
     ):
         Store(folder)
 
@@ -252,7 +252,8 @@ def test_another_schema_version_is_refused_by_its_number(folder):
 def as_version_3(folder):
     """What scalebench wrote before it counted what other programs take, and knew what chance reaches."""
     old = [{**row, "schema_version": "3"} for row in rows(folder / "runs.csv")]
-    header = [name for name in columns(RunRow) if name not in ("others_load", "chance_metric", "collective_calls")]
+    later = {name for names in ADDED.values() for name in names}
+    header = [name for name in columns(RunRow) if name not in later]
     with (folder / "runs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, header, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -266,6 +267,7 @@ def test_an_older_table_is_read_with_empty_cells_and_not_added_to(folder):
     assert read["others_load"].isna().all()
     assert read["chance_metric"].isna().all()
     assert read["collective_calls"].isna().all()
+    assert read["model_sha256"].isna().all()
     assert read["others_load"].dtype == float
     assert read.drop(columns="schema_version").equals(new.drop(columns="schema_version"))
     attempts = Attempts(folder / "runs.csv")

@@ -211,6 +211,32 @@ def test_a_dumped_study_comes_back(tmp_path: Path, overrides: dict[str, Any]) ->
     assert dump_study(study).startswith("# A scalebench study")
 
 
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        ("/scratch/dora/net/start.npz", "/scratch/$USER/net/start.npz"),
+        ("/home/dora/of/dora/start.npz", "~/of/$USER/start.npz"),
+        ("/scratch/dora", "/scratch/dora"),  # a file's own name is not a person's folder
+        ("/scratch/doras/start.npz", "/scratch/doras/start.npz"),
+        ("dora/start.npz", "dora/start.npz"),
+    ],
+)
+def test_paths_of_a_user_name_nobody_and_mean_the_same_to_that_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, written: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/dora")
+    monkeypatch.setenv("LOGNAME", "dora")
+    study = load_study(None, {"init_weights": path, "model": f"{path}:build"}, [])
+    kept = write(tmp_path, dump_study(study))
+    assert yaml.safe_load(kept.read_text())["init_weights"] == written
+    assert yaml.safe_load(kept.read_text())["model"] == f"{written}:build"
+    assert load_study(kept, {}, []) == study
+    monkeypatch.setenv("LOGNAME", "emil")
+    assert str(load_study(kept, {}, []).init_weights) == path.replace("/scratch/dora/", "/scratch/emil/").replace(
+        "/of/dora/", "/of/emil/"
+    )
+
+
 def test_the_schema_names_every_key() -> None:
     schema = study_schema()
     assert set(schema["properties"]) == set(Study.model_fields)

@@ -153,7 +153,12 @@ def _remarks(description: Description) -> list[str]:
         )
     if d.minutes.analysis is None:
         remarks.append("drawing was not timed: run scalebench plot on the records once, and pack again")
-    remarks += [f"{place} was not found and is missing in the artifact" for place in d.shipment.missing]
+    remarks += [
+        f"{place} has changed since the study began and is not packed: put the file that ran back, and pack again"
+        if place in d.shipment.changed
+        else f"{place} was not found and is missing in the artifact"
+        for place in d.shipment.missing
+    ]
     if d.shipment.needs_data:
         remarks.append("the data files are not packed: say in the paper where they can be had")
     return [*remarks, *d.notes]

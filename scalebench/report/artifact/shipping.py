@@ -19,8 +19,10 @@ from typing import Any
 from scalebench.cluster.load import preset
 from scalebench.errors import ResultsError
 from scalebench.models.own import is_own
+from scalebench.models.pinning import checksum
 from scalebench.records.durations import FILE as DURATIONS
 from scalebench.records.provenance import redact
+from scalebench.report.artifact.code import redact_code
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
 
@@ -35,6 +37,7 @@ class Shipment:
     """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing.
 
     `cluster` is the file that stands for the machine of the records, where virtual runs were made on this machine.
+    `changed` are those of the missing ones that are there, but not as they were when the study began.
     """
 
     study: Study | None = None
@@ -42,6 +45,7 @@ class Shipment:
     needs_data: bool = False
     has_calibration: bool = False
     missing: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
 
 def ship_records(folder: Path, target: Path, name: str) -> Shipment:
@@ -112,18 +116,42 @@ def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Sh
     changes: dict[str, object] = {"calibration": None}
     path, _, factory = study.model.name.rpartition(":")
     if is_own(study.model.name):
-        name = f"{_ship(Path(path), target, shipment)}:{factory}"
-        moved[study.model.name] = name
-        changes["model"] = study.model.model_copy(update={"name": name})
+        place, digest = _ship_pinned(Path(path), study.model_sha256, target, moved, shipment)
+        moved[study.model.name] = f"{place}:{factory}"
+        changes["model"] = study.model.model_copy(update={"name": moved[study.model.name]})
+        changes["model_sha256"] = digest
     if Path(study.cluster).suffix in (".yaml", ".yml"):
         moved[study.cluster] = _ship(Path(study.cluster), target, shipment)
         changes["cluster"] = moved[study.cluster]
     if study.init_weights is not None:
-        changes["init_weights"] = Path(_ship(study.init_weights, target, shipment))
+        place, digest = _ship_pinned(study.init_weights, study.init_weights_sha256, target, moved, shipment)
+        changes["init_weights"], changes["init_weights_sha256"] = Path(place), digest
     if study.data_dir is not None:
         shipment.needs_data = True
         changes["data_dir"] = Path(DATA)
     return study.model_copy(update=changes)
+
+
+def _ship_pinned(
+    file: Path, pin: str | None, target: Path, moved: dict[str, str], shipment: Shipment
+) -> tuple[str, str | None]:
+    """Ship an input if it is the one that the runs were made with; its place, and the checksum of what is there.
+
+    The two checksums differ where a home or a secret in it was hidden: then rows name the new one.
+    """
+    source = file.expanduser()
+    if pin is not None and source.is_file() and checksum(source) != pin:
+        place = f"inputs/{slug(file.name)}"
+        shipment.missing.append(place)
+        shipment.changed.append(place)
+        return place, pin
+    place = _ship(file, target, shipment)
+    if not (target / place).is_file():
+        return place, pin
+    digest = checksum(target / place)
+    if pin not in (None, digest):
+        moved[str(pin)] = digest
+    return place, digest
 
 
 def _ship(file: Path, target: Path, shipment: Shipment) -> str:
@@ -135,7 +163,8 @@ def _ship(file: Path, target: Path, shipment: Shipment) -> str:
         return place
     (target / "inputs").mkdir(exist_ok=True)
     if source.suffix in (".yaml", ".yml", ".py"):
-        (target / place).write_text(redact(_read(source)), encoding="utf-8")
+        hide = redact_code if source.suffix == ".py" else redact
+        (target / place).write_text(hide(_read(source)), encoding="utf-8")
     else:
         shutil.copyfile(source, target / place)
     return place

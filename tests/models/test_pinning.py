@@ -1,0 +1,138 @@
+"""The content of the files that a study's model comes from belongs to the study."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench.analysis import compare_studies, load
+from scalebench.analysis.methodology import check
+from scalebench.cli import main
+from scalebench.errors import ModelError, ResultsError, RunError
+from scalebench.launch.planning import plan_study
+from scalebench.models.pinning import pinned, require_unchanged
+from scalebench.report.artifact import Paper, write_artifact
+from scalebench.study.load import load_study
+
+NET = """\
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(13, outputs))
+"""
+OTHER = NET.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.0), ")
+RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1",
+       "--strategy", "serial", "--workers", "1", "--cluster", "juwels-booster", "--device-step-time", "0.002",
+       "--repetitions", "1")  # fmt: skip
+KEYS = {"model_sha256": "net.py", "init_weights_sha256": "start.npz"}
+
+
+def sha256(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def weights(path, value):
+    np.savez(path, initial=np.full(3 * 14, value))
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    weights("start.npz", 0.0)
+
+    def call(*words, code=0):
+        with pytest.raises(SystemExit) as end:
+            main.main([str(word) for word in words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out + err
+
+    return call
+
+
+FILES = ("--model", "net.py:build", "--init-weights", "start.npz")
+
+
+def change(key):
+    if key == "model_sha256":
+        Path("net.py").write_text(OTHER)
+    else:
+        weights("start.npz", 1.0)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_study_does_not_go_on_with_another_content(scalebench, key):
+    scalebench(*RUN, *FILES)
+    before = sha256(KEYS[key])
+    row = load("results/mine").runs.iloc[0]
+    assert [row[name] for name in KEYS] == [sha256(file) for file in KEYS.values()]
+    kept = load_study(Path("results/mine/study.yaml"), {}, [])
+    assert [getattr(kept, name) for name in KEYS] == [sha256(file) for file in KEYS.values()]
+    change(key)
+    more = (*RUN, *FILES, "--repetitions", "2")
+    said = scalebench(*more, code=2)
+    assert f"holds another study of this name ({key} was {before[:12]}, is {sha256(KEYS[key])[:12]})" in said
+    assert len(load("results/mine").runs) == 1
+    said = scalebench("run", "results/mine/study.yaml", "--repetitions", "2", code=2)
+    assert f"{KEYS[key]} has changed since the study began (sha256 {before[:12]}" in said
+    assert said.count("\n") == 1
+    scalebench(*more, "--new")
+    assert len(load("results/mine-2").runs) == 2
+    scalebench("run", "results/mine/study.yaml", "--name", "theirs", *FILES)  # a flag names another file
+
+
+def test_a_content_that_changes_while_the_study_runs_ends_the_run_that_meets_it(scalebench):
+    study = plan_study(load_study(None, {"model": "net.py:build", "dataset": "wine", "init_weights": "start.npz"}, []))
+    run = study.sweep.runs[0]
+    require_unchanged(run)
+    Path("net.py").write_text(OTHER)
+    with pytest.raises(RunError, match=r"^net\.py has changed since the study began .* put it back and retry, or"):
+        require_unchanged(run)
+    Path("start.npz").unlink()
+    Path("net.py").write_text(NET)
+    with pytest.raises(RunError, match=r"cannot read start\.npz"):
+        require_unchanged(run)
+
+
+def test_a_checksum_may_be_stated_and_is_held(scalebench):
+    stated = {"model": "net.py:build", "model_sha256": sha256("net.py")}
+    assert pinned(load_study(None, stated, [])).model_sha256 == sha256("net.py")
+    with pytest.raises(ModelError, match="has changed since"):
+        pinned(load_study(None, stated | {"model_sha256": "0" * 64}, []))
+    with pytest.raises(ModelError, match="model_sha256: there is no such file, as the model is mlp"):
+        pinned(load_study(None, {"model": "mlp", "model_sha256": "0" * 64}, []))
+
+
+def test_rows_of_two_contents_are_not_mixed_nor_compared(scalebench):
+    scalebench(*RUN, *FILES)
+    Path("net.py").write_text(OTHER)
+    scalebench(*RUN, *FILES, "--name", "other")
+    with pytest.raises(ResultsError, match="cannot be compared: model_sha256 is "):
+        compare_studies(load("results/mine"), load("results/other"))
+    first, second = Path("results/mine/runs.csv"), Path("results/other/runs.csv")
+    first.write_text(first.read_text() + second.read_text().partition("\n")[2])
+    assert len(load("results/mine").runs) == 1
+    found = check(Path("results/mine")).findings
+    assert [one.rule for one in found if "model_sha256 is" in one.what] == ["mixed-configurations"]
+
+
+def test_an_artifact_has_the_files_that_ran_and_no_other(scalebench, tmp_path, monkeypatch):
+    monkeypatch.setenv("USER", "nn")  # called as a module in the code is
+    secret = "# https://carla:pw@example.org\n"
+    Path("net.py").write_text(secret + NET)
+    scalebench(*RUN, *FILES)
+    made = write_artifact(Path("results/mine"), tmp_path / "out", Paper())
+    inputs, records = made.folder / "inputs", made.folder / "results" / "mine"
+    assert (inputs / "net.py").read_text() == secret.replace("carla:pw", "<credentials>") + NET
+    kept = load_study(records / "study.yaml", {}, [])
+    row = load(records).runs.iloc[0]
+    for name, file in KEYS.items():
+        assert getattr(kept, name) == row[name] == sha256(inputs / file), "what was hidden is another content"
+    change("model_sha256")
+    made = write_artifact(Path("results/mine"), tmp_path / "again", Paper())
+    assert [path.name for path in (made.folder / "inputs").iterdir()] == ["start.npz"]
+    assert any("inputs/net.py has changed since the study began and is not packed" in one for one in made.remarks)
