@@ -1,7 +1,7 @@
 """Two ranks over gloo: DDP with torch's powerSGD_hook, and our factors over the same gradients.
 
-Prints the largest difference of the weights after ten steps, how far they moved, and how many collectives of the
-second kind ours made per step.
+Prints the largest difference of the weights after ten steps, how far they moved, how many collectives of the second
+kind ours made per step, and torch's buckets: as our ddp asks for them, and as it would make them of this model.
 """
 
 import copy
@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies.compression import PowerSgd
+from scalebench.strategies.ddp import Ddp
 
 STEPS, START, RANK, LR = 10, 2, 2, 0.05
 
@@ -36,6 +37,18 @@ class Gloo:
         return make()
 
 
+def buckets(wrapped):
+    """How many it has, once it has seen the order of the gradients."""
+    return len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
+
+
+def usual_buckets(model, rank):
+    wrapped = DistributedDataParallel(copy.deepcopy(model))
+    for step in range(3):
+        loss_of(wrapped, *batch(rank, step)).backward()
+    return buckets(wrapped)
+
+
 def batch(rank, step):
     random = torch.Generator().manual_seed(100 * step + rank)
     return (torch.randn(16, 20, generator=random, dtype=torch.float64) for _ in range(2))
@@ -49,10 +62,11 @@ def work(rank, store, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(5)
-    theirs = nn.Sequential(nn.Linear(20, 18), nn.Tanh(), nn.Linear(18, 16), nn.Tanh(), nn.Linear(16, 6)).double()
+    theirs = nn.Sequential(nn.Linear(20, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 6)).double()
     ours = copy.deepcopy(theirs)
     start = torch.cat([p.detach().view(-1) for p in theirs.parameters()])
-    wrapped = DistributedDataParallel(theirs)
+    usual = usual_buckets(theirs, rank)
+    wrapped = DistributedDataParallel(theirs, bucket_cap_mb=Ddp(compression="powersgd").torchs_cap(start.nbytes))
     state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=START)
     wrapped.register_comm_hook(state, powerSGD_hook)
     comm = Gloo()
@@ -73,7 +87,8 @@ def work(rank, store, results):
     flat = [torch.cat([p.detach().view(-1) for p in model.parameters()]) for model in (theirs, ours)]
     if rank == 0:
         compressed = (len(comm.elements) - START) / (STEPS - START) - 1
-        results.put(((flat[0] - flat[1]).abs().max().item(), (flat[0] - start).abs().max().item(), compressed))
+        moved = (flat[0] - start).abs().max().item()
+        results.put(((flat[0] - flat[1]).abs().max().item(), moved, compressed, buckets(wrapped), usual))
     dist.barrier()
     os._exit(0)  # gloo's threads, let go by an interpreter that ends, sometimes abort it
 
