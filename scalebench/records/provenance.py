@@ -29,15 +29,39 @@ ALLOWED_PREFIXES = (
     "GLOO_",
     "UCX_",
     "TORCH_NCCL_",
+    "I_MPI_",
+    "MPICH_",
+    "MV2_",
+    "FI_",
+    "PSM2_",
+    "RCCL_",
+    "GOMP_",
+    "MALLOC_",
 )
 ALLOWED_NAMES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "ROCR_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTHONHASHSEED",
     "SCALEBENCH_IMAGE",
     "SCALEBENCH_IMAGE_DIGEST",
     "SLURM_JOB_ID",
     "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_PARTITION",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_HINT",
+    "SLURM_MEM_BIND",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_THREADS_PER_CORE",
     "SLURM_NNODES",
     "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE",
@@ -45,13 +69,22 @@ ALLOWED_NAMES = (
     "SLURM_CPU_BIND",
     "SLURM_DISTRIBUTION",
     "PBS_JOBID",
+    "PBS_NCPUS",
+    "PBS_NUM_NODES",
+    "PBS_NUM_PPN",
+    "PBS_QUEUE",
+    "LSB_DJOB_NUMPROC",
     "LSB_JOBID",
+    "LSB_QUEUE",
 )
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS(?!IVE)|CREDENTIAL|PRIVATE|API_?KEY|AUTH|_(?:KEY|PWD|PAT)(?:_|$)", re.IGNORECASE
 )
 _SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
+_SHORTEST_WORD = 3  # characters of a secret among the environment's own values; shorter ones are switches and counts
+_SWITCHES = ("true", "false", "yes", "none", "off", "auto", "null")  # no secrets, whatever the variable is called
+_FROM_ENVIRONMENT = ("modules", "container")  # facts that are values of variables
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 
@@ -59,7 +92,8 @@ _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """What this process runs on and with; the keys that are columns of runs.csv have the same names there.
 
-    What cannot be found out is None. Takes some tenths of a second: git, mpirun and nvidia-smi are asked if present.
+    What cannot be found out is None. Takes some tenths of a second, more where torch is not imported yet: git,
+    mpirun, ompi_info and nvidia-smi are asked if present.
     """
     versions = builds.package_versions()
     facts = {
@@ -70,12 +104,13 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "python": platform.python_version(),
         "container": machine.container(environment),
         "mpi": builds.mpi(),
+        "mpi_build": builds.mpi_build(),
         "horovod": builds.horovod(),
         "torch": builds.torch(),
         "modules": builds.modules(environment),
         "packages": versions,
     }
-    facts = {name: _redacted(value, environment) for name, value in facts.items()}
+    facts = {name: _redacted(value, environment, short=name in _FROM_ENVIRONMENT) for name, value in facts.items()}
     return facts | {"environment": allowed_environment(environment)}
 
 
@@ -110,13 +145,13 @@ def name_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(as_json(facts).encode()).hexdigest()[:12]
 
 
-def _redacted(value: Any, environment: Mapping[str, str]) -> Any:
+def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False) -> Any:
     """`value` with every text in it redacted, but for names: a user may be called as a package is."""
     if isinstance(value, dict):
-        return {key: _redacted(item, environment) for key, item in value.items()}
+        return {key: _redacted(item, environment, short=short) for key, item in value.items()}
     if isinstance(value, list):
-        return [_redacted(item, environment) for item in value]
-    return redact(value, environment, names=False) if isinstance(value, str) else value
+        return [_redacted(item, environment, short=short) for item in value]
+    return redact(value, environment, names=False, short=short) if isinstance(value, str) else value
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -126,19 +161,22 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if (name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES) and not _SECRET_NAME.search(name)
     }
-    return {name: redact(value, environment) for name, value in sorted(allowed.items())}
+    return {name: redact(value, environment, short=True) for name, value in sorted(allowed.items())}
 
 
-def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True) -> str:
+def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False) -> str:
     """`text` without credentials, the values of secret variables, home folders, and `names` of user and host.
 
     Without `names`, a user who is called as a strategy is does not change records: only folders called as the user are
-    hidden.
+    hidden. With `short`, for what comes from the environment itself, secrets of three to seven characters go too where
+    they stand as words of their own: in other texts these are words like any.
     """
     text = _CREDENTIALS.sub("://<credentials>@", text)
     for name, secret in environment.items():
         if len(secret) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
             text = text.replace(secret, "<secret>")
+        elif short and len(secret) >= _SHORTEST_WORD and secret.lower() not in _SWITCHES and _SECRET_NAME.search(name):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", "<secret>", text)
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
         text = re.sub(rf"{re.escape(home)}(?![A-Za-z0-9])", "~", text)
     text = _HOMES.sub("~", text)

@@ -18,6 +18,7 @@ from scalebench.launch.scenery import Calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
+SHORT = "zq7Kx"  # of a secret variable, too short to be looked for in every text
 MODEL = """\
 import os
 import sys
@@ -60,6 +61,11 @@ def home(tmp_path, monkeypatch, scenery):
         "NCCL_TOPO_FILE": f"https://{PERSON}:{SECRET}@host/topo.xml",
         "OMPI_MCA_param": f"{folder}/x",
         "LOADEDMODULES": f"{folder}/modules/gcc",
+        "FI_AUTH_KEY": SHORT,
+        "FI_PROVIDER": f"verbs;cookie={SHORT}",
+        "I_MPI_PIN_TOKEN": SHORT,
+        "MPICH_OPTION": f"{folder}/{SHORT}/{SECRET}",
+        "SLURM_JOB_PARTITION": f"gpu-{SHORT}",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "remote.origin.url",
         "GIT_CONFIG_VALUE_0": f"https://{PERSON}:{SECRET}@git.example/{PERSON}/study.git",
@@ -99,6 +105,7 @@ def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
     assert told == {path.stem for path in files if path.parent.name == "provenance"}
     for path in files:
         assert SECRET not in path.read_text(), path
+        assert SHORT not in path.read_text(), path
         assert PERSON not in path.read_text(), path
     kept = load_study(Path("results/open/study.yaml"), {}, [])
     assert (str(kept.model), kept.init_weights) == (f"{home}/net.py:build", start(home))
@@ -152,6 +159,7 @@ def test_nor_do_figures_reports_artifacts_exports_and_timelines(home):
     assert any("trace" in name for name in names)
     for where, data in found.items():
         assert SECRET.encode() not in data, where
+        assert SHORT.encode() not in data, where
         assert PERSON.encode() not in data, where
 
 

@@ -6,10 +6,13 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from scalebench.launch import engines
-from scalebench.records import provenance
+from scalebench.records import builds, provenance
 from scalebench.records.provenance import allowed_environment, collect, redact
 from scalebench.records.schema import RunRow, columns
 
@@ -32,10 +35,55 @@ def test_it_tells_how_mpi_horovod_and_torch_communicate():
     facts = collect({"LOADEDMODULES": "gcc/12.2:openmpi/4.1.5"})
     assert facts["modules"] == ["gcc/12.2", "openmpi/4.1.5"]
     assert {"gloo", "nccl"} <= set(facts["torch"])
+    assert facts["torch"]["settings"]["USE_GLOO"] in ("ON", "1")
+    assert "tcp" in facts["torch"]["gloo"]["transports"]
     if engines.available("mpi") is None:
-        assert facts["mpi"].startswith("mpirun (Open MPI)")
-    if engines.available("horovod") is None:
-        assert "mpi" in facts["horovod"]["transports"]
+        build = facts["mpi_build"]
+        assert facts["mpi"] == f"mpirun (Open MPI) {build['version']}"
+        assert {"self", "sm"} <= set(build["components"]["btl"])
+        assert any(option.startswith("--with") for option in build["options"])
+        assert not [option for option in build["options"] if "/" in option or "prefix" in option]
+
+
+def test_what_horovod_was_built_with_is_what_horovod_says():
+    if reason := engines.available("horovod"):
+        pytest.skip(reason)
+    ask = (
+        "import json; from horovod.torch import mpi_ops as ops; names = 'NCCL', 'DDL', 'CCL', 'MPI', 'Gloo'; "
+        "print(json.dumps({name: bool(getattr(ops, name.lower() + '_built')()) for name in names}))"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=120, check=True)
+    said = [name for name, built in json.loads(done.stdout).items() if built]
+    told = builds.horovod()
+    assert told["frameworks"] == ["PyTorch"]
+    assert told["tensor_operations"] == said
+    assert told["controllers"] == [name for name in ("MPI", "Gloo") if name in said]
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (
+            " '--prefix=/home/carla/mpi' '--with-ucx=/home/carla/ucx' '--with-cuda' 'CC=/home/carla/gcc' "
+            "'--enable-mpi-fortran=mpifh' '--with-device=ch4:ofi' '--without-verbs' '--with-slurm=carla@host'",
+            "--enable-mpi-fortran=mpifh --with-cuda --with-device=ch4:ofi --with-slurm --with-ucx --without-verbs".split(),
+        ),
+        ("--enable-fast=O3,ndebug --disable-doc 'CFLAGS=-O2", ["--disable-doc", "--enable-fast=O3,ndebug"]),
+        ("", []),
+    ],
+)
+def test_of_a_configure_line_the_switches_are_kept_and_no_paths(line, kept):
+    assert builds.configure_options(line) == kept
+
+
+def test_an_mpi_of_another_maker_tells_its_options(monkeypatch):
+    """As MPICH's mpiexec --version prints them."""
+    told = "HYDRA build details:\n    Version:    4.1\n    Configure options:   '--with-device=ch4:ofi' '--prefix=/x'\n"
+    monkeypatch.setattr(builds, "output_of", lambda *command: told if command[1:] == ("--version",) else "")
+    assert builds.mpi() == "HYDRA build details:"
+    assert builds.mpi_build() == {"options": ["--with-device=ch4:ofi"]}
+    monkeypatch.setattr(builds, "output_of", lambda *command: "")
+    assert builds.mpi() is builds.mpi_build() is None
 
 
 def test_the_commit_is_that_of_the_checkout_it_runs_from():
@@ -79,6 +127,46 @@ def test_secrets_and_names_in_the_environment_are_not_kept():
     for hidden in (PLANTED, "carla", "dora", f'if-{platform.node()}"'):
         assert hidden not in text, hidden
     assert json.loads(text)["scheduler_job_id"] == "4711"
+
+
+def test_variables_of_other_mpis_and_schedulers_are_kept_and_short_secrets_in_them_are_not():
+    environment = {
+        "HOME": "/home/carla",
+        "USER": "carla",
+        "I_MPI_FABRICS": "shm:ofi",
+        "I_MPI_ROOT": "/home/carla/intel",
+        "I_MPI_TOKEN": "q7!",
+        "MPICH_OFI_NIC_POLICY": "NUMA",
+        "MPICH_SECRET": PLANTED,
+        "FI_PROVIDER": "verbs;cookie=q7!;key=ab12c",
+        "FI_AUTH_KEY": "ab12c",
+        "SLURM_JOB_PARTITION": "gpu-hunter2",
+        "SLURM_HINT": "nomultithread",
+        "DB_PASS": PLANTED,
+        "USE_AUTH": "true",
+        "GIT_TOKEN": "1",
+        "OMP_DYNAMIC": "true",
+        "OMP_NUM_THREADS": "1",
+        "LOADEDMODULES": "intel/2024:tools-q7!:ab12c",
+        "SCALEBENCH_IMAGE": "lab/hunter2:ab12c",
+    }
+    kept = allowed_environment(environment)
+    assert kept == {
+        "FI_PROVIDER": "verbs;cookie=<secret>;key=<secret>",
+        "I_MPI_FABRICS": "shm:ofi",
+        "I_MPI_ROOT": "~/intel",
+        "MPICH_OFI_NIC_POLICY": "NUMA",
+        "OMP_DYNAMIC": "true",
+        "OMP_NUM_THREADS": "1",
+        "SCALEBENCH_IMAGE": "lab/<secret>:<secret>",
+        "SLURM_HINT": "nomultithread",
+        "SLURM_JOB_PARTITION": "gpu-<secret>",
+    }
+    facts = collect(environment)
+    assert facts["modules"] == ["intel/2024", "tools-<secret>", "<secret>"]
+    text = json.dumps(facts)
+    for hidden in (PLANTED, "q7!", "ab12c", "carla"):
+        assert hidden not in text, hidden
 
 
 def test_a_text_loses_what_names_a_person_or_opens_a_door():

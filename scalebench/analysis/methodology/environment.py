@@ -72,6 +72,16 @@ class MixedMachines(Rule):
                 place(runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs),
                 "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
             )
+        described = {facts["provenance"] for facts in evidence.provenance}
+        unknown = runs[runs["host_hash"].isna() & ~runs["provenance"].isin(described)]
+        if len(unknown):
+            others = ", and of the others it is on record" if len(unknown) < len(runs) else ""
+            yield self.finding(
+                "warning",
+                f"of {counted(len(unknown), 'measured run')} the machine is unknown (host_hash is empty){others}",
+                place(unknown),
+                "keep host_hash, or say on which machine they were measured and how that is known",
+            )
         for execution, own in evidence.rows.groupby("execution"):
             if own["cluster"].nunique() > 1:
                 yield self.finding(

@@ -362,6 +362,16 @@ def one_job_on_nodes_of_two_kinds(study):
     on_nodes(study, {"cafe": described(), "f00d": described("f00d", cpu={"model": "Model 2", "usable_cores": 8})})
 
 
+@case("mixed-machines", "warning", "of 7 measured runs the machine is unknown (host_hash is empty), and of the others")
+def some_rows_do_not_say_on_which_machine(study):
+    study.change(lambda row: native(row) and row.repetition == 4, host_hash=None)
+
+
+@case("mixed-machines", "warning", "of 35 measured runs the machine is unknown (host_hash is empty)")
+def no_row_says_on_which_machine(study):
+    study.change(host_hash=None)
+
+
 @case("mixed-machines", "error", "virtual runs of 2 clusters: this-machine, dgx-h100")
 def two_clusters(study):
     study.change(lambda row: row.execution == "virtual" and row.repetition == 4, cluster="dgx-h100")
