@@ -119,6 +119,26 @@ def test_the_same_records_give_the_same_bytes(study, tmp_path, monkeypatch):
     assert first == second
 
 
+def test_drawing_is_timed_by_whoever_draws_first_and_told_the_same_from_then_on(study, tmp_path):
+    folder = study()
+    assert not (folder / "durations.json").exists()
+    first = write_artifact(folder, tmp_path / "first", Paper())
+    assert first.description.minutes.analysis == 1
+    assert not [remark for remark in first.remarks if "drawing" in remark]
+    kept = json.loads((folder / "durations.json").read_text())
+    assert kept.keys() == {"plot"}
+    second = write_artifact(folder, tmp_path / "second", Paper())
+    assert first.archive.read_bytes() == second.archive.read_bytes()
+    (folder / "durations.json").write_text('{"plot": 200.0}')
+    assert write_artifact(folder, tmp_path / "third", Paper()).description.minutes.analysis == 4
+
+
+@pytest.mark.parametrize(("cluster", "stated"), [("juwels-booster", True), ("this-machine", False), ("no.yaml", False)])
+def test_it_is_known_whether_virtual_runs_rest_on_anything_measured(study, tmp_path, cluster, stated):
+    shipment = write_artifact(study({"cluster": cluster}), tmp_path, Paper()).description.shipment
+    assert (shipment.is_stated, shipment.has_calibration) == (stated, False)
+
+
 def test_an_artifact_is_replaced_but_not_one_changed_by_hand(study, tmp_path):
     folder = study()
     made = write_artifact(folder, tmp_path, Paper())

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import load
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
+from scalebench.report.artifact.again import expected_again
 from scalebench.report.artifact.contents import Description, describe
 from scalebench.report.artifact.minutes import expected_minutes
 from scalebench.report.artifact.paper import Paper
@@ -273,3 +274,25 @@ def test_minutes_are_what_commands_and_the_script_took(timeless, tmp_path, monke
     assert (minutes.setup, minutes.setup_rerun, minutes.analysis) == (1, 5, 4)
     (tmp_path / "times.csv").write_text("edited by hand")
     assert expected_minutes(load(timeless), tmp_path).setup is None
+
+
+@pytest.mark.parametrize(
+    ("shipment", "said", "asked"),
+    [
+        (Shipment(Study(), has_calibration=True), "with the calibration in the artifact give the same times", "regres"),
+        (Shipment(Study(), is_stated=True), "nothing of them is measured: run again, on whatever machine, they give the"
+         " same times", "regression"),
+        (Shipment(Study()), "the times of the machine that runs them", "metric"),
+    ],
+    ids=["calibrated", "stated", "lost"],
+)  # fmt: skip
+def test_what_virtual_runs_give_again_is_said_and_judged_by_what_charged_them(description, shipment, said, asked):
+    again = expected_again(("virtual", "native"), shipment)
+    told = replace(description, shipment=shipment, executions=("virtual", "native"), again=again)
+    for text in (markdown(told), latex(told)):
+        assert said in " ".join(text.replace("\\_", "_").split())
+        assert "Native times depend on the machine: on the one described below" in text
+        assert "Paced" not in text
+    (line,) = [line for line in script(told).splitlines() if "compare --execution virtual" in line]
+    assert f"--fail-on {asked}" in line
+    assert ("--ignore calibration" in line) == (asked == "metric")

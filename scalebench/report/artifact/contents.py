@@ -26,6 +26,7 @@ from scalebench.data.catalog import describe_datasets
 from scalebench.figures import describe_figures
 from scalebench.figures.plotting import Drawn
 from scalebench.report.answer import answer, as_text
+from scalebench.report.artifact.again import expected_again
 from scalebench.report.artifact.minutes import Minutes, expected_minutes
 from scalebench.report.artifact.paper import Contribution, Paper
 from scalebench.report.artifact.shipping import Shipment, recorded_machines
@@ -72,6 +73,7 @@ class Description:
     header: tuple[str, ...]
     expected: tuple[tuple[str, ...], ...]
     executions: tuple[str, ...]
+    again: tuple[str, ...]
     minutes: Minutes
     machines: tuple[tuple[tuple[str, str], ...], ...]
     python: str
@@ -116,7 +118,7 @@ def describe(
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
     last = runs.iloc[-1]
-    engines = set(runs["engine"])
+    engines, executions = set(runs["engine"]), tuple(dict.fromkeys(runs["execution"]))
     return Description(
         study=name,
         title=paper.title or f"Scaling study {name}",
@@ -128,7 +130,8 @@ def describe(
         not_drawn=tuple((figure.name, figure.absent) for figure in drawn if figure.absent),
         header=summary_header(results),
         expected=tuple(_expected(summary_rows(results))),
-        executions=tuple(dict.fromkeys(runs["execution"])),
+        executions=executions,
+        again=expected_again(executions, shipment),
         minutes=expected_minutes(results, timings),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",

@@ -1,6 +1,7 @@
 """How long a reviewer has to wait, in whole minutes, rounded up: what was timed, and `None` for what never was.
 
-Execution and analysis come from the records: `run`, `plot` and `report` time themselves (`durations.json`). Set-up is
+Execution and analysis come from the records: `run`, `plot` and `report` time themselves (`durations.json`), and where
+nobody has drawn the figures, packing does so. Set-up is
 timed by reproduce.sh, which writes times.csv: run in the artifact once, it tells the next packing. Building Horovod is
 timed when it is built, and kept beside the wheel.
 """

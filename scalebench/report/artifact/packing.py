@@ -12,12 +12,15 @@ import os
 import shutil
 import tempfile
 import zipfile
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
+from scalebench.records.durations import FILE as DURATIONS
+from scalebench.records.durations import durations_in, timed
 from scalebench.report.artifact import crate, text
 from scalebench.report.artifact.contents import Description, describe, light_requirements
 from scalebench.report.artifact.minutes import TIMES
@@ -25,6 +28,7 @@ from scalebench.report.artifact.paper import Paper
 from scalebench.report.artifact.shipping import ship_records
 from scalebench.report.artifact.wheel import add_file, write_wheel
 from scalebench.study.spec import slug
+from scalebench.whole_file import write_whole
 
 SUMS = "SHA256SUMS"
 
@@ -83,7 +87,10 @@ def changed_files(folder: Path) -> list[str]:
 def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, before: Path) -> Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
-    drawn = plot_folder(records, building / "plots", jobs=jobs)
+    with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
+        drawn = plot_folder(records, building / "plots", jobs=jobs)
+    with suppress(OSError):  # so that the next packing says the same; a folder that cannot be written stays as it is
+        write_whole(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
     (building / "software").mkdir()
     write_wheel(building / "software")
     description = describe(load(records), drawn, paper, shipment, before)
@@ -151,8 +158,6 @@ def _remarks(description: Description) -> list[str]:
         remarks.append(
             "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
         )
-    if d.minutes.analysis is None:
-        remarks.append("drawing was not timed: run scalebench plot on the records once, and pack again")
     remarks += [
         f"{place} has changed since the study began and is not packed: put the file that ran back, and pack again"
         if place in d.shipment.changed

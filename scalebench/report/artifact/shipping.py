@@ -12,12 +12,13 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.cluster.load import preset
-from scalebench.errors import ResultsError
+from scalebench.cluster.load import load_cluster, preset
+from scalebench.errors import ClusterError, ResultsError
 from scalebench.models.own import is_own
 from scalebench.models.pinning import checksum
 from scalebench.records.durations import FILE as DURATIONS
@@ -37,6 +38,7 @@ class Shipment:
     """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing.
 
     `cluster` is the file that stands for the machine of the records, where virtual runs were made on this machine.
+    `is_stated`: its virtual runs are of a machine all of whose costs are stated, so that no calibration charges them.
     `changed` are those of the missing ones that are there, but not as they were when the study began.
     """
 
@@ -44,6 +46,7 @@ class Shipment:
     cluster: str = ""
     needs_data: bool = False
     has_calibration: bool = False
+    is_stated: bool = False
     missing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
 
@@ -63,6 +66,8 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         study = load_study(folder / "study.yaml", {}, [])
         if study.calibration is not None:
             calibration = study.calibration.expanduser()
+        with suppress(ClusterError):  # a file that is missing is told of as such
+            shipment.is_stated = load_cluster(study.cluster).compute != _HERE
         shipment.study = _ship_inputs(study, target, moved, shipment)
         if study.cluster == _HERE:
             shipment.cluster = _ship(preset(_HERE), target, shipment)
