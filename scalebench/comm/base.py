@@ -93,6 +93,9 @@ class Communicator(Protocol):
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> None: ...
+    def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+        """The mean of each of `tensors`, of one dtype, over the workers: one synchronisation, in however many calls."""
+
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request: ...

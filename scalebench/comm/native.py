@@ -18,7 +18,7 @@ from scalebench.comm.base import Request
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.journal import Group, Journal
 from scalebench.comm.slow_links import SlowLinks, linger
-from scalebench.comm.wire import pack, unpack
+from scalebench.comm.wire import pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
@@ -102,13 +102,12 @@ class NativeCommunicator(ABC):
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> None:
-        if weight is None and wire is None:
+        if op == "mean" and wire is None:
+            self.mean_((tensor,), weight)
+        elif weight is None and wire is None:
             self._enter(tensor.nbytes)
             if self.size > 1:  # a lone worker has nobody to ask; engines would take their time all the same
-                if op == "mean":
-                    self._mean(tensor)
-                else:
-                    self._allreduce(tensor, op)
+                self._allreduce(tensor, op)
                 if self.slow_links is not None:
                     self.linger("allreduce", tensor.nbytes)
             self._leave()
@@ -120,6 +119,19 @@ class NativeCommunicator(ABC):
             unpack(packed, tensor, self._divisor(weight, op))
             self.linger("allreduce", packed.nbytes)
             self._leave()
+
+    def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+        nbytes = tensors[0].nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)
+        self._enter(nbytes)
+        if self.size > 1:
+            if len(tensors) > 1 or nbytes > self.share_bytes * self.size or weight is not None:
+                self._mean_of_many(tensors, weight)
+            else:
+                self._allreduce(tensors[0], "sum")
+                tensors[0].div_(self.size)
+            if self.slow_links is not None:
+                self.linger("allreduce", nbytes)
+        self._leave()
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -281,23 +293,33 @@ class NativeCommunicator(ABC):
             if rank != root:
                 self._send(tensor, rank, LINEAR)
 
-    def _mean(self, tensor: Tensor) -> None:
-        if tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda:
-            self._mean_of_many(tensor)
-        else:
-            self._allreduce(tensor, "sum")
-            tensor.div_(self.size)
-
-    def _mean_of_many(self, tensor: Tensor) -> None:
-        """Piece by piece: each is divided while it is still in the cache. Reading all of it again takes a tenth more.
-
-        Pieces grow with the ranks, so that the share of each, and with it what latency adds, stays the same.
-        """
-        pieces = torch.split(tensor.view(-1), self.share_bytes * self.size // tensor.element_size())
+    def _mean_of_many(self, tensors: Sequence[Tensor], weight: float | None) -> None:
+        """Piece by piece; the first one takes this worker's weight along and brings the sum of all."""
+        pieces = [piece for tensor in tensors for piece in self._pieces(tensor)]
         self.called(len(pieces) - 1)
+        divisor = float(self.size)
+        if weight is not None:
+            first, *pieces = pieces
+            message = self._packed(first, "mean", weight, None)
+            self._allreduce(message, "sum")
+            divisor = sum_of_weights(message, first)
+            unpack(message, first, divisor)
+        self._mean_of_pieces(pieces, weight, divisor)
+
+    def _pieces(self, tensor: Tensor) -> Sequence[Tensor]:
+        """What is summed at once. Pieces grow with the ranks, so that latency's part of the time does not."""
+        limit = self.share_bytes * self.size
+        if tensor.nbytes <= limit or tensor.is_cuda:
+            return (tensor,)
+        return torch.split(tensor.view(-1), limit // tensor.element_size())
+
+    def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
+        """Each is divided while it is still in the cache; reading all of it again would take a tenth more."""
         for piece in pieces:
+            if weight is not None:
+                piece.mul_(weight)
             self._allreduce(piece, "sum")
-            piece.div_(self.size)
+            piece.div_(divisor)
 
     def _packed(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Tensor:
         """What travels; of a weighted mean the weight too, in this rank's place where half precision would round it."""

@@ -34,14 +34,21 @@ class TorchCommunicator(NativeCommunicator):
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         dist.all_reduce(tensor, _OPS[op], self.group)
 
-    def _mean_of_many(self, tensor: Tensor) -> None:
-        """The first half is divided while the second is under way; smaller pieces cost gloo more than they save."""
-        halves = tensor.view(-1).chunk(2)
-        self.called(len(halves) - 1)
-        under_way = [dist.all_reduce(half, group=self.group, async_op=True) for half in halves]
-        for half, work in zip(halves, under_way, strict=True):
+    def _pieces(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Two halves of much; smaller pieces cost gloo more than they save."""
+        many = tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda
+        return tensor.view(-1).chunk(2) if many else (tensor,)
+
+    def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
+        """Each is weighted, and divided, while another is under way."""
+        under_way = []
+        for piece in pieces:
+            if weight is not None:
+                piece.mul_(weight)
+            under_way.append(dist.all_reduce(piece, group=self.group, async_op=True))
+        for piece, work in zip(pieces, under_way, strict=True):
             work.wait()
-            half.div_(self.size)
+            piece.div_(divisor)
 
     def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
         return _Pending(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))

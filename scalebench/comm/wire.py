@@ -46,17 +46,18 @@ def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int 
 
 def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
     """`target` <- `packed`, divided by `divisor` if there is one, or by the weights that came with it."""
-    behind = packed.numel() - target.numel()
-    if behind:
-        divisor = _sum_of_weights(packed[-behind:])
-        packed = packed[:-behind].view_as(target)
+    if packed.numel() > target.numel():
+        divisor = divisor or sum_of_weights(packed, target)
+        packed = packed[: target.numel()].view_as(target)
     if packed is not target:
         target.copy_(packed)
     if divisor is not None:
         target.div_(divisor)
 
 
-def _sum_of_weights(behind: Tensor) -> float:
+def sum_of_weights(packed: Tensor, target: Tensor) -> float:
+    """Of all ranks: what lies behind that which is for `target`."""
+    behind = packed[target.numel() :]
     if behind.dtype not in HALVES:
         return float(behind)
     return float(behind.to("cpu", torch.uint8).view(torch.float64).sum())

@@ -57,9 +57,11 @@ _CALLS = """\
 `syncs` counts how often replicas synchronised; `collective_calls` counts how often a real run called the engine's
 collectives for it. One call carries one synchronisation, whatever is averaged and weighted in it, except:
 
-- A plain average of more than 8 MiB x K, K workers: to divide all of it once it is there would take longer. By `mpi`
-  and `horovod` it goes in pieces of 8 MiB x K, one after the other, each divided while it is in the cache; by `gloo` in
-  two halves, the first of which is divided while the second travels.
+- An average of more than 8 MiB x K, K workers: to divide all of it once it is there would take longer. By `mpi` and
+  `horovod` it goes in pieces of 8 MiB x K, one after the other, each divided while it is in the cache; by `gloo` in two
+  halves, the first of which is divided while the second travels.
+- Parameters, buffers and what the optimizer remembers, where they are averaged together: each of more than 1 MiB goes
+  from where it lies, in a call or in pieces, for to copy it takes longer than a call; the rest goes as one vector.
 - Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
   sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
 - Rows that change workers (`shuffle`), by `mpi` and `gloo`: how many, then the rows.

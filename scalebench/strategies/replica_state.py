@@ -10,36 +10,56 @@ from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Worker
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors as one flat vector of the first one's dtype; a tensor that is alone is that vector itself."""
-    if len(tensors) == 1:
+LARGE = 1 << 20  # bytes
+
+
+def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """The tensors as one flat vector of `dtype` (default: the first one's); a tensor that is alone is it itself."""
+    dtype = dtype or tensors[0].dtype
+    if len(tensors) == 1 and tensors[0].dtype == dtype:
         return tensors[0]
     import torch
 
-    return torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Put what `packed` made, and somebody changed, back into the tensors."""
     if len(tensors) == 1:
         if vector is not tensors[0]:
-            tensors[0].copy_(vector)
+            tensors[0].copy_(vector.view_as(tensors[0]))
         return
     import torch
 
-    for tensor, piece in zip(tensors, torch.split(vector, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(piece.view_as(tensor))
+    pieces = torch.split(vector, [tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(list(tensors), [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)])
 
 
 def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-    """The mean of each of `tensors` over the workers, in one collective; `weight` is this worker's."""
-    vector = packed(tensors)
-    comm.allreduce_(vector, "mean", weight=weight)
-    unpack_(vector, tensors)
+    """The mean of each of `tensors` over the workers, in one synchronisation; `weight` is this worker's.
+
+    Small tensors travel as one vector; large ones from where they lie, for to copy them would cost more than a call.
+    """
+    dtype = tensors[0].dtype
+    apart = [tensor for tensor in tensors if tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()]
+    if not apart or len(tensors) == 1:
+        vector = packed(tensors)
+        comm.mean_([vector], weight)
+        unpack_(vector, tensors)
+        return
+    lying = {id(tensor) for tensor in apart}
+    small = [tensor for tensor in tensors if id(tensor) not in lying]
+    if not small:
+        comm.mean_(apart, weight)
+        return
+    vector = packed(small, dtype)
+    comm.mean_([vector, *apart], weight)
+    unpack_(vector, small)
 
 
 def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:

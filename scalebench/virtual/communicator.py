@@ -76,6 +76,20 @@ class VirtualCommunicator:
     ) -> None:
         self.await_end(self._start_allreduce(tensor, op, weight, wire))
 
+    def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+        if len(tensors) == 1:
+            self.allreduce_(tensors[0], "mean", weight=weight)
+            return
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+
+        def effect(payloads: list[Any]) -> None:
+            weights = [payload[1] for payload in payloads]
+            for same in zip(*(payload[0] for payload in payloads), strict=True):
+                torch._foreach_copy_(list(same), [reduce_tensors(same, "mean", weights)] * len(same))
+
+        self.count(nbytes)
+        self._meet("mean", (tensors, weight), effect, lambda: self.costs.allreduce(nbytes, self._group.ranks))
+
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> VirtualRequest:

@@ -65,6 +65,11 @@ WITH_POLICIES = {
     "daso-fixed-policies": {"daso-fixed": {**DASO, "global_skip": 3, "wait": 2, **POLICIES}},
     "daso-heat-policies": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, **POLICIES}},
 }
+APART = "apart"  # large tensors are averaged where they lie
+ALL_APART = {
+    f"{APART}-local_sgd": {"local_sgd": {"steps": 5, **POLICIES}},
+    f"{APART}-epoch_average": {"epoch_average": {"optimizer_state": "average"}},
+}
 UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
 
 
@@ -73,7 +78,13 @@ def launched(engine, runs, references, blobs, tmp_path):
     if reason := available(engine):
         pytest.skip(reason)
     entries = [
-        {"run": json.loads(run.model_dump_json()), "workers_per_node": PER_NODE, "reference": ""} for run in runs
+        {
+            "run": json.loads(run.model_dump_json()),
+            "workers_per_node": PER_NODE,
+            "reference": "",
+            "apart": run.run_id.startswith(APART),
+        }
+        for run in runs
     ]
     for name in references:
         case = daso_case.reference(name)
@@ -81,7 +92,7 @@ def launched(engine, runs, references, blobs, tmp_path):
         run = daso_case.reference_run(
             case, tmp_path / f"initial-{name}.npz", run_id=f"heat-{name}", execution="native", engine=engine
         )
-        entries.append({"run": json.loads(run.model_dump_json()), "workers_per_node": PER_NODE, "reference": name})
+        entries.append({**entries[0], "run": json.loads(run.model_dump_json()), "reference": name, "apart": False})
     (tmp_path / "runs.json").write_text(json.dumps(entries))
     np.savez(tmp_path / "data.npz", x=blobs.x_train, y=blobs.y_train, x_test=blobs.x_test, y_test=blobs.y_test)
     command = [*mpirun_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
@@ -120,6 +131,7 @@ def compare(runs, found, blobs, scenery):
 def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, scenery, tmp_path):
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
     runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
+    runs += native_runs("mpi", ALL_APART, make_run, **UNEVEN)
     runs += native_runs("mpi", {"epoch_async-policies": {"epoch_async": POLICIES}}, make_run, counts=(1,), **UNEVEN)
     averaged = {"epoch_average-moving": {"epoch_average": {}}}
     for shuffle, values in MOVING.items():
@@ -141,6 +153,8 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             assert found[run.run_id]["messages"].tolist() == [6 * run.epochs] + [2 * run.epochs] * 3
         elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # how many rows move, x, how many, y
             assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [2 * (run.epochs - 1)] * 4
+        elif run.run_id.startswith(APART):  # the statistics, the parameters, the momentum
+            assert calls == [3 * sync for sync in syncs]
         else:
             assert calls == syncs, f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
     for name in REFERENCES:
@@ -151,7 +165,8 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
 
 def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, scenery, tmp_path):
     torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
-    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", torchs, make_run, counts=(2,))
+    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **UNEVEN)
+    runs += native_runs("gloo", torchs, make_run, counts=(2,))
     pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
     runs += native_runs("gloo", pair, make_run, counts=(2,))
     found = launched("gloo", runs, [], blobs, tmp_path)
@@ -160,4 +175,5 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, sce
         told, syncs = found[run.run_id]["told"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
         unknown = run.strategy.name == "torch_post_local_sgd"  # torch does not tell
         expected = [-1] * run.workers if unknown else [1] * 4 if run.strategy.name == "gossip" else syncs
+        expected = [3 * sync for sync in syncs] if run.run_id.startswith(APART) else expected
         assert told == expected, run.run_id

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from scalebench.launch.rows import rows_of
-from scalebench.strategies import registry
+from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of
 from scalebench.strategies.traffic import Setting
@@ -258,3 +258,25 @@ def test_what_is_carried_is_what_the_formula_says(name, trailing, play):
     sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(3))
     assert outcome.workers[0].syncs == syncs
     assert np.mean([worker.bytes_sent for worker in outcome.workers]) == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_what_is_large_is_averaged_where_it_lies_and_counts_alike(play, monkeypatch, weighting):
+    """Apart from the vector of what is small: the same weights bit for bit, the same bytes, the same time."""
+    options = {"local_sgd": {"steps": 3, "optimizer_state": "average", "weighting": weighting}}
+    values = {**UNEVEN, "optimizer": "adam", "lr": 0.01}
+    together, expected = play(options, WORKERS, **values)
+    joined, plain = [], replica_state.packed
+
+    def noted(tensors, *dtype):
+        joined.append(tensors)
+        return plain(tensors, *dtype)
+
+    monkeypatch.setattr(replica_state, "packed", noted)
+    monkeypatch.setattr(replica_state, "LARGE", 100)
+    apart, found = play(options, WORKERS, **values)
+    smaller = [len(tensors) for tensors in joined]
+    assert smaller.count(3) > WORKERS  # mean, variance, Adam's counter; neither weights nor moments
+    assert torch.equal(found["final"], expected["final"])
+    for mine, other in zip(apart.workers, together.workers, strict=True):
+        assert (mine.syncs, mine.bytes_sent, mine.train_s) == (other.syncs, other.bytes_sent, other.train_s)

@@ -94,6 +94,11 @@ def check(engine):
     tensor = mine()
     comm.allreduce_(tensor, "mean")
     expect("mean in pieces", tensor, reduced["mean"])
+    weighted_mean = (weights[:, None] * every).sum(0) / weights.sum()
+    for weight, wanted in ((None, reduced["mean"]), (float(weights[rank]), weighted_mean)):
+        several = [mine()[:3].clone(), mine(), 2 * mine()]  # the first one whole, the others in pieces
+        comm.mean_(several, weight)
+        expect("mean of several", torch.cat(several), np.concatenate([wanted[:3], wanted, 2 * wanted]))
     del comm.share_bytes
     tensor = mine()
     comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
@@ -265,8 +270,10 @@ def check(engine):
     assert calls_of(lambda: comm.allreduce_(torch.ones(10), "mean", **weighted)) == 1
     assert calls_of(lambda: comm.iallreduce_(torch.ones(10), "mean", **weighted).wait()) == 1
     comm.share_bytes = 800
-    assert calls_of(lambda: comm.allreduce_(mine(), "mean")) == (2 if engine == "gloo" else -(-1001 // (100 * size)))
-    assert calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == 1
+    pieces = 2 if engine == "gloo" else -(-1001 // (100 * size))
+    assert calls_of(lambda: comm.allreduce_(mine(), "mean")) == pieces
+    assert calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == pieces  # the first takes the weight along
+    assert calls_of(lambda: comm.mean_([torch.ones(3), mine(), mine()], 1.0)) == 1 + 2 * pieces
     large = torch.full(((1 << 20) // 2 // size + 1,), rank + 1.0)  # one more than MPI gathers at once
     assert calls_of(lambda: comm.allreduce_(large, wire="float16")) == (2 if engine == "mpi" else 1)
     expect("many halves", large, np.full(len(large), size * (size + 1) / 2), 0)

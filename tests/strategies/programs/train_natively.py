@@ -1,6 +1,6 @@
 """Every rank of a launch: run the listed runs one after the other; rank 0 writes final weights and counts.
 
-The argument is a folder with `runs.json` ([{"run", "workers_per_node", "reference"}]) and `data.npz` (a data set).
+The argument is a folder with `runs.json` ([{"run", "workers_per_node", "reference", "apart"}]) and `data.npz`.
 """
 
 import json
@@ -18,11 +18,14 @@ from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.native.connection import connected
-from scalebench.strategies import registry
+from scalebench.strategies import registry, replica_state
 from scalebench.study.spec import Run
 from scalebench.training import evaluate, train
 from scalebench.worker import Replica
 from tests.strategies import daso_case
+
+WHOLE = replica_state.LARGE
+LARGE = 100  # bytes: parameters and momentum then travel from where they lie, and the statistics of BatchNorm as one
 
 
 class Counted(MPI.Intracomm):
@@ -57,6 +60,7 @@ def main(folder):
         blobs = Dataset("blobs", "classification", 3, *(archive[key] for key in ("x", "y", "x_test", "y_test")))
     for entry in json.loads((folder / "runs.json").read_text()):
         run = Run.model_validate(entry["run"])
+        replica_state.LARGE = LARGE if entry["apart"] else WHOLE
         mpi = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < run.workers else MPI.UNDEFINED)
         if mpi != MPI.COMM_NULL:
             take_part(run, mpi, entry, blobs, folder)
