@@ -148,12 +148,12 @@ def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
     """What the columns say of one cell."""
     from rich.text import Text
 
-    from scalebench.analysis.formatting import EMPTY, digits, percent, seconds
+    from scalebench.analysis.formatting import EMPTY, digits, is_interval, percent, seconds
 
     kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
     kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
     ratio = digits(row["ratio"])
-    if math.isfinite(row["ratio_low"]):
+    if is_interval(row["ratio_low"], row["ratio_high"]):
         ratio += f" [{digits(row['ratio_low'])}, {digits(row['ratio_high'])}]"
     cells = {
         "strategy": row["label_a"],
@@ -195,6 +195,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
 
 def _notes(found: Comparison) -> list[str]:
     """What the table does not say; the verdict in one line comes last."""
+    from scalebench.analysis.intervals import NOTHING_VARIES
     from scalebench.analysis.places import counted
     from scalebench.analysis.verdicts import VERDICTS
 
@@ -205,7 +206,10 @@ def _notes(found: Comparison) -> list[str]:
     kinds = sorted(set(found.table["interval"]) - {""})
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
-    if (found.table["execution"] == "virtual").any():
+    virtual = found.table[found.table["execution"] == "virtual"]
+    if len(virtual) and (virtual["ratio"] == 1).all() and (virtual["interval"] == NOTHING_VARIES).all():
+        notes.append("virtual times: equal in every draw, so that the simulation's error cancels")
+    elif len(virtual):
         notes.append(_simulation(found.virtual_errors))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:

@@ -67,6 +67,8 @@ def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_a
     scalebench(*STATED, "--name", "c", "--workers", "2", "--calibration", "results/a/calibration.json")
     said = scalebench("compare", "results/a", "results/c")
     assert "intervals: no interval, as nothing varies" in said, "nothing was calibrated that could vary"
+    assert "virtual times: equal in every draw" in said
+    assert "1.00 [" not in said
     assert times("a") == times("c") != times("b")
 
 
