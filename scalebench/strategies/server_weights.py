@@ -31,6 +31,28 @@ class Reply(NamedTuple):
     mark: int  # e + 1: these weights end epoch e; 0: they end none
 
 
+class Push(NamedTuple):
+    """A message to a server of the same process, which takes it as it is; it counts as long as the packed one."""
+
+    vector: Tensor
+    numbers: list[float]
+
+    @property
+    def nbytes(self) -> int:
+        return self.vector.nbytes + _NUMBER_BYTES * len(self.numbers)
+
+
+class Answer(NamedTuple):
+    """Its reply."""
+
+    weights: Tensor
+    reply: Reply
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + _NUMBER_BYTES * len(self.reply)
+
+
 class ParameterServer:
     """Weights w, the study's optimizer over them, and a gate that says who waits.
 
@@ -89,16 +111,16 @@ class ParameterServer:
         cut = _elements(len(Reply._fields), replies[0])
         return torch.cat([*(reply[:-cut] for reply in replies[:-1]), replies[-1]])
 
-    def __call__(self, worker: int, payload: Tensor, now: float) -> list[tuple[int, Tensor]]:
-        gradient, numbers = unpack(payload, PUSH_NUMBERS)
-        if gradient.numel() == 0:
-            return [(worker, self._reply(worker))]
-        return self.on_push(worker, gradient, now, *numbers)
+    def __call__(self, worker: int, payload: Any, now: float) -> list[tuple[int, Any]]:
+        """Replies are packed as the payload was: one flat tensor, or where it is a `Push`, an `Answer`."""
+        in_process = isinstance(payload, Push)
+        gradient, numbers = payload if in_process else unpack(payload, PUSH_NUMBERS)
+        released = self.on_push(worker, gradient, now, *numbers) if gradient.numel() else [worker]
+        reply = self._answer if in_process else self._packed
+        return [(each, reply(each)) for each in released]
 
-    def on_push(
-        self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0
-    ) -> list[tuple[int, Tensor]]:
-        """Take `weight` * gradient of `worker` at `now`, and its memory; the replies to all whom that releases."""
+    def on_push(self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0) -> list[int]:
+        """Take `weight` * gradient of `worker` at `now`, and its memory; all whom that releases."""
         staleness, used = self.updates - self._pulled[worker], self.gate.accepts(worker)
         rounds = self.gate.rounds
         released = self.gate.on_push(worker, now)
@@ -112,7 +134,7 @@ class ParameterServer:
             if self.gate.rounds > rounds:
                 self._step(self._sum.div_(self._sum_weight / self._of_round), lr)
                 self._sum, self._sum_weight = None, 0.0
-        return [(each, self._reply(each)) for each in released]
+        return released
 
     def _step(self, gradient: Tensor, lr: float) -> None:
         for group in self._optimizer.param_groups:
@@ -121,18 +143,26 @@ class ParameterServer:
         self._optimizer.step()
         self.updates += 1
 
-    def _reply(self, worker: int) -> Tensor:
+    def _told(self, worker: int) -> Reply:
         self._pulled[worker] = self.updates
         mark = 0
         if self._marked < len(self._ends) and self.gate.rounds >= self._ends[self._marked]:
             self._marked += 1
             mark = self._marked
         staleness, used, lead = self._heard[worker]
-        reply = Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
-        # The worker has taken over what it was answered before, or it would not have asked again.
-        message = pack(self._weights, [float(number) for number in reply], self._replies[worker])
-        self._replies[worker] = message
+        return Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
+
+    # The worker has taken over what it was answered before, or it would not have asked again.
+
+    def _packed(self, worker: int) -> Tensor:
+        numbers = [float(number) for number in self._told(worker)]
+        message = self._replies[worker] = pack(self._weights, numbers, self._replies[worker])
         return message
+
+    def _answer(self, worker: int) -> Answer:
+        before = self._replies[worker]
+        weights = self._replies[worker] = self._weights.clone() if before is None else before.copy_(self._weights)
+        return Answer(weights, self._told(worker))
 
 
 def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Tensor:
@@ -180,6 +210,10 @@ def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
 def request(server: Any, vector: Tensor, numbers: list[float], into: Tensor | None = None) -> tuple[Tensor, Reply]:
     """Push `vector` (empty: pull only), by way of the message `into`, and wait for the weights.
 
-    They lie in memory of the server's that its next answer to this worker overwrites: take them over at once.
+    They lie in memory of the server's that its next answer to this worker overwrites: take them over at once. A server
+    in this process, which a virtual one is, takes `vector` itself, and its memory.
     """
+    if getattr(server, "in_process", False):
+        answer: Answer = server.request(Push(vector, numbers))
+        return answer
     return read_reply(server.request(pack(vector, numbers, into)))

@@ -59,7 +59,12 @@ class VirtualShared:
 
 
 class VirtualServer:
-    """Implements `comm.base.Server`: requests cross the network, queue for the server and are answered by its rule."""
+    """Implements `comm.base.Server`: requests cross the network, queue for the server and are answered by its rule.
+
+    Nothing but its bytes is asked of a payload, or of a reply: it may be any object that has `nbytes`.
+    """
+
+    in_process = True
 
     def __init__(self, desk: ServerDesk, comm: VirtualCommunicator) -> None:
         self._desk, self._comm = desk, comm

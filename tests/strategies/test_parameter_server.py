@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.server_rules import Elastic, Gate, Lockstep
-from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Reply, pack, read_reply, unpack
+from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Push, Reply, pack, read_reply, unpack
 from scalebench.strategies.traffic import Setting
 
 FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
@@ -268,6 +268,30 @@ def test_servers_that_share_the_weights_answer_as_one_does(order, shards, dtype)
             asked.discard(to)
             joined = spread.joined([each[place][1] for each in apart])
             assert torch.equal(joined.view(torch.uint8), reply.view(torch.uint8))
+
+
+@pytest.mark.parametrize("gate", [Lockstep, Gate])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_server_in_the_same_process_does_what_one_does_that_hears_of_messages(gate, dtype):
+    """Bit for bit, at as many bytes; its answer stays as it is while others push."""
+    random = torch.Generator().manual_seed(3)
+    weights = torch.randn(7, generator=random, dtype=dtype)
+    afar, here = (serve(gate(3, 99), weights, momentum=0.9, share=1 / 3, of_round=3.0) for _ in range(2))
+    held = {}
+    for turn in range(12):
+        gradient = torch.randn(7, generator=random, dtype=dtype)
+        numbers = [0.1 + turn / 7, 1.0 + turn]
+        message, told = pack(gradient, numbers), Push(gradient.clone(), numbers)
+        assert told.nbytes == message.nbytes
+        replies, answers = afar(turn % 3, message, float(turn)), here(turn % 3, told, float(turn))
+        assert [to for to, _ in replies] == [to for to, _ in answers]
+        for (to, reply), (_, answer) in zip(replies, answers, strict=True):
+            assert answer.nbytes == reply.nbytes
+            expected, heard = read_reply(reply)
+            assert answer.reply == heard
+            held[to] = expected.clone(), answer.weights
+        assert all(torch.equal(expected, kept) for expected, kept in held.values())
+    assert len(held) == 3
 
 
 def test_several_servers_run_on_real_ranks_too(monkeypatch):
