@@ -122,14 +122,13 @@ class PacedClock(WallClock):
             if not self.running:
                 self._learn(task)
                 return
+            if task == Task.FORWARD:
+                self._is_late = False
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
             self._pad(self.mark + self._slowed(self.step_time.of(task)), may_be_late=released)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
-            elif task == Task.UPDATE:
-                self._steps += 1
-                self._late_steps += self._is_late
-                self._is_late = False
+                self._steps += 1  # the update of some is a server's
         elif not self.running:
             self.mark = self._read()
         elif task == Task.DATA and self._jitter is not None:
@@ -153,8 +152,9 @@ class PacedClock(WallClock):
     def _pad(self, until: float, may_be_late: bool = False) -> None:
         """Wait until `until`. `may_be_late`: the gradients were in time, what came after them was communication."""
         left = until - self._read()
-        if left < -_TOLERANCE * self._total and not may_be_late:
+        if left < -_TOLERANCE * self._total and not may_be_late and not self._is_late:
             self._is_late = True
+            self._late_steps += 1
         sleep_until(until)
 
     def _learn(self, task: Task) -> None:

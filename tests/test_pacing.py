@@ -73,6 +73,18 @@ def test_a_hundredth_of_a_step_is_what_waking_up_costs(time, late_s, overrun):
     assert clock.overrun == overrun
 
 
+def test_a_step_whose_update_a_server_makes_is_a_step(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    for forward, backward in ((0.0, 0.0), (0.020, 0.030), (0.0, 0.0), (0.0, 0.0)):
+        for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward)):
+            time.now += seconds
+            clock.did(task)
+        time.now += 1.0  # on its way to the server
+        clock.did(Task.COMM)
+    assert clock.overrun == 1 / 4  # late in both of its parts, and counted once
+
+
 def test_communication_is_not_stretched(time):
     clock = PacedClock(STEP)
     clock.start()

@@ -1,0 +1,123 @@
+"""Every strategy on real ranks, native and paced by the same class: the pace changes the clock, not the weights.
+
+One launch, two workers, one of which is stated to be three times as slow. Lower bounds on times are exact on any
+machine, for a paced step only ends when its time is over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
+from scalebench.launch import engines
+from scalebench.launch.matrix import describe_strategies
+from scalebench.launch.mpirun import launch
+from scalebench.strategies import registry
+from scalebench.study.spec import Component, Run, VirtualOptions
+from scalebench.virtual.engine import simulate
+
+STEP_S, SLOW = 1e-3, 3.0
+EXACT = 1e-9  # float64: sums in another order, and no half precision anywhere
+BY_TIMING = {"epoch_async", "dislib-compat-async", "ad_psgd", "asp", "ssp", "dssp", "elastic_bsp", "bsp_backup"}
+OPTIONS = {  # small enough to synchronise within a few steps, and to be exact
+    "local_sgd": {"steps": 4},
+    "post_local_sgd": {"start": 3, "steps": 4},
+    "hierarchical_local_sgd": {"groups": {2: 4}},
+    "slowmo": {"steps": 4},
+    "bmuf": {"steps": 4},
+    "diloco": {"steps": 4},
+    "easgd": {"steps": 4},
+    "daso-heat": {"devices_per_node": 1, "warm_up_epochs": 0, "cool_down_epochs": 0},
+    "daso-fixed": {"devices_per_node": 1, "global_skip": 3, "wait": 2},
+    "torch_local_sgd": {"period": 4},
+    "torch_hierarchical_local_sgd": {"groups": {2: 4}},
+    "torch_post_local_sgd": {"start": 3, "period": 4},
+}
+PLACES = [
+    (entry.name, engine)
+    for entry in describe_strategies()
+    for engine in [next(engine for engine in entry.engines if engine in ("mpi", "gloo", "horovod"))]
+]
+
+
+def make_run(name, engine, execution):
+    workers = 1 if registry.find(name).single_worker else 2
+    pace = {"device_step_time": STEP_S, "virtual": VirtualOptions(slowdown={workers - 1: SLOW})}
+    return Run(
+        study="test",
+        run_id=f"{name}-{engine}-{execution}",
+        config_hash="x",
+        execution=execution,
+        engine=engine,
+        strategy=Component(name=name, options=OPTIONS.get(name, {})),
+        workers=workers,
+        repetition=0,
+        seed=5,
+        epochs=2,
+        dataset=Component(name="wine"),
+        model=Component(name="mlp", options={"hidden": [8]}),
+        optimizer=Component(name="sgd", options={"momentum": 0.9}),
+        lr=0.02,
+        batch_per_worker=12,
+        dtype="float64",
+        warmup_steps=0,
+        save_weights=True,
+        **(pace if execution == "paced" else {}),
+    )
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """The outcomes of all runs whose engines are here, and the folder of their weights."""
+    here = {engine for _, engine in PLACES if engines.available(engine) is None}
+    runs = [make_run(name, engine, how) for name, engine in PLACES if engine in here for how in ("native", "paced")]
+    if not runs:
+        pytest.skip("no engine is here")
+    folder, outcomes = tmp_path_factory.mktemp("paced"), {}
+    launch(
+        runs,
+        {workers: prepare(runs[0], workers) for workers in (1, 2)},
+        ranks=3,  # the third is a server's
+        work_dir=folder / "work",
+        weights_folder=folder / "weights",
+        on_start=lambda run: None,
+        on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+        log=lambda message: None,
+    )
+    return outcomes, folder / "weights"
+
+
+def test_every_registered_strategy_is_here():
+    assert [name for name, _ in PLACES] == list(registry.names())
+    assert BY_TIMING | set(OPTIONS) <= set(registry.names())
+
+
+@pytest.mark.parametrize(("name", "engine"), PLACES)
+def test_the_pace_changes_the_clock_and_not_the_weights(launched, scenery, name, engine):
+    if reason := engines.available(engine):
+        pytest.skip(reason)
+    outcomes, folder = launched
+    native, paced = (make_run(name, engine, execution) for execution in ("native", "paced"))
+    for run in (native, paced):
+        assert outcomes[run.run_id].status == "completed", outcomes[run.run_id].error
+    workers = outcomes[paced.run_id].workers
+    assert sum(worker.optimizer_steps for worker in workers) > 0
+    for rank, worker in enumerate(workers):
+        factor = SLOW if rank == paced.workers - 1 else 1.0
+        least = worker.optimizer_steps * STEP_S * factor
+        assert (worker.train_s if worker.compute_s is None else worker.compute_s) >= least * (1 - 1e-9)
+        assert worker.paced_overrun is not None
+    kept = {run.run_id: np.load(folder / f"{run.run_id}.npz") for run in (native, paced)}
+    found, unpaced = kept[paced.run_id]["final"], kept[native.run_id]["final"]
+    assert np.abs(found - kept[paced.run_id]["initial"]).max() > 1e-3
+    if name in BY_TIMING:
+        assert np.isfinite(found).all()
+        return
+    dataset = open_dataset(prepare(paced, paced.workers))
+    twin = paced.model_copy(update={"execution": "virtual", "engine": "virtual"})
+    virtual, weights = simulate(twin, dataset, scenery)
+    assert virtual.status == "completed", virtual.error
+    np.testing.assert_allclose(found, weights["final"].numpy(), atol=EXACT, rtol=0)
+    np.testing.assert_allclose(found, unpaced, atol=EXACT, rtol=0)
