@@ -106,4 +106,4 @@ def _listed(runs: list[Run]) -> str:
 def keep_plan(folder: Path, replication: Replication) -> None:
     """Write what the study in `folder` consists of, as far as it is known by now."""
     runs = [Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in replication.planned()]
-    keep_planned(folder, runs, most_to_come=replication.most_to_come())
+    keep_planned(folder, runs, most_to_come=replication.most_to_come(), begun_in=Path.cwd())

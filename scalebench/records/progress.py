@@ -71,19 +71,45 @@ class Progress:
         return Counter({group: n for group, n in self.remaining.items() if group not in self.seconds_per_run})
 
 
-def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0) -> None:
+def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *, begun_in: Path | None = None) -> None:
     """Write what the study in `folder` consists of, and how many runs may follow, as their times will tell.
+
+    `begun_in` is the folder from which relative paths of the study are seen. It is written relative to `folder` where
+    that lies in it, so that both can be moved, else as a path of study.yaml, which names nobody.
 
     Raises:
         ResultsError: it cannot be written.
     """
     content: dict[str, object] = {"most_to_come": most_to_come}
+    if begun_in is not None:
+        content["begun_in"] = _seen_from(folder, begun_in)
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
     try:
         write_whole(folder / FILE, json.dumps(content) + "\n")
     except OSError as error:
         raise ResultsError(f"cannot write {folder / FILE}: {error.strerror}; choose another --output folder") from None
+
+
+def begun_in(folder: Path) -> Path | None:
+    """The folder from which relative paths of the study in `folder` are seen; None if that is unknown, or gone."""
+    from scalebench.study.load import from_home  # slow to import, and `status` has no use for it
+
+    try:
+        said = json.loads((folder / FILE).read_text(encoding="utf-8"))["begun_in"]
+        place = (folder.resolve() / from_home(said)).resolve()
+        return place if place.is_dir() else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _seen_from(folder: Path, place: Path) -> str:
+    from scalebench.study.load import to_home
+
+    try:
+        return "/".join(".." for _ in folder.resolve().relative_to(place.resolve()).parts) or "."
+    except ValueError:
+        return str(to_home(f"{place.resolve()}/."))
 
 
 def progress_of(folder: Path) -> Progress:

@@ -49,7 +49,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         _one_of(pair, before, raw, sets, overrides)
     _unpin(before, raw, sets, overrides)
     try:
-        return Study.model_validate(_from_home(raw))
+        return Study.model_validate(from_home(raw))
     except ValidationError as error:
         raise StudyError(explain(error, Study, _origin(error, where, overrides, sets))) from None
 
@@ -68,7 +68,7 @@ def dump_study(study: Study) -> str:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
         kept[key] = [_plain(item) for item in kept[key]] if key == "strategies" else _plain(kept[key])
-    return _HEADER + yaml.safe_dump(_to_home(kept), sort_keys=False, allow_unicode=True, width=100)
+    return _HEADER + yaml.safe_dump(to_home(kept), sort_keys=False, allow_unicode=True, width=100)
 
 
 def study_schema() -> dict[str, Any]:
@@ -89,7 +89,7 @@ def study_schema() -> dict[str, Any]:
     return schema
 
 
-def _from_home(value: Any) -> Any:
+def from_home(value: Any) -> Any:
     """`value` with every text that begins with ~/ as a path in the user's home, and $USER as the user's folder."""
 
     def meant(text: str) -> str:
@@ -99,7 +99,8 @@ def _from_home(value: Any) -> Any:
     return _mapped(value, meant)
 
 
-def _to_home(value: Any) -> Any:
+def to_home(value: Any) -> Any:
+    """`value` as `from_home` reads it, with paths that name nobody."""
     home, user = f"{Path.home()}/", _user()
 
     def written(text: str) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,20 @@ execution: virtual
 workers: 1,2
 strategies: [serial, allreduce, epoch_average]
 calibration: given.json
+"""
+
+NET = """\
+import pathlib
+import torch
+
+def build(input_shape, outputs):
+    return Net(input_shape[0], outputs)
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        if pathlib.Path("broken").exists() and len(x) > 4:
+            raise OSError("it is broken")
+        return super().forward(x)
 """
 
 
@@ -82,9 +97,40 @@ def test_retry_runs_the_failed_cells_and_nothing_else(half_failed, tmp_path):
 
 
 def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
-    shutil.copy("given.json", "results/mine")  # a path in a study begins where the command runs
     monkeypatch.chdir(tmp_path / "results" / "mine")
     assert "2 runs completed, 3 were there before" in half_failed("retry", ".", "--jobs", "1")
+
+
+def test_retry_sees_relative_paths_from_where_the_study_was_begun(half_failed, tmp_path, monkeypatch):
+    """`calibration: given.json` too, after everything was moved together; the file in another folder is another's."""
+    assert json.loads((tmp_path / "results" / "mine" / "planned.json").read_text())["begun_in"] == "../.."
+    (tmp_path / "moved").mkdir()
+    for name in ("results", "given.json", "study.yaml"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    (tmp_path / "given.json").write_text("another one's")
+    assert "2 runs completed, 3 were there before" in half_failed("retry", "moved/results/mine", "--jobs", "1")
+
+
+def test_retry_of_results_elsewhere_finds_its_own_model_and_the_records_name_nobody(scalebench, tmp_path, monkeypatch):
+    for folder in ("home/carlotta/work", "scratch", "else"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "carlotta"))
+    monkeypatch.chdir(tmp_path / "home" / "carlotta" / "work")
+    shutil.copy(tmp_path / "given.json", "given.json")
+    Path("net.py").write_text(NET)
+    Path("broken").touch()
+    study = tmp_path / "study.yaml"
+    words = ("--output", str(tmp_path / "scratch"), "--model", "./net.py:build", "--jobs", "1")
+    scalebench("run", str(study), *words, "--strategy", "serial", "--workers", "1", code=1)
+    Path("broken").unlink()
+    monkeypatch.chdir(tmp_path / "else")
+    planned = tmp_path / "scratch" / "mine" / "planned.json"
+    assert json.loads(planned.read_text())["begun_in"] == "~/work/."
+    assert "1 runs completed" in scalebench("retry", "../scratch/mine", "--jobs", "1")
+    for path in (tmp_path / "scratch").rglob("*.*"):
+        assert "carlotta" not in path.read_text(), path
+    planned.write_text(json.dumps(json.loads(planned.read_text()) | {"begun_in": ["no", "place"]}))
+    assert "no failed runs" in scalebench("retry", planned.parent), "what cannot be read is left out"
 
 
 def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
