@@ -45,6 +45,16 @@ GLOO = {
     "gossip-ring": MPI["gossip-ring"],
     "fedavg": MPI["fedavg"],
 }
+DDP = {
+    "ddp": {"ddp": {}},
+    "ddp-buckets": {"ddp": {"bucket_cap_mb": 1e-4}},
+    "ddp-accumulate": {"ddp": {"bucket_cap_mb": 1e-4, "accumulate": 2}},
+}
+DDP_COMPRESSED = {  # whose weights test_real_ranks.py compares
+    "ddp-fp16": {"ddp": {"compression": "fp16", "bucket_cap_mb": 1e-4}},
+    "ddp-bf16": {"ddp": {"compression": "bf16"}},
+    "ddp-powersgd": {"ddp": {"compression": "powersgd", "rank": 2}},
+}
 REFERENCES = ["a", "b", "c", "d", "e"]
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"  # with BatchNorm
 POLICIES = {"optimizer_state": "average", "weighting": "samples"}
@@ -169,11 +179,25 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, sce
     runs += native_runs("gloo", torchs, make_run, counts=(2,))
     pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
     runs += native_runs("gloo", pair, make_run, counts=(2,))
-    found = launched("gloo", runs, [], blobs, tmp_path)
+    runs += native_runs("gloo", DDP, make_run, counts=(2, 4))
+    wide = {"mlp": {"hidden": [16, 16]}}
+    compressed = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide)
+    found = launched("gloo", [*runs, *compressed], [], blobs, tmp_path)
     compare(runs, found, blobs, scenery)
+    for run in compressed:
+        told, called = (found[run.run_id][name].tolist() for name in ("told", "called"))
+        assert told == called, f"{run.run_id}: what the records say is what torch was asked"
+        syncs = found[run.run_id]["counted"][:, 0]
+        powersgd = (3 * syncs - 2 * 2).tolist()  # the first two steps are not compressed
+        buckets = {"ddp-fp16": 5 * syncs, "ddp-bf16": syncs}  # the last layer's bias and weights share one; all do
+        assert told == (powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()), run.run_id
     for run in runs:
         told, syncs = found[run.run_id]["told"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
         unknown = run.strategy.name == "torch_post_local_sgd"  # torch does not tell
         expected = [-1] * run.workers if unknown else [1] * 4 if run.strategy.name == "gossip" else syncs
         expected = [3 * sync for sync in syncs] if run.run_id.startswith(APART) else expected
+        if run.strategy.options.get("bucket_cap_mb"):  # one for each layer
+            expected = [2 * sync for sync in syncs]
+        if not unknown:
+            assert told == found[run.run_id]["called"].tolist(), f"{run.run_id}: the records, and what torch was asked"
         assert told == expected, run.run_id

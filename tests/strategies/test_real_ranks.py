@@ -46,6 +46,8 @@ CASES = {
         ("ddp", {"accumulate": 2, "compression": "powersgd", "rank": 2}, 2, EXACT),
         ("ddp", {"compression": "fp16"}, 2, 1e-3),  # torch divides before it sums, we after: half a bit of float16
         ("ddp", {"compression": "bf16"}, 2, 1e-2),
+        ("ddp", {"compression": "fp16"}, 4, 1e-3),
+        ("ddp", {"compression": "bf16"}, 4, 1e-2),
     ],
     "horovod": [
         ("adasum", {}, 2, EXACT),
@@ -54,6 +56,8 @@ CASES = {
         ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
         ("horovod", {"accumulate": 3}, 2, EXACT),
         ("horovod", {"accumulate": 2}, 4, EXACT),
+        ("horovod", {"compression": "fp16"}, 2, 1e-3),  # Horovod divides the half-precision sum
+        ("horovod", {"compression": "fp16"}, 4, 1e-3),
     ],
 }
 LOOSE = [("asp", {"staleness_lr": True}), ("asp", {"shards": 2}), ("elastic_bsp", {"shards": 2}),

@@ -5,11 +5,14 @@ The argument is a folder with `runs.json` ([{"run", "workers_per_node", "referen
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from mpi4py import MPI
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
 
@@ -19,6 +22,7 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.native.connection import connected
 from scalebench.strategies import registry, replica_state
+from scalebench.strategies.ddp import Ddp
 from scalebench.study.spec import Run
 from scalebench.training import evaluate, train
 from scalebench.worker import Replica
@@ -54,6 +58,36 @@ for name in ("Send", "Recv"):
     setattr(Counted, name, counting(name, 1))
 
 
+@contextmanager
+def counting_in_torch(clock, calls):
+    """Counts the collectives that torch.distributed is called for while training time runs."""
+    names = ("all_reduce", "all_gather", "all_to_all_single", "broadcast", "reduce")
+    plain = {name: getattr(dist, name) for name in names}
+
+    def counted(name):
+        def call(*arguments, **named):
+            calls[0] += clock.running
+            return plain[name](*arguments, **named)
+
+        return call
+
+    for name in names:
+        setattr(dist, name, counted(name))
+    yield
+    for name in names:
+        setattr(dist, name, plain[name])
+
+
+def set_up_ddp(strategy, worker, plain=Ddp.setup):
+    """As it does, but with torch's hook that calls the allreduce of each bucket from Python, where it is counted."""
+    plain(strategy, worker)
+    if strategy.compression == "none":
+        worker.forward.register_comm_hook(None, default_hooks.allreduce_hook)
+
+
+Ddp.setup = set_up_ddp
+
+
 def main(folder):
     torch.set_num_threads(1)
     with np.load(folder / "data.npz") as archive:
@@ -77,7 +111,7 @@ def take_part(run, mpi, entry, dataset, folder):
     torch.manual_seed(1)
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
-    with connected(run.engine, mpi, clock, one_node=True) as comm:
+    with connected(run.engine, mpi, clock, one_node=True) as comm, counting_in_torch(clock, calls):
         plan = Plan.of(run, run.workers, run.seed, dataset)
         states = []
 
