@@ -83,6 +83,8 @@ class Horovod(HorovodOptions):
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         optimizer: Any = worker.optimizer
         optimizer.synchronize()  # where an epoch ends early, it sends what was not sent
+        if self.compression == "fp16":
+            take_back_gradients(worker)
         if scale != 1.0:
             worker.gradients.mul_(scale)
         worker.comm.carried(worker.gradients.numel() * 2 if self.compression == "fp16" else worker.gradients.nbytes)
@@ -95,3 +97,14 @@ class Horovod(HorovodOptions):
             "HOROVOD_FUSION_THRESHOLD": str(int(self.fusion_threshold_mib * _MIB)),
             "HOROVOD_CYCLE_TIME": str(self.cycle_time_ms),
         }
+
+
+def take_back_gradients(worker: Worker) -> None:
+    """Into the flat buffer, which is set to zero before each step: decompressing leaves them in tensors of its own."""
+    from scalebench.flat import views
+
+    trainable = [parameter for parameter in worker.model.parameters() if parameter.requires_grad]
+    for parameter, view in zip(trainable, views(trainable, worker.gradients), strict=True):
+        assert parameter.grad is not None
+        view.copy_(parameter.grad)
+        parameter.grad = view
