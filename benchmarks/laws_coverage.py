@@ -20,7 +20,7 @@ from scalebench.analysis.laws.bands import curve, parameter_interval
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import laws_for
-from tests.law_factory import TRUTHS, Noise, following, law_named, workload
+from tests.law_factory import TRUTHS, WEAK_TRUTHS, Noise, following, law_named, workload
 
 SPREAD = 0.03
 DESIGNS = ((5, 3), (7, 3), (7, 5))
@@ -40,28 +40,31 @@ class Coverage(NamedTuple):
 
 def coverage(truth: str, counts: int, repetitions: int, kind: Noise, studies: int, *, advice: bool = True) -> Coverage:
     """Simulate `studies` studies of `truth` at 1, 2, 4 ... workers, `counts` of them."""
-    name, coefficients, every = TRUTHS[truth]
+    name, coefficients, every = (TRUTHS | WEAK_TRUTHS)[truth]
+    weak = truth in WEAK_TRUTHS
     measured = [2**power for power in range(counts)]
-    load = workload(measured, every=every)
+    load = workload(measured, every=every, weak=weak)
     law, x = law_named(name, load), np.array(coefficients)
     at = np.array([*measured, 2 * measured[-1]], dtype=float)
     true = np.exp(law.log_seconds(at, x))
-    exact = following(law, x, measured, load=load)
+    exact = following(law, x, measured, load=load, weak=weak)
     best = advise([Candidate(fit(law, exact), exact, 0.0, 1.0)], exact, 0.5)
     laws = laws_for(exact)[0]
     random = np.random.default_rng([counts, repetitions, len(truth), KINDS.index(kind)])
     hits: dict[str, list[float]] = defaultdict(list)
     for _ in range(studies):
-        series = following(law, x, measured, repetitions=repetitions, load=load, noise=SPREAD, kind=kind, random=random)
+        series = following(
+            law, x, measured, repetitions=repetitions, load=load, noise=SPREAD, kind=kind, random=random, weak=weak
+        )
         found, _ = candidates(laws, series)
         band = curve(found, series, at)
         held = (band.low <= true) & (true <= band.high)
         hits["curve"].append(float(held[:-1].mean()))
         hits["beyond"].append(float(held[-1]))
-        hits["chosen"].append(float(found[0].fit.law.name == name))
+        hits["chosen"].append(float(found[0].fit.law.name == law.name))
         if not advice:
             continue
-        own = next(one.fit for one in found if one.fit.law.name == name)
+        own = next(one.fit for one in found if one.fit.law.name == law.name)
         for parameter in law.parameters:
             low, high = parameter_interval(own, series, parameter)
             hits["parameters"].append(float(low <= parameter.of(x) <= high))

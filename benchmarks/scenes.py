@@ -6,7 +6,6 @@ A scene takes a noise, how many values an interval is made of, how many studies 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from scalebench.analysis.bounds import (
     relative_width,
     welch_bounds,
 )
-from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, unpaired_metric
+from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, level_when_stopped, unpaired_metric
 from scalebench.analysis.validation import VirtualError
 from scalebench.virtual.calibration import BLOCKS
 from scalebench.virtual.step_times import middle
@@ -58,34 +57,37 @@ def _stopped(logs: Array, at_least: int) -> Array:
     """After how many runs each of these cells is narrow enough, or was run for the last time."""
     runs = np.full(len(logs), AT_MOST)
     for n in range(AT_MOST - 1, at_least - 1, -1):
-        runs[relative_width(logs[:, :n], LEVEL_WHEN_STOPPED) <= CI_WIDTH] = n
+        runs[relative_width(logs[:, :n], level_when_stopped(n, at_least, AT_MOST)) <= CI_WIDTH] = n
     return runs
 
 
-def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array], Bounds]) -> Bounds:
+def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array, int], Bounds]) -> Bounds:
     """Intervals of the first `runs` values of each row."""
-    found = [bounds(values[runs == n, :n]) for n in np.unique(runs)]
+    found = [bounds(values[runs == n, :n], int(n)) for n in np.unique(runs)]
     return Bounds(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
 
 def time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
     """`until: {ci_width: 5%, at_least: n, at_most: 20}`, of runs that are so many `times` as noisy."""
     logs = times * noise.draw(random, studies, AT_MOST)
-    found = _when_stopped(logs, _stopped(logs, n), partial(mean_bounds, level=LEVEL_WHEN_STOPPED))
+    found = _when_stopped(
+        logs, _stopped(logs, n), lambda own, runs: mean_bounds(own, level_when_stopped(runs, n, AT_MOST))
+    )
     return holds(found, times * noise.median)
 
 
 def median_until(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The median of such cells, where they have enough runs for one."""
     logs = noise.draw(random, studies, AT_MOST)
-    return holds(_when_stopped(logs, _stopped(logs, n), median_bounds), noise.median)
+    return holds(_when_stopped(logs, _stopped(logs, n), lambda own, _: median_bounds(own)), noise.median)
 
 
 def ratio_until(noise: Noise, n: int, studies: int, random: Random) -> float:
     """Such a cell against a baseline that is run as often, by block: 2.5 % of noise of its own and 5 % of the block."""
     block = random.normal(0.0, SIGMA, (studies, AT_MOST))
     cell, baseline = (block + noise.draw(random, studies, AT_MOST) / 2 for _ in range(2))
-    return holds(_when_stopped(baseline - cell, _stopped(cell, n), mean_bounds), 0.0)
+    found = _when_stopped(baseline - cell, _stopped(cell, n), lambda own, _: mean_bounds(own, RATIO_WHEN_STOPPED))
+    return holds(found, 0.0)
 
 
 def independent_until(noise: Noise, n: int, studies: int, random: Random) -> float:
@@ -96,7 +98,7 @@ def independent_until(noise: Noise, n: int, studies: int, random: Random) -> flo
     for a in np.unique(stops[0]):
         for b in np.unique(stops[1]):
             both = (stops[0] == a) & (stops[1] == b)
-            found.append(welch_bounds(first[both, :a], second[both, :b], LEVEL_WHEN_STOPPED))
+            found.append(welch_bounds(first[both, :a], second[both, :b], RATIO_WHEN_STOPPED))
     return holds(Bounds(*(np.concatenate(part) for part in zip(*found, strict=True))), 0.0)
 
 
@@ -158,7 +160,9 @@ def virtual_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
 def virtual_time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
     """The calibration interval where draws are made until their mean is known to 5 %."""
     logs = times * _calibrations(noise, AT_MOST, studies, random)
-    found = _when_stopped(logs, _stopped(logs, n), partial(calibration_bounds, level=LEVEL_WHEN_STOPPED))
+    found = _when_stopped(
+        logs, _stopped(logs, n), lambda own, runs: calibration_bounds(own, level=level_when_stopped(runs, n, AT_MOST))
+    )
     return holds(found, 0.0)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 LEVEL = 0.95
 SAME_METRIC = 1e-9  # metrics no further apart are equal but for rounding
 MEAN_FROM, METRIC_FROM, MEDIAN_FROM = 2, 3, 6
-WELCH_FROM, WELCH_FROM_IF_EQUAL = 3, 2  # of either sample
+_SURPLUS, _SURPLUS_OF_PAIRS = 2.0, 6.0  # of `half_width`
 
 Array = NDArray[np.float64]
 
@@ -38,11 +38,6 @@ class Bounds(NamedTuple):
     high: Array
 
 
-def enough_of_both(n: int, m: int) -> bool:
-    """Whether two samples that vary independently can be set against each other: two of each, or else three."""
-    return min(n, m) >= (WELCH_FROM_IF_EQUAL if n == m else WELCH_FROM)
-
-
 def mean_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """`mean_interval` of every sample along the last axis."""
     return _around(_mean(values), half_width([_of_mean(values)], level))
@@ -60,17 +55,27 @@ def metric_bounds(values: ArrayLike) -> Bounds:
 
 def welch_bounds(top: ArrayLike, bottom: ArrayLike, level: float = LEVEL) -> Bounds:
     """Difference of the means of two independent samples, Welch's interval, along the last axis."""
+    top, bottom = equally_many(top, bottom)
     return _apart(top, bottom, [_of_mean(top), _of_mean(bottom)], level)
 
 
 def agreement_bounds(virtual: ArrayLike, native: ArrayLike, level: float = LEVEL) -> Bounds:
     """`virtual_native_ratio` of every pair of samples along the last axis, on logs."""
+    virtual, native = equally_many(virtual, native)
     return _apart(virtual, native, [_of_draw(virtual), _of_mean(native)], level)
 
 
 def calibrations_bounds(top: ArrayLike, bottom: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Bounds:
     """`ratio_of_calibrations` of every pair of samples along the last axis, on logs."""
+    top, bottom = equally_many(top, bottom)
     return _apart(top, bottom, [_of_draw(top), _of_draw(bottom), *([error] if error else [])], level)
+
+
+def equally_many(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """The first values of both, as many as both have: a t interval of unequal numbers holds too little or too much."""
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    n = min(x.shape[-1], y.shape[-1])
+    return x[..., :n], y[..., :n]
 
 
 def median_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
@@ -93,24 +98,25 @@ def calibration_bounds(values: ArrayLike, error: Part | None = None, level: floa
     return _around(_mean(values), half_width([_of_draw(values), *([error] if error else [])], level))
 
 
-def relative_width(logs: ArrayLike, level: float = LEVEL) -> Array:
+def relative_width(logs: ArrayLike, level: ArrayLike = LEVEL) -> Array:
     """(high - low) / centre of `time_interval`, of every sample along the last axis."""
     half = half_width([_of_mean(logs)], level)
     return np.asarray(np.exp(half) - np.exp(-half))
 
 
-def half_width(parts: Sequence[Part], level: float = LEVEL) -> Array:
+def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
     """t(f) sqrt(v_1 + v_2 + ...) of independent `parts` of a variance, elementwise; NaN where one is not known.
 
     One part has its own degrees of freedom. Several have Satterthwaite's, V^2 / sum(v_i^2 / f_i) (Biometrics Bulletin
     2, 1946), or where the f_i are equal Welch's V^2 / sum(v_i^2 / (f_i + 2)) - 2 (Biometrika 34, 1947), which leaves
-    out what v_i^2 overestimates; never fewer than the least f_i nor more than all together.
+    out what v_i^2 overestimates; never fewer than the least f_i nor more than all together. Welch's series begins at
+    large f_i: where all are 1 it has 6 in the place of 2, by simulation (docs/statistics.md).
     """
     variances = [np.asarray(part.variance, dtype=float) for part in parts]
     freedoms = [np.asarray(part.freedom, dtype=float) for part in parts]
     total = np.asarray(sum(variances))
     least, most = np.minimum.reduce(freedoms), np.maximum.reduce(freedoms)
-    surplus = np.where(least == most, 2.0, 0.0)
+    surplus = np.where(least < most, 0.0, np.where(most == 1, _SURPLUS_OF_PAIRS, _SURPLUS))
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = [(v / total) ** 2 / (f + surplus) for v, f in zip(variances, freedoms, strict=True)]
         freedom = np.clip(1 / sum(shares) - surplus, least, sum(freedoms))
@@ -133,12 +139,12 @@ def median_ranks(n: int, level: float = LEVEL) -> tuple[int, float]:
     return d - 1, float((n - d) * surplus / (d + (n - 2 * d) * surplus))
 
 
-def quantile(freedom: ArrayLike, level: float = LEVEL) -> Any:
-    """Student's t below which (1 + level) / 2 lie; NaN without a degree of freedom."""
+def quantile(freedom: ArrayLike, level: ArrayLike = LEVEL) -> Any:
+    """Student's t below which (1 + level) / 2 lie, elementwise; NaN without a degree of freedom."""
     from scipy.special import stdtrit  # scipy.stats, which has it too, takes seconds to import
 
     degrees = np.asarray(freedom, dtype=float)
-    return stdtrit(np.where(degrees > 0, degrees, math.nan), (1 + level) / 2)
+    return stdtrit(np.where(degrees > 0, degrees, math.nan), (1 + np.asarray(level)) / 2)
 
 
 def _mean(values: ArrayLike) -> Array:
@@ -166,9 +172,7 @@ def _variance(values: ArrayLike) -> tuple[Array, int]:
 
 def _apart(top: ArrayLike, bottom: ArrayLike, parts: Sequence[Part], level: float) -> Bounds:
     """The difference of two means; without bounds where there are too few values."""
-    centre = _mean(top) - _mean(bottom)
-    enough = enough_of_both(np.shape(top)[-1], np.shape(bottom)[-1])
-    return _around(centre, half_width(parts, level) if enough else np.full(centre.shape, math.nan))
+    return _around(_mean(top) - _mean(bottom), half_width(parts, level))
 
 
 def _around(centre: Array, half: Array) -> Bounds:

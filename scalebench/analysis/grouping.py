@@ -42,7 +42,7 @@ def cells(results: Results) -> pd.DataFrame:
     table["oversubscribed"] = groups["oversubscribed"].any()
     table["n"] = groups.size()
     virtual = table.index.get_level_values("execution") == "virtual"
-    error, level = virtual_error(results) if virtual.any() else None, level_of(results.study)
+    error, level = virtual_error(results) if virtual.any() else None, level_of(results.study, table["n"])
     mean, deviation = groups["log"].mean(), groups["log"].std()
     # What a virtual time owes to one draw from the calibration does not average out: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]

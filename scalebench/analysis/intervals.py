@@ -6,11 +6,13 @@ of a ratio about the ratio of two medians. Each from the number of values at whi
 (docs/statistics.md, by simulation):
 
     mean            mean(x) +- t(n-1) s / sqrt(n), on logs for times and their ratios            from MEAN_FROM
-    Welch's         the same for a difference of two independent means                           see `enough_of_both`
+    Welch's         the same for a difference of two independent means                           from MEAN_FROM
     median          between two order statistics, interpolated (Hettmansperger and Sheather,
                     Statistics & Probability Letters 4, 1986): right whatever the noise          from MEDIAN_FROM
     calibration     mean(x) +- t(f) sqrt(s^2 (1 + 1/n) + e^2), for virtual times                 from MEAN_FROM
-    apart           a difference of two centres of which either is one of these                  see `enough_of_both`
+    apart           a difference of two centres of which either is one of these                  from MEAN_FROM
+
+Two that vary independently are set against each other with equally many values, the first of the one that has more.
 
 The repetitions of a virtual run are bootstrap draws of one calibration: their spread s, not s / sqrt(n), is how far the
 calibration may be off, and more of them only tell s better. e is what a comparison with real runs adds to it. Where
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scalebench.analysis.bounds import (
     LEVEL,
@@ -49,9 +52,11 @@ CALIBRATION = "calibration interval"
 CHECKED_CALIBRATION = "calibration interval with virtual-native error"
 NOTHING_VARIES = "no interval, as nothing varies"
 
-# A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Ratios by
-# block and medians have widths of their own, which nothing waits for: they keep their level.
-LEVEL_WHEN_STOPPED = 0.972
+# A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Nearest to
+# that comes who stops after some runs; at once, or at the most, nearly all do alike. Ratios have widths of their own,
+# which nothing waits for, but numbers of runs at which t is wide. By simulation: docs/statistics.md.
+STOPPED_AT_ONCE, STOPPED_LATER, STOPPED_AT_MOST = 0.96, 0.986, 0.972
+RATIO_WHEN_STOPPED = 0.945
 
 
 class Estimate(NamedTuple):
@@ -63,9 +68,26 @@ class Estimate(NamedTuple):
     n: int
 
 
-def level_of(study: Mapping[str, Any]) -> float:
-    """The nominal level of the t and calibration intervals of a study's times, and of ratios of independent ones."""
-    return LEVEL_WHEN_STOPPED if study.get("until") else LEVEL
+def level_of(study: Mapping[str, Any], n: ArrayLike) -> Any:
+    """The nominal level of the t and calibration intervals of the times of `n` runs each, elementwise."""
+    until = study.get("until")
+    if not isinstance(until, Mapping):
+        return np.full(np.shape(n), LEVEL)[()]
+    return level_when_stopped(n, until.get("at_least", 3), until.get("at_most", 20))
+
+
+def level_when_stopped(n: ArrayLike, at_least: int, at_most: int) -> Any:
+    """The same where `until` looked at each number of runs from `at_least` to `at_most`; elementwise."""
+    if at_least == at_most:
+        return np.full(np.shape(n), LEVEL)[()]
+    runs = np.asarray(n)
+    later = np.where(runs < at_most, STOPPED_LATER, STOPPED_AT_MOST)
+    return np.where(runs <= at_least, STOPPED_AT_ONCE, later)[()]
+
+
+def level_of_ratios(*studies: Mapping[str, Any]) -> float:
+    """The nominal level of the t intervals of ratios of times, by block and of independent samples, of `studies`."""
+    return RATIO_WHEN_STOPPED if any(study.get("until") for study in studies) else LEVEL
 
 
 def interval_name(execution: str, *, checked: bool = False, varies: bool = True) -> str:

@@ -14,7 +14,7 @@ from scalebench.analysis.intervals import (
     Estimate,
     calibration_interval,
     interval_name,
-    level_of,
+    level_of_ratios,
     median_ratio,
     paired_ratio,
     unpaired_ratio,
@@ -59,12 +59,12 @@ def ratio_by_draw(top: list[float], bottom: list[float], error: Part | None, lev
 class Ratios:
     """Ratios of one study, with what is known of its virtual times.
 
-    Those of one block keep the usual level also where the study stopped when its times were known well enough: no run
-    waits for a ratio to be narrow.
+    Their level is not that of times where the study stopped when these were known well enough: no run waits for a ratio
+    to be narrow.
     """
 
     def __init__(self, results: Results) -> None:
-        self.level = level_of(results.study)
+        self.level = level_of_ratios(results.study)
         self.error: VirtualError | None = virtual_error(results)
 
     def of(self, top: Cell, bottom: Cell) -> Ratio:
@@ -90,4 +90,4 @@ class Ratios:
             return NONE
         if top.execution == "virtual":
             return ratio_by_draw(above, below, self.error.part(2) if self.error else None)
-        return paired_ratio(above, below) if paired else unpaired_ratio(above, below, self.level)
+        return paired_ratio(above, below, self.level) if paired else unpaired_ratio(above, below, self.level)

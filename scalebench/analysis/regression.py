@@ -10,7 +10,7 @@ where seeds are shared. What follows for each cell is said by `verdicts`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from scalebench.analysis.intervals import (
     calibration_interval,
     interval_name,
     level_of,
+    level_of_ratios,
     mean_interval,
     median_time,
     metric_interval,
@@ -58,10 +59,14 @@ from scalebench.errors import UsageError, nearest
 class _Limits:
     """What all cells of a comparison are judged by."""
 
-    level: float
+    studies: tuple[Mapping[str, Any], Mapping[str, Any]]  # A and B
     threshold: float
     metric_margin: float
     errors: tuple[VirtualError | None, VirtualError | None]  # of the virtual times of A and B
+
+    def level(self, n: int) -> float:
+        """Of a difference of `n` runs of either that vary independently and have no level of their own."""
+        return float(max(level_of(study, n) for study in self.studies))
 
     def of_time(self, side: int) -> VirtualError | None:
         """What is known of the virtual times of A (0) or B (1); if only one study was checked, it stands for both."""
@@ -114,8 +119,7 @@ def compare_studies(
         )
     overridden = refuse_unless_equal(a, b, _frame(common), ignore)
     same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
-    level = max(level_of(a.study), level_of(b.study))
-    limits = _Limits(level, threshold, metric_margin, (virtual_error(a), virtual_error(b)))
+    limits = _Limits((a.study, b.study), threshold, metric_margin, (virtual_error(a), virtual_error(b)))
     rows = [_row(first[cell], second[cell], same_draws, limits) for cell in common]
     _test(rows, [(first[cell], second[cell]) for cell in common])
     absent = [cell for cell in first if cell not in second]
@@ -156,7 +160,7 @@ def compare_strategies(
     if found.empty:
         raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
     error = virtual_error(results)
-    limits = _Limits(level_of(results.study), threshold, metric_margin, (error, error))
+    limits = _Limits((results.study, results.study), threshold, metric_margin, (error, error))
     cells = {tuple(cell.key[name] for name in MATCH): cell for cell in by_block(results)}
     rows = []
     for row in found.to_dict("records"):
@@ -203,12 +207,12 @@ def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
     """Two studies' cells: independent, unless they are virtual and of one calibration."""
     paired = a.execution not in MEASURED and same_draws
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
-    level = limits.level
     if paired:
         ratio = ratio_by_draw(above, below, limits.of_ratio()) if above else NONE
     elif a.execution in MEASURED:
-        ratio = unpaired_ratio(above, below, level)
+        ratio = unpaired_ratio(above, below, level_of_ratios(*limits.studies))
     else:
+        level = limits.level(min(len(above), len(below)))
         ratio = ratio_of_calibrations(above, below, level, error=limits.of_ratio())
     return _facts(a, b, ratio, _metric(a, b), limits) | {"paired": paired}
 
@@ -243,10 +247,11 @@ def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits)
 
 def _time(cell: Cell, limits: _Limits, side: int) -> tuple[float, float, float]:
     seconds = list(cell.seconds.values())
+    level = float(level_of(limits.studies[side], len(seconds)))
     if cell.execution in MEASURED:
-        return time_interval(seconds, limits.level)[:3]
+        return time_interval(seconds, level)[:3]
     error = limits.of_time(side)
-    return calibration_interval(np.log(seconds).tolist(), error.part() if error else None, limits.level)[:3]
+    return calibration_interval(np.log(seconds).tolist(), error.part() if error else None, level)[:3]
 
 
 def _metric(a: Cell, b: Cell) -> Estimate:

@@ -94,7 +94,7 @@ class Replication:
         return [
             cell
             for cell, seconds in self._seconds.items()
-            if len(seconds) < until.at_least or relative_width(list(seconds.values())) > until.ci_width
+            if len(seconds) < until.at_least or relative_width(list(seconds.values()), until) > until.ci_width
         ]
 
     def most_to_come(self) -> int:
@@ -120,7 +120,7 @@ class Replication:
         seconds = self._seconds[cell]
         if any(repetition not in seconds for repetition in range(runs)):
             return False
-        return relative_width([seconds[repetition] for repetition in range(runs)]) > self._until.ci_width
+        return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
 
     def _compared_with(self, cell: Cell) -> list[Cell]:
         def is_baseline(name: str, workers: int) -> bool:
@@ -136,9 +136,10 @@ class Replication:
         ]
 
 
-def relative_width(seconds: Sequence[float]) -> float:
-    """(high - low) / centre of the interval of these times, at the level for what stops a study."""
+def relative_width(seconds: Sequence[float], until: Until) -> float:
+    """(high - low) / centre of the interval of these times, at the level for so many runs of a study with `until`."""
     from scalebench.analysis import bounds
-    from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED
+    from scalebench.analysis.intervals import level_when_stopped
 
-    return float(bounds.relative_width([math.log(second) for second in seconds], LEVEL_WHEN_STOPPED))
+    level = level_when_stopped(len(seconds), until.at_least, until.at_most)
+    return float(bounds.relative_width([math.log(second) for second in seconds], level))

@@ -16,7 +16,7 @@ from scipy import stats
 from scalebench.analysis import Results, differences, ratios
 from scalebench.analysis.blocks import by_block, paired_blocks, paired_times
 from scalebench.analysis.claims import findings
-from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, unpaired_ratio
+from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import engines
 from scalebench.launch.sweep import expand
@@ -258,7 +258,7 @@ def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_ratios_of_a_study_that_stopped_when_it_was_narrow(study, paired):
-    """Independent samples were waited for one by one, and need the level that makes up for it; pairs were not."""
+    """Nothing waited for a ratio to be narrow: its level is not that of the times."""
     logs = [0.0, 0.03, -0.02, 0.01], [-0.01, 0.02, 0.02, -0.03]
     rows = [
         run(name, 2, math.exp(log), "native", repetition=r, run_order=2 * r + place + 100 * place * (not paired))
@@ -270,10 +270,10 @@ def test_ratios_of_a_study_that_stopped_when_it_was_narrow(study, paired):
     row = only(ratios(stopped), label="epoch_average", baseline="allreduce")
     a, b = (np.array(own) for own in logs)
     if paired:
-        half = stats.t(3).ppf(0.975) * (a - b).std(ddof=1) / 2
+        half = stats.t(3).ppf((1 + RATIO_WHEN_STOPPED) / 2) * (a - b).std(ddof=1) / 2
     else:
         shares = a.var(ddof=1) / 4, b.var(ddof=1) / 4
         freedom = min(sum(shares) ** 2 / sum(share**2 / 5 for share in shares) - 2, 6)  # Welch 1947
-        half = stats.t(freedom).ppf((1 + LEVEL_WHEN_STOPPED) / 2) * math.sqrt(sum(shares))
+        half = stats.t(freedom).ppf((1 + RATIO_WHEN_STOPPED) / 2) * math.sqrt(sum(shares))
     assert row["paired"] == paired
     assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half)

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.analysis import cells
 from scalebench.analysis.formatting import seconds_with_interval
-from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED, calibration_interval, median_time, time_interval
+from scalebench.analysis.intervals import STOPPED_LATER, calibration_interval, median_time, time_interval
 from tests.analysis.test_comparing import only, run
 
 SECONDS = np.random.default_rng(3).lognormal(0, 0.1, 9).tolist()
@@ -50,7 +50,7 @@ def test_a_study_that_stops_when_narrow_shows_what_stopped_it(study):
     results = study(rows=repeated("native", 5))
     stopped = type(results)(results.folder, results.runs, results.epochs, {"until": {"ci_width": 0.05}})
     row = only(cells(stopped), workers=2)
-    assert (row.low_s, row.high_s) == pytest.approx(time_interval(SECONDS[:5], LEVEL_WHEN_STOPPED)[1:3])
+    assert (row.low_s, row.high_s) == pytest.approx(time_interval(SECONDS[:5], STOPPED_LATER)[1:3])
 
 
 def test_nothing_waits_for_the_median_of_such_a_study_to_be_narrow(study):

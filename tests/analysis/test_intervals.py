@@ -14,18 +14,21 @@ from scipy import stats
 from scalebench.analysis.bounds import (
     LEVEL,
     MEDIAN_FROM,
-    WELCH_FROM,
     Part,
-    enough_of_both,
+    equally_many,
     half_width,
     median_bounds,
     metric_bounds,
     relative_width,
 )
 from scalebench.analysis.intervals import (
-    LEVEL_WHEN_STOPPED,
+    RATIO_WHEN_STOPPED,
+    STOPPED_AT_MOST,
+    STOPPED_AT_ONCE,
+    STOPPED_LATER,
     calibration_interval,
     level_of,
+    level_of_ratios,
     mean_interval,
     median_ratio,
     median_time,
@@ -56,11 +59,11 @@ def test_a_textbook_interval():
         mean_interval([2.0]),
         time_interval([2.0]),
         paired_ratio([4.0], [2.0]),
-        unpaired_ratio([4.0] * 2, [2.0] * 9),
+        unpaired_ratio([4.0], [2.0] * 9),
         unpaired_ratio([4.0], [2.0]),
         unpaired_metric([4.0], [2.0] * 3),
-        virtual_native_ratio([4.0] * 2, [2.0] * 3),
-        ratio_of_calibrations([4.0] * 3, [2.0] * 2),
+        virtual_native_ratio([4.0], [2.0] * 3),
+        ratio_of_calibrations([4.0] * 3, [2.0]),
         calibration_interval([math.log(2)]),
         median_time([2.0] * 5),
         median_ratio([4.0] * 5, [2.0] * 5),
@@ -93,13 +96,23 @@ def test_a_ratio_and_its_inverse_say_the_same(pairs):
     assert ratio.centre == pytest.approx(time_interval(top).centre / time_interval(bottom).centre, rel=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(WELCH_FROM, WELCH_FROM + 1), (4, 9)])
-def test_welch_of_unequal_numbers_is_that_of_scipy(sizes):
+@pytest.mark.parametrize("apart", [unpaired_ratio, virtual_native_ratio, ratio_of_calibrations])
+@pytest.mark.parametrize("sizes", [(2, 3), (9, 4)])
+def test_unequal_numbers_are_made_equal(sizes, apart):
     random = np.random.default_rng(sizes)
     top, bottom = (random.lognormal(0, sigma, n) for n, sigma in zip(sizes, (0.1, 0.4), strict=True))
-    ours = unpaired_ratio(top, bottom)
-    theirs = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False).confidence_interval(0.95)
-    assert (ours.low, ours.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)), rel=1e-9)
+    n = min(sizes)
+    assert apart(top, bottom) == apart(top[:n], bottom[:n])
+    assert [one.tolist() for one in equally_many(top, bottom)] == [top[:n].tolist(), bottom[:n].tolist()]
+    assert apart(top, bottom).n == n
+
+
+def test_two_pairs_have_more_of_their_two_degrees_of_freedom_than_welch_gives_them():
+    # Variances of the means 1 and 4, of one degree each: 25 / (1/7 + 16/7) - 6 = 4.29, which is more than both have;
+    # 1 and 25: 676 / (626/7) - 6 = 1.56, Welch's 676 / (626/3) - 2 = 1.24.
+    assert half_width([Part(1.0, 1), Part(4.0, 1)]) == pytest.approx(stats.t.ppf(0.975, 2) * math.sqrt(5))
+    freedom = 676 / (626 / 7) - 6
+    assert half_width([Part(1.0, 1), Part(25.0, 1)]) == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(26))
 
 
 def test_welch_of_equal_numbers_has_the_degrees_of_freedom_of_his_paper():
@@ -126,11 +139,6 @@ def test_a_part_that_is_nothing_changes_nothing():
     assert half_width([Part(2.0, 3), Part(0.0, 1)]) == pytest.approx(alone)
     assert half_width([Part(0.0, 1), Part(0.0, 5)]) == 0
     assert math.isnan(half_width([Part(math.nan, 0), Part(2.0, 3)]))
-
-
-@pytest.mark.parametrize(("n", "m", "enough"), [(1, 1, False), (2, 2, True), (2, 3, False), (3, 20, True)])
-def test_two_samples_need_two_values_each_or_three_where_one_has_more(n, m, enough):
-    assert enough_of_both(n, m) == enough
 
 
 def test_metrics_that_agree_have_no_interval_unless_they_are_differences_of_nothing():
@@ -203,10 +211,15 @@ def test_the_variance_of_an_error_adds_to_that_of_a_calibration(error):
     assert math.log(both.high) == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(own + other), rel=1e-9)
 
 
-def test_a_study_that_stops_when_narrow_has_a_level_of_its_own():
-    assert level_of({}) == level_of({"until": None}) == LEVEL
-    assert level_of({"until": {"ci_width": 0.05}}) == LEVEL_WHEN_STOPPED
-    assert time_interval([1, 2, 3], LEVEL_WHEN_STOPPED).high > time_interval([1, 2, 3]).high
+def test_a_study_that_stops_when_narrow_has_levels_of_its_own():
+    assert level_of({}, 3) == level_of({"until": None}, 3) == level_of({"until": "5%"}, 3) == LEVEL
+    until = {"until": {"ci_width": 0.05, "at_least": 4, "at_most": 8}}
+    ends, between = {4: STOPPED_AT_ONCE, 8: STOPPED_AT_MOST}, STOPPED_LATER
+    assert [level_of(until, n) for n in range(4, 9)] == [ends.get(n, between) for n in range(4, 9)]
+    assert level_of(until, [4, 5]).tolist() == [STOPPED_AT_ONCE, STOPPED_LATER]
+    assert level_of({"until": {"at_least": 5, "at_most": 5}}, 5) == LEVEL, "nothing decides when to stop"
+    assert time_interval([1, 2, 3], STOPPED_AT_ONCE).high > time_interval([1, 2, 3]).high
+    assert (level_of_ratios({}), level_of_ratios({}, until)) == (LEVEL, RATIO_WHEN_STOPPED)
 
 
 def test_bounds_of_many_samples_are_those_of_each():

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from scalebench.analysis import cells, differences, load
-from scalebench.analysis.intervals import LEVEL_WHEN_STOPPED
+from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, STOPPED_LATER
 from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.errors import UsageError
 from tests.doctored import Doctored, make_sound
@@ -98,7 +98,7 @@ def test_measured_cells_are_independent_samples(studies):
 
 
 def test_studies_that_stopped_when_they_were_narrow_keep_their_level(studies):
-    """Times and their ratio: the nominal level that makes up for stopping is 97.2 %, if either study stopped."""
+    """Times by the level of their own study, ratios by that of studies of which either stopped."""
 
     def stopped(study):
         study.study |= {"until": {"ci_width": 0.05, "at_least": 3, "at_most": 20}}
@@ -109,19 +109,21 @@ def test_studies_that_stopped_when_they_were_narrow_keep_their_level(studies):
         return np.log(own["train_s"]).to_numpy()
 
     widths = {}
+    ordinary, later = (stats.t(4).ppf((1 + level) / 2) for level in (0.95, STOPPED_LATER))
     for name, doctor, both in (("none", slower, nothing), ("b", stopped, nothing), ("both", nothing, stopped)):
         a, b = studies(doctor, both)
         row = cell(compare_studies(a, b), "epoch_average", 4)
         own = times(a)
-        half = math.log(row["a_high"] / row["a_s"]) / (own.std(ddof=1) / math.sqrt(len(own)))
-        widths[name] = half, math.log(row["ratio_high"] / row["ratio"])
-    assert widths["none"][0] == pytest.approx(stats.t(4).ppf(0.975))
-    assert widths["b"][0] == widths["both"][0] == pytest.approx(stats.t(4).ppf((1 + LEVEL_WHEN_STOPPED) / 2))
+        error = own.std(ddof=1) / math.sqrt(len(own))
+        halves = [math.log(row[f"{side}_high"] / row[f"{side}_s"]) / error for side in ("a", "b")]
+        widths[name] = *halves, math.log(row["ratio_high"] / row["ratio"])
+    assert widths["none"][0] == widths["b"][0] == pytest.approx(ordinary)
+    assert widths["b"][1] == widths["both"][0] == widths["both"][1] == pytest.approx(later)
     # Of equal samples, Welch's: eight degrees of freedom.
-    assert widths["none"][1] / stats.t(8).ppf(0.975) == pytest.approx(
-        widths["b"][1] / stats.t(8).ppf((1 + LEVEL_WHEN_STOPPED) / 2)
+    assert widths["none"][2] / stats.t(8).ppf(0.975) == pytest.approx(
+        widths["b"][2] / stats.t(8).ppf((1 + RATIO_WHEN_STOPPED) / 2)
     )
-    assert widths["b"][1] == pytest.approx(widths["both"][1])
+    assert widths["b"][2] == pytest.approx(widths["both"][2])
 
 
 def test_a_test_is_offered_only_where_it_can_reach_its_level(studies):

@@ -178,7 +178,7 @@ def test_an_interrupted_study_keeps_its_numbers_whatever_was_made_again():
 
 
 def test_runs_that_may_follow_are_numbered_on_with_the_others():
-    until = {"ci_width": "5%", "at_least": 2, "at_most": 4}
+    until = {"ci_width": "5%", "at_least": 3, "at_most": 5}
     study = sweep(**POINTS, until=until)
     on = study.continued([("of another study", 7)])
     both = [*study.runs, *study.further], [*on.runs, *on.further]
@@ -187,7 +187,7 @@ def test_runs_that_may_follow_are_numbered_on_with_the_others():
 
 
 def test_until_says_what_repeating_virtual_points_does_not_narrow():
-    until = {"ci_width": "5%", "at_least": 2, "at_most": 4}
+    until = {"ci_width": "5%", "at_least": 3, "at_most": 5}
     said = sweep(**POINTS, until=until).notes
     assert sum("no repetition narrows that" in note for note in said) == 1
     assert not any("narrows" in note for note in sweep(**POINTS, execution="native", until=until).notes)
