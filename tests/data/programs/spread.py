@@ -18,7 +18,7 @@ COMM = MpiCommunicator(WORLD)
 RANK, SIZE = WORLD.rank, WORLD.size
 HOLD = [4, 0, 7, 1, 0, 3, 5, 3]  # uneven, some empty; 23 rows
 ROWS = sum(HOLD)
-LAYOUTS = [1, 3, ROWS, (2, 3), (4, 2), HOLD, [ROWS, 0, 0, 0]]
+LAYOUTS = [1, (4, 2), HOLD, [ROWS, 0, 0, 0]]
 ARRAYS = [
     np.random.default_rng(0).standard_normal((ROWS, 2, 3)),
     np.arange(ROWS, dtype=">i2"),
@@ -70,7 +70,7 @@ def operations(array, layout):
         same(mixed[1].shuffle(how, 4), mixed[0].shuffle(how, 4))
         assert not np.shares_memory(mixed[1].array, spread.array)
     same(spread, whole)
-    for other in (1, 3, (2, 2), [0, 9, ROWS - 9, 0, 0]):
+    for other in ((2, 2), [0, 9, ROWS - 9, 0, 0]):
         same(spread.rechunk(other), whole.rechunk(other))
     other = DsTensor(array[5:].copy(), 4), DsTensor(array[5:].copy(), 4, comm=COMM)
     same(DsTensor.concatenate([spread, other[1], spread]), DsTensor.concatenate([whole, other[0], whole]))
@@ -80,11 +80,11 @@ def operations(array, layout):
     assert collected.dtype == array.dtype
     assert collected.tobytes() == array.tobytes()
     mask = np.arange(ROWS) % 3 == RANK  # each rank its own
-    for index in (7, -1, slice(2, 19, 3), slice(20, 2, -1), [5, 1, 5, RANK], mask, slice(0), ..., None):
+    for index in (-1, slice(20, 2, -3), [5, 1, 5, RANK], mask, slice(0), None):
         assert np.array_equal(spread[index], np.asarray(array[index])), index
         assert spread[index].dtype == np.asarray(array[index]).dtype
     if array.ndim > 1 and array.size:
-        for index in ((slice(3, None), 0), (3, 1), (..., 1), ([1, 2], [0, 1]), array != 0, (RANK, None)):
+        for index in ((slice(3, None), 0), (..., 1), ([1, 2], [0, 1]), array != 0):
             assert np.array_equal(spread[index], np.asarray(array[index])), index
     wanted = np.array([ROWS - 1, 0, RANK, 0])
     assert np.array_equal(spread.rows(wanted), array[wanted])
@@ -102,7 +102,7 @@ def files(folder):
             file["plain"] = array
             file.create_dataset("packed", data=array, chunks=(5, 3), compression="gzip")
     WORLD.Barrier()
-    for layout in (None, 2, (2, 3), HOLD):
+    for layout in (None, HOLD):
         blocks = min(SIZE, ROWS) if layout is None else layout  # by default one for each rank
         whole = DsTensor(array, blocks)
         for made in (
