@@ -24,7 +24,7 @@ class SlowLinks:
         self._plain, self._slow = Network(cluster), Network(cluster.with_slow_links(slow))
 
     def adds(self, operation: str, nbytes: int, ranks: Sequence[int]) -> float:
-        """To a collective (`allreduce`, `reduce`, `broadcast`, `allgather`, `alltoallv`) of `nbytes` among `ranks`."""
+        """To a collective (a method of `Network`, such as `allreduce` or `linear_reduce`) of `nbytes` among `ranks`."""
         before, after = (getattr(network, operation)(nbytes, ranks) for network in (self._plain, self._slow))
         return float(after - before)
 
