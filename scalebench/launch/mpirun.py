@@ -77,6 +77,7 @@ def launch(
                 on_start,
                 on_outcome,
                 stopping,
+                log,
                 part.only(more) if more is not None else None,
             )
             # A first launch that came to nothing may have failed to bind (some containers forbid it).
@@ -161,6 +162,7 @@ class _Launch:
         on_start: Callable[[Run], None],
         on_outcome: Callable[[Run, Outcome], None],
         stopping: Callable[[], bool],
+        log: Callable[[str], None],
         more: Callable[[], list[Run]] | None,
     ) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
@@ -170,6 +172,7 @@ class _Launch:
         self._folders, self._ranks, self._folder = folders, ranks, folder
         self._weights, self._settings = weights_folder, settings
         self._on_start, self._on_outcome, self._stopping, self._more = on_start, on_outcome, stopping, more
+        self._log = log
         self._last: Run | None = None  # the run that was under way when it was said to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
@@ -222,6 +225,7 @@ class _Launch:
     ) -> Death | None:
         """Pass on what the ranks say until they end, or have to be ended. None: it was said to stop."""
         self._since = time.monotonic()
+        watched: Run | None = None
         while process.poll() is None:
             self._hear(events)
             if self._stopping():
@@ -230,9 +234,18 @@ class _Launch:
                     return None
             if not self.left and self._more is not None:
                 self._go_on(further)
+            run = self._under_way
+            if run is not watched:
+                watched = run
+                pulse.watch(run.workers if run is not None else 0)
             pulse.feel()
             elapsed = time.monotonic() - self._since
-            run = self._under_way
+            if run is not None and (silent_s := pulse.hush_s()):
+                self._log(
+                    f"{run.run_id}: no worker has shown a sign of life for {silent_s:.0f} s; "
+                    f"{pulse.stopped(run.workers, server_ranks(run))}. "
+                    f"It is left to its limit of {run.time_limit_s:g} s; Ctrl-C twice abandons it"
+                )
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))
                 return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)

@@ -16,6 +16,7 @@ _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting imp
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
 _SERVER = ("a server", "servers")
+HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and so many times the longest silence before
 _SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
 
 
@@ -60,19 +61,36 @@ class Pulse:
         self._path = path
         self._beats: list[Beat] = read_heartbeats(path)
         self._changed = [time.monotonic()] * len(self._beats)
+        self._watched, self._longest, self._hushed = 0, 0.0, False
 
     @property
     def pids(self) -> list[int]:
         """The processes that ever said they are there."""
         return [beat.pid for beat in read_heartbeats(self._path) if beat.pid]
 
+    def watch(self, workers: int) -> None:
+        """A run of the first `workers` ranks begins."""
+        self._watched, self._longest, self._hushed = workers, 0.0, False
+        self._changed[:workers] = [time.monotonic()] * workers
+
     def feel(self) -> None:
         """Look at the file; call often."""
         now = time.monotonic()
+        before = self._hush_s(now)
         for rank, beat in enumerate(read_heartbeats(self._path)):
             if beat != self._beats[rank]:
                 self._beats[rank] = beat
                 self._changed[rank] = now
+        if self._hush_s(now) < before:
+            self._longest = max(self._longest, before)
+
+    def hush_s(self) -> float:
+        """For how long all workers of the run have been silent, once it is unlike them; 0 before, and ever after."""
+        seconds = self._hush_s(time.monotonic())
+        if self._hushed or seconds <= max(HUSH_S, HUSH_FACTOR * self._longest):
+            return 0.0
+        self._hushed = True
+        return seconds
 
     def stopped(self, workers: int, servers: int = 0) -> str:
         """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
@@ -93,6 +111,9 @@ class Pulse:
         named = [rank for rank in silent if (self._beats[rank].phase, self._beats[rank].beats) == furthest_behind]
         phase = self._beats[named[0]].phase.name.lower()
         return f"{_ranks(named)} had stopped {self._silent_s(named, now):.1f} s before, while {phase}"
+
+    def _hush_s(self, now: float) -> float:
+        return now - max(self._changed[: self._watched], default=now)
 
     def _silent_s(self, ranks: Sequence[int], now: float) -> float:
         return now - max(self._changed[rank] for rank in ranks)

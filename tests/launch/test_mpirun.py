@@ -102,6 +102,17 @@ def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
     assert len(swept.messages) == 6  # a launch for each run that took its launch down
 
 
+def test_a_hush_is_told_and_ends_no_run(tmp_path, monkeypatch):
+    """A rank hangs: the launcher says so at once, where it is told not to wait, and leaves the run to its limit."""
+    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_S", 0.0)
+    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_FACTOR", 0.0)
+    hung = Recorder([faulty("hung", "hang", time_limit_s=4.0)], tmp_path)
+    (said,) = hung.messages
+    assert said.startswith("hung: no worker has shown a sign of life for ")
+    assert said.endswith("It is left to its limit of 4 s; Ctrl-C twice abandons it")
+    assert hung.outcomes["hung"].status == "timeout"
+
+
 # Strategy, which rank, by what, and what is said of it: who had come as far as the one that hangs is named with it.
 STRUCK = {
     "killed server": ("asp", 2, signal.SIGKILL, "failed", r"rank 2 was ended by signal 9 \(Killed.*"),

@@ -60,6 +60,34 @@ def test_the_ranks_furthest_behind_are_the_ones_that_stopped(four, clock):
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
 
 
+def test_a_hush_of_all_workers_is_told_once_when_it_is_unlike_them(four, clock):
+    hearts, pulse = four
+
+    def silent(seconds, *, then):
+        clock.advance(seconds)
+        pulse.feel()
+        told = pulse.hush_s()
+        for rank in then:
+            hearts[rank].beat()
+        pulse.feel()
+        return told
+
+    pulse.watch(2)
+    assert silent(10.0, then=[0, 1]) == 0.0
+    assert silent(90.0, then=[2, 3]) == 0.0, "it has been silent for 10 s before, and others do not count"
+    assert silent(90.0, then=[1]) == 0.0
+    assert silent(190.0, then=[0]) == 0.0
+    assert silent(3700.0, then=[]) == 0.0, "and for 190 s"
+    assert silent(101.0, then=[]) == 3801.0
+    assert silent(5000.0, then=[0]) == 0.0, "it is said once"
+    pulse.watch(2)
+    assert silent(1.0, then=[1]) == 0.0
+    assert silent(59.0, then=[]) == 0.0
+    assert silent(2.0, then=[]) == 61.0
+    pulse.watch(0)
+    assert silent(5000.0, then=[]) == 0.0, "between runs nobody works"
+
+
 def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(four, clock):
     hearts, pulse = four
     for heart in hearts:

@@ -23,6 +23,7 @@ def main() -> None:
     import scalebench.launch.study_run
     from scalebench.cli.main import main as scalebench
 
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left once a command that ends has put its handlers back
     for line in sys.stdin:
         folder, *arguments = json.loads(line)
         stack = os.open(f"{folder}/stack.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
