@@ -120,6 +120,15 @@ def test_rows_of_two_contents_are_not_mixed_nor_compared(scalebench):
     assert [one.rule for one in found if "model_sha256 is" in one.what] == ["mixed-configurations"]
 
 
+def test_an_artifact_finds_the_files_from_wherever_it_is_packed(scalebench, tmp_path, monkeypatch):
+    scalebench(*RUN, *FILES)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    made = write_artifact(Path("../results/mine"), tmp_path / "out", Paper())
+    assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["net.py", "start.npz"]
+    assert made.description.shipment.missing == []
+
+
 def test_an_artifact_has_the_files_that_ran_and_no_other(scalebench, tmp_path, monkeypatch):
     monkeypatch.setenv("USER", "nn")  # called as a module in the code is
     secret = "# https://carla:pw@example.org\n"

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.cluster.load import load_cluster, preset
+from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.models.own import is_own
 from scalebench.models.pinning import checksum
 from scalebench.records.durations import FILE as DURATIONS
+from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
 from scalebench.report.artifact.code import redact_code
 from scalebench.study.load import dump_study, load_study
@@ -39,10 +41,12 @@ class Shipment:
 
     `cluster` is the file that stands for the machine of the records, where virtual runs were made on this machine.
     `is_stated`: its virtual runs are of a machine all of whose costs are stated, so that no calibration charges them.
-    `changed` are those of the missing ones that are there, but not as they were when the study began.
+    Relative paths of the study are seen from the folder that it was `begun_in`. `changed` are those of the missing ones
+    that are there, but not as they were when the study began.
     """
 
     study: Study | None = None
+    begun_in: Path = Path()
     cluster: str = ""
     needs_data: bool = False
     has_calibration: bool = False
@@ -58,16 +62,16 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         ResultsError: a file cannot be read.
         StudyError: study.yaml is not one of this version.
     """
-    shipment, moved = Shipment(), dict[str, str]()
+    shipment, moved = Shipment(begun_in=begun_in(folder) or Path()), dict[str, str]()
     records = target / "results" / name
     records.mkdir(parents=True)
     calibration = folder / CALIBRATION
     if (folder / "study.yaml").is_file():
         study = load_study(folder / "study.yaml", {}, [])
-        if study.calibration is not None:
-            calibration = study.calibration.expanduser()
+        if study.calibration is not None and not calibration.is_file():  # else it has the copy of what charged it
+            calibration = shipment.begun_in / study.calibration.expanduser()
         with suppress(ClusterError):  # a file that is missing is told of as such
-            shipment.is_stated = load_cluster(study.cluster).compute != _HERE
+            shipment.is_stated = _cluster(study, shipment).compute != _HERE
         shipment.study = _ship_inputs(study, target, moved, shipment)
         if study.cluster == _HERE:
             shipment.cluster = _ship(preset(_HERE), target, shipment)
@@ -84,6 +88,11 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     if shipment.has_calibration:
         (records / CALIBRATION).write_text(redact(_read(calibration), names=False), encoding="utf-8")
     return shipment
+
+
+def _cluster(study: Study, shipment: Shipment) -> Cluster:
+    there = shipment.begun_in / study.cluster
+    return load_cluster(there if there.is_file() else study.cluster)
 
 
 def recorded_machines(folder: Path) -> list[dict[str, Any]]:
@@ -144,7 +153,7 @@ def _ship_pinned(
 
     The two checksums differ where a home or a secret in it was hidden: then rows name the new one.
     """
-    source = file.expanduser()
+    source = shipment.begun_in / file.expanduser()
     if pin is not None and source.is_file() and checksum(source) != pin:
         place = f"inputs/{slug(file.name)}"
         shipment.missing.append(place)
@@ -162,7 +171,7 @@ def _ship_pinned(
 def _ship(file: Path, target: Path, shipment: Shipment) -> str:
     """Copy an input; return its place in the artifact, the same whether or not it is still there to be copied."""
     place = f"inputs/{slug(file.name)}"
-    source = file.expanduser()
+    source = shipment.begun_in / file.expanduser()
     if not source.is_file():
         shipment.missing.append(place)
         return place
