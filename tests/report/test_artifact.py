@@ -23,6 +23,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import plot_folder
 from scalebench.launch.scenery import Calibration
+from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
 from scalebench.report.artifact import Paper, load_paper, verify_artifact, write_artifact
 from scalebench.report.artifact.wheel import write_wheel
@@ -189,7 +190,10 @@ def test_what_a_study_names_comes_along_under_names_that_hold_elsewhere(study, t
         "data_dir": f"{home}/data",
     }
     folder = study(places, model=places["model"], cluster=places["cluster"])
+    keep_planned(folder, [Planned("r", "h", "virtual")], begun_in=tmp_path)
+    assert begun_in(folder) == tmp_path
     root = write_artifact(folder, tmp_path / "out", Paper()).folder
+    assert begun_in(root / "results" / "mine") == root.resolve(), "there, and not at the author's, begin its paths"
     shipped = load_study(root / "results" / "mine" / "study.yaml", {}, [])
     assert shipped.model.name == "inputs/net.py:build"
     assert shipped.cluster == "inputs/our-cluster.yaml"

@@ -80,7 +80,11 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     for table in ("runs.csv", "epochs.csv", "planned.json", DURATIONS):
         if (folder / table).is_file():
             text = _moved(redact(_read(folder / table), names=False), moved)
-            (records / table).write_text(_without_names(text) if table == "runs.csv" else text, encoding="utf-8")
+            if table == "runs.csv":
+                text = _without_names(text)
+            if table == "planned.json":  # in the artifact, paths are seen from its top
+                text = re.sub(r'"begun_in": "[^"]*"', '"begun_in": "../.."', text)
+            (records / table).write_text(text, encoding="utf-8")
     for file in sorted((folder / "provenance").glob("*.json")):
         (records / "provenance").mkdir(exist_ok=True)
         (records / "provenance" / file.name).write_text(redact(_read(file), names=False), encoding="utf-8")
