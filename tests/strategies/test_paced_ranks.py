@@ -107,7 +107,7 @@ def test_the_pace_changes_the_clock_and_not_the_weights(launched, scenery, name,
     for rank, worker in enumerate(workers):
         factor = SLOW if rank == paced.workers - 1 else 1.0
         least = worker.optimizer_steps * STEP_S * factor
-        assert (worker.train_s if worker.compute_s is None else worker.compute_s) >= least * (1 - 1e-9)
+        assert (worker.train_s if worker.compute_s is None else worker.compute_s) >= least * (1 - 1e-6)
         assert worker.paced_overrun is not None
     kept = {run.run_id: np.load(folder / f"{run.run_id}.npz") for run in (native, paced)}
     found, unpaced = kept[paced.run_id]["final"], kept[native.run_id]["final"]
