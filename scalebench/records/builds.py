@@ -18,6 +18,7 @@ from typing import Any
 from scalebench.records.machine import output_of, text_of
 
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
+_FIRST_BYTES = 64 << 20
 # What of Open MPI moves messages and accelerator memory.
 _OPEN_MPI_FRAMEWORKS = ("pml", "btl", "mtl", "osc", "coll", "accelerator", "op")
 _LONG_FACTS = ("config:cli", "option:threads")  # whose values hold colons
@@ -173,7 +174,12 @@ def _gloo_transports() -> list[str]:
     library = folder / "lib/libtorch_cpu.so" if folder else None
     if library is None or not library.exists():
         return []
-    return [name for name in ("tcp", "uv", "ibverbs") if _holds(library, f"4gloo9transport{len(name)}{name}")]
+    symbols = {name: f"4gloo9transport{len(name)}{name}" for name in ("tcp", "uv", "ibverbs")}
+    for within in (_FIRST_BYTES, None):  # of half a gigabyte: the names lie together, as a rule near the beginning
+        found = [name for name, symbol in symbols.items() if _holds(library, symbol, within)]
+        if found:
+            return found
+    return []
 
 
 def _with_class(library: Path, kind: str, names: Iterable[str]) -> list[str]:
@@ -181,9 +187,10 @@ def _with_class(library: Path, kind: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if _holds(library, f"{len(name + kind)}{name}{kind}")]
 
 
-def _holds(library: Path, symbol: str) -> bool:
+def _holds(library: Path, symbol: str, within: int | None = None) -> bool:
+    """Whether `symbol` is in the first `within` bytes of `library`."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(symbol.encode()) >= 0
+        return content.find(symbol.encode(), 0, len(content) if within is None else within) >= 0
 
 
 def _folder_of(package: str) -> Path | None:
