@@ -46,6 +46,8 @@ class Net(torch.nn.Linear):
 @pytest.fixture
 def scalebench(tmp_path, monkeypatch, capsys, scenery):
     monkeypatch.chdir(tmp_path)
+    # How long real engines take to be measured says how busy the machine is.
+    monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", lambda *_, **__: scenery.engines)
     given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
