@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.blocks import Cell
 from scalebench.analysis.bounds import quantile
-from scalebench.analysis.comparing import ratios
+from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import deviation, percent
-from scalebench.analysis.grouping import cells
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
-from scalebench.analysis.places import PLACE, counted, place
+from scalebench.analysis.places import PLACE, counted, listed, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
@@ -31,31 +28,6 @@ SPREAD_LIMIT = 0.10
 DRIFT_LIMIT = 0.02
 VIRTUAL_ERROR_LIMIT = 0.15
 _MOST_RUNS = 200  # that anybody would be asked for
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the rules look at."""
-
-    results: Results
-    table: pd.DataFrame  # of cells
-    compared: pd.DataFrame  # with baselines
-
-    @classmethod
-    def of(cls, results: Results) -> Evidence:
-        return cls(results, cells(results), ratios(results))
-
-    @cached_property
-    def runs(self) -> list[Cell]:
-        """Every cell's times one by one."""
-        return by_block(self.results)
-
-    def measured(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """The repeated cells of each execution that measures times."""
-        for execution in MEASURED:
-            own = self.table[(self.table["execution"] == execution) & (self.table["n"] > 1)]
-            if len(own):
-                yield execution, own
 
 
 Rule = Callable[[Evidence], Iterator[Finding]]
@@ -214,7 +186,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
                 else "their interval holds the calibration's spread only"
             ),
             where,
-            "run natively what this machine can hold: --execution auto",
+            _to_check(evidence.results),
         )
     elif not error.known:
         yield Finding(
@@ -279,6 +251,15 @@ def _to_settle(table: pd.DataFrame) -> str:
     if not enough:
         return "the difference, if there is one, is too small for repetitions to show: say that none was found"
     return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"
+
+
+def _to_check(results: Results) -> str:
+    """How virtual times could be checked: this machine can run natively what stands for itself only."""
+    runs = results.completed
+    other = sorted(set(runs.loc[runs["execution"] == "virtual", "cluster"].dropna()) - {"this-machine"})
+    if other:
+        return f"quote them as a simulation; only native runs on {listed(other)} itself could check it"
+    return "run natively what this machine can hold: --execution auto"
 
 
 def _times(execution: str, count: int) -> str:

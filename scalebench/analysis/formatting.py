@@ -12,6 +12,11 @@ def is_interval(low: float, high: float) -> bool:
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
 
 
+def is_equal(difference: float, low: float, high: float, n: int) -> bool:
+    """Whether a metric was the same with each of `n` seeds, as where one computation was made twice."""
+    return abs(difference) <= 1e-9 and (n == 1 or abs(high - low) <= 1e-9)
+
+
 def seconds(value: float) -> str:
     """Three significant digits with the unit that suits them: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
     if not math.isfinite(value):

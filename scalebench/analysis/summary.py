@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.claims import Evidence, doubts
+from scalebench.analysis.claims import doubts
+from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.formatting import (
     EMPTY,
     deviation,

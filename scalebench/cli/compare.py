@@ -183,10 +183,12 @@ def _title(found: Comparison, first: dict[Hashable, Any]) -> str:
 
 
 def _difference(row: dict[Hashable, Any]) -> str:
-    from scalebench.analysis.formatting import EMPTY
+    from scalebench.analysis.formatting import EMPTY, is_equal
 
     if not math.isfinite(row["metric_difference"]):
         return EMPTY
+    if is_equal(row["metric_difference"], row["metric_low"], row["metric_high"], row["metric_n"]):
+        return "equal"
     text = f"{row['metric_difference']:+.3f}"
     if math.isfinite(row["metric_low"]):
         text += f" [{row['metric_low']:+.3f}, {row['metric_high']:+.3f}]"

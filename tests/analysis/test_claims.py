@@ -98,6 +98,8 @@ def checked(factor):
 
 def test_a_simulation_is_doubted_where_nothing_checks_it_or_it_is_far_off(study):
     assert rules(study(rows=repeated(steady(5), execution="virtual")))["virtual-error"].severity == "note"
+    other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
+    assert "only native runs on juwels itself could check it" in rules(study(rows=other))["virtual-error"].fix
     far = rules(study(rows=checked(1.4)))["virtual-error"]
     assert (far.severity, "differ from native ones by 40 %" in far.what) == ("warning", True)
     assert "virtual-error" not in rules(study(rows=checked(1.05)))

@@ -141,3 +141,9 @@ def test_the_command_imports_nothing_heavy_before_it_is_called():
     program = f"import sys, scalebench.cli.compare; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_metrics_that_are_equal_with_every_seed_are_said_to_be(call):
+    out, _ = call("before", "before")
+    assert "equal" in out
+    assert "+0.000" not in out
