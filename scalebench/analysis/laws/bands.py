@@ -8,7 +8,7 @@ The first part: s2 = sum W (mean log residual)^2 / (counts - coefficients above 
 means lie from the law, not by the repetitions alone, so what the law cannot follow widens the band, and repeating a run
 does not hide it. The second part: whole repetitions are slower or faster than others (drift; a calibration drawn anew),
 which shifts the curve as a whole. v = MS / (counts x repetitions) with MS the mean square between repetitions, and 0
-where an F test sees none at the 25 % level: as high as that because a test that misses a drift costs coverage, and a
+where an F test sees none at the 15 % level: as high as that because a test that misses a drift costs coverage, and a
 drift that is not there a little width (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944, doi:10.1214/aoms/1177731284).
 Virtual repetitions are draws of one calibration, which more draws do not make surer: there v = MS / counts
 (1 + 1 / repetitions). Where native runs check virtual times, their error d adds what it would do if all worker counts
@@ -16,9 +16,10 @@ were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W
 what is asked: the first for the curve, the second for its shape.
 
 Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
-Satterthwaite's degrees of freedom. Because the choice of a law is itself uncertain, the limits are those of all laws
-together, each with its Akaike weight w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal. 56(9),
-2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025.
+Satterthwaite's degrees of freedom; where the drift is the larger part no more than the drift's own, as Satterthwaite's
+are too many there (docs/statistics.md). Because the choice of a law is itself uncertain, the limits are those of all
+laws together, each with its Akaike weight w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal.
+56(9), 2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 FEWEST_REPETITIONS = 3
 FEWEST_COUNTS = 5
 _TAIL = 0.025
-_BLOCKS_SEEN = 0.25
+_BLOCKS_SEEN = 0.15
 _BISECTIONS = 22  # a few millionths of the width
 
 
@@ -162,6 +163,8 @@ def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError |
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
+    by_drift = alike * shared.variance > own
+    freedom = np.where(by_drift, np.minimum(freedom, shared.freedom), freedom)
     return np.sqrt(np.maximum(total, 1e-300)), freedom
 
 
