@@ -7,7 +7,7 @@ from scipy import stats
 
 from scalebench.errors import StudyError
 from scalebench.jitter import jitter_source
-from scalebench.study.spec import Unevenness, VirtualOptions
+from scalebench.study.unevenness import Unevenness, VirtualOptions
 
 
 @pytest.mark.parametrize("kind", ["measured", "normal", "lognormal", "exponential"])

@@ -25,7 +25,8 @@ from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
 from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.study.load import load_study
-from scalebench.study.spec import Study, VirtualOptions
+from scalebench.study.spec import Study
+from scalebench.study.unevenness import VirtualOptions
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
 

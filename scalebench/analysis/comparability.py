@@ -19,7 +19,7 @@ from scalebench.analysis.surroundings import ABSENT, DECISIVE, calibration_of, c
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.study.load import load_study
-from scalebench.study.spec import VirtualOptions
+from scalebench.study.unevenness import VirtualOptions
 
 MATCH = ["execution", "engine", "label", "workers"]  # what a cell of one study and its counterpart have in common
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]

@@ -10,7 +10,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.errors import ClusterError
 from scalebench.stated import Stated
-from scalebench.study.spec import Name, SlowLinks, Training, Unevenness
+from scalebench.study.spec import Name, Training
+from scalebench.study.unevenness import SlowLinks, Unevenness
 
 _Source = Field(
     min_length=3, description="where the numbers of this block come from; `assumed` with a range if nowhere"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from scalebench.clock import sleep_until
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
-from scalebench.study.spec import SlowLinks as Factors
+from scalebench.study.unevenness import SlowLinks as Factors
 
 
 class SlowLinks:

@@ -20,7 +20,8 @@ from scalebench.launch import engines
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.spec import Component, Execution, Run, Study, Training, VirtualOptions, slug
+from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
+from scalebench.study.unevenness import VirtualOptions
 
 _ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP})
 VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE

@@ -15,7 +15,8 @@ from scalebench.launch import engines
 from scalebench.launch.matrix import describe_strategies
 from scalebench.launch.mpirun import launch
 from scalebench.strategies import registry
-from scalebench.study.spec import Component, Run, VirtualOptions
+from scalebench.study.spec import Component, Run
+from scalebench.study.unevenness import VirtualOptions
 from scalebench.virtual.engine import simulate
 
 STEP_S, SLOW = 1e-3, 3.0

@@ -1,0 +1,98 @@
+"""How workers and links differ from one another, and how virtual runs are timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
+
+from scalebench.errors import StudyError
+from scalebench.jitter import MOST_SIGMA
+from scalebench.stated import Stated
+
+
+class SlowWindow(Stated):
+    """A worker computes `factor` times as long between two moments of the training time."""
+
+    rank: NonNegativeInt
+    from_s: float = Field(0.0, ge=0, description="seconds after training began")
+    until_s: PositiveFloat
+    factor: PositiveFloat
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> SlowWindow:
+        if self.until_s <= self.from_s:
+            raise ValueError(f"a window from {self.from_s:g} s until {self.until_s:g} s is empty")
+        return self
+
+
+def _link_name(key: Any) -> str:
+    """`3`: the cards of node 3; `0-2`: the way between nodes 0 and 2, whichever is said first."""
+    ends = str(key).split("-")
+    if len(ends) > 2 or not all(end.isdecimal() for end in ends) or len(set(ends)) < len(ends):
+        raise ValueError(f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}")
+    return "-".join(sorted(ends, key=int))
+
+
+SlowLinks = dict[Annotated[str, BeforeValidator(_link_name)], Annotated[float, Field(ge=1)]]
+
+
+class Unevenness(Stated):
+    """How workers and links differ; a study says it of its runs, a cluster file of the cluster."""
+
+    jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
+    jitter_sigma: float = Field(
+        0.05, ge=0, le=10, description="standard deviation of a stated jitter, relative to a step's mean time"
+    )
+    slowdown: dict[NonNegativeInt, PositiveFloat] = Field(
+        default_factory=dict, description="compute factor per worker rank"
+    )
+    slow_windows: list[SlowWindow] = Field([], description="compute factors of workers for a while")
+    slow_links: SlowLinks = Field(
+        {}, description="node, or node-node: how many times slower its cards, or the way between them, are"
+    )
+
+    @model_validator(mode="after")
+    def _steps_take_time(self) -> Unevenness:
+        if fault := self.too_wide():
+            raise ValueError(fault)
+        return self
+
+    def too_wide(self) -> str:
+        """What is wrong with a jitter so wide that steps would take less than no time; empty: nothing."""
+        most = MOST_SIGMA.get(self.jitter, self.jitter_sigma)
+        if self.jitter_sigma <= most:
+            return ""
+        return (
+            f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, got {self.jitter_sigma:g}; use lognormal"
+        )
+
+    def slowness(self, rank: int) -> Callable[[float], float] | None:
+        """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
+        windows = [window for window in self.slow_windows if window.rank == rank]
+
+        def factor(now: float) -> float:
+            return math.prod(window.factor for window in windows if window.from_s <= now < window.until_s)
+
+        return factor if windows else None
+
+
+class VirtualOptions(Unevenness):
+    """How virtual runs are timed; paced runs have all but `collective` and `ties` too, and a jitter only if stated."""
+
+    collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
+    ties: Literal["seeded", "rank"] = "seeded"
+
+    def over(self, cluster: Unevenness) -> VirtualOptions:
+        """These options, and of the `cluster` what they leave unsaid.
+
+        Raises:
+            StudyError: the two do not go together.
+        """
+        said = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
+        both = self.model_copy(update=said)
+        if fault := both.too_wide():
+            raise StudyError(f"virtual: {fault}")
+        return both
