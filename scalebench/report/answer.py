@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import pandas as pd
+
 from scalebench.analysis import Results, agreement, differences, median_error, virtual_error
-from scalebench.analysis.bounds import METRIC_FROM
+from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
 from scalebench.analysis.formatting import deviation, seconds
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import NOTHING_VARIES
@@ -49,9 +51,9 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
         return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
     fastest = headline(found)
     ties = _ties(fastest, found, results)
-    first = max((fastest, *ties), key=lambda one: one.metric) if ties else fastest
+    first = _most_accurate(fastest, ties)
     sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
-    tied = [one.label for one in (fastest, *ties) if one is not first]
+    tied = [one for one in (fastest, *ties) if one is not first]
     return Answer(question, sentence, tuple(_beside(first, found, tied, results)))
 
 
@@ -125,14 +127,28 @@ def _ties(fastest: Comparison, found: list[Comparison], results: Results) -> lis
     """The strategies beside `fastest` whose difference from it has an interval that holds zero."""
     ties = []
     for one in _rivals(fastest, found):
-        table = differences(results, one.label, fastest.label) if one is not fastest else None
-        if table is None:
+        if one is fastest:
             continue
-        own = (table["execution"] == one.execution) & (table["workers"] == one.workers)
-        own &= (table["engine_a"] == one.engine) & (table["engine_b"] == one.engine)
-        if ((table["ratio_low"] <= 1) & (table["ratio_high"] >= 1) & own).any():
+        own = _differences(one, fastest, results)
+        if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
             ties.append(one)
     return ties
+
+
+def _differences(one: Comparison, other: Comparison, results: Results) -> pd.DataFrame:
+    """How `one` differs from `other`, both of one place."""
+    table = differences(results, one.label, other.label)
+    own = (table["execution"] == one.execution) & (table["workers"] == one.workers)
+    return table[own & (table["engine_a"] == one.engine) & (table["engine_b"] == one.engine)]
+
+
+def _most_accurate(fastest: Comparison, ties: list[Comparison]) -> Comparison:
+    """Of those that tie the one with the highest mean metric; the fastest where that is theirs too, or not measured."""
+    alike = [fastest, *ties]
+    if not all(math.isfinite(one.metric) for one in alike):
+        return fastest
+    highest = max(one.metric for one in alike)
+    return max((one for one in alike if highest - one.metric <= SAME_METRIC), key=lambda one: one.saved)
 
 
 def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
@@ -141,12 +157,13 @@ def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
     return [one for one in found if (one.execution, one.engine, one.workers) == place]
 
 
-def _beside(first: Comparison, found: list[Comparison], tied: list[str], results: Results) -> Iterator[Sentence]:
+def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], results: Results) -> Iterator[Sentence]:
     """Chosen from how many, from how many workers on, what is without loss, what the other executions say."""
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
     rivals = _rivals(first, found)
     if len(rivals) > 1:
-        yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {_place(first, tied)}.")
+        standing = _standing(first, tied, results)
+        yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {standing}.")
     if since := _since(first, same):
         yield _plain(f"Its saving is shown {since}.")
     if first.costs_metric and len(rivals) > 1:
@@ -166,13 +183,31 @@ def _beside(first: Comparison, found: list[Comparison], tied: list[str], results
         yield _plain("No native run checks the virtual times of this study." if error is None else off)
 
 
-def _place(first: Comparison, tied: list[str]) -> str:
+def _standing(first: Comparison, tied: list[Comparison], results: Results) -> str:
     """Where it stands among its rivals."""
-    if tied:
-        word = metric_word(first.metric_name or "accuracy")
-        best = f"; it has the highest {word} of these" if first.metric_n else ""
-        return f"it ties for the least time with {listed(tied)}: the intervals of their differences hold zero{best}"
-    return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
+    if not tied:
+        return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
+    names = listed(one.label for one in tied)
+    place = f"it ties for the least time with {names}: the intervals of their differences hold zero"
+    return "; ".join([place, *_accuracy_among(first, tied, results)])
+
+
+def _accuracy_among(first: Comparison, tied: list[Comparison], results: Results) -> Iterator[str]:
+    """How its metric stands among those it ties with; a difference is shown where its interval lies above zero."""
+    if not all(math.isfinite(one.metric) for one in (first, *tied)):
+        return
+    word = metric_word(first.metric_name or "accuracy")
+    lower = [one for one in tied if first.metric - one.metric > SAME_METRIC]
+    if not lower:
+        yield f"{'both' if len(tied) == 1 else 'all of these'} have the same mean {word}"
+        return
+    unshown = [one.label for one in lower if not (_differences(first, one, results)["metric_low"] > 0).any()]
+    doubt = ", no difference shown" if unshown else ""
+    doubt += f" from {listed(unshown)}" if 0 < len(unshown) < len(lower) else ""
+    if len(lower) < len(tied):
+        yield f"none of these has a higher mean {word}{doubt}"
+    else:
+        yield f"it has the highest {'mean ' if unshown else ''}{word} of these{doubt}"
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:

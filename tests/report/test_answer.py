@@ -149,13 +149,39 @@ def test_a_tie_is_told_as_one_and_decided_by_the_metric(keep):
     """Faster by a thousandth in the mean, with noise of percents: no reason to name the one and not the other."""
     noise = (1.1, 0.9, 1.1, 0.9, 1.02)
     seconds = [0.999 * time * factor for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)]
-    worse = [metric - 0.03 for metric in ACCURACY["epoch_average"]]
+    losses = (0.03, 0.032, 0.028, 0.031, 0.03)
+    worse = [metric - loss for metric, loss in zip(ACCURACY["epoch_average"], losses, strict=True)]
     one = said(keep, cell("allreduce"), cell("epoch_average"), cell("epoch_async", seconds, worse))
     assert as_text(one.sentence).startswith("At 8 workers, epoch_average takes 50 % less time")
     assert as_text(one.beside[0]) == (
         "Of the 2 strategies compared at 8 workers it ties for the least time with epoch_async: the intervals of their "
         "differences hold zero; it has the highest accuracy of these."
     )
+
+
+TIED = [1.001 * time * noise for time, noise in zip(SECONDS["epoch_average"], (1.1, 0.9, 1.1, 0.9, 1.02), strict=True)]
+
+
+def test_means_that_rounding_parts_leave_the_headline_to_the_fastest(keep):
+    """(0.1 + 0.2) + 0.3 is more than 0.1 + (0.2 + 0.3): that is no accuracy."""
+    metrics = (0.9111111111111111, 0.9, 0.9222222222222223, 0.91, 0.905)
+    upset = [metric + 2e-16 for metric in metrics]
+    one = said(keep, cell("allreduce"), cell("epoch_average", accuracy=metrics), cell("epoch_async", TIED, upset))
+    assert as_text(one.sentence).startswith("At 8 workers, epoch_average takes 50 % less time")
+    text = as_text(one.beside[0])
+    assert text.endswith(
+        "with epoch_async: the intervals of their differences hold zero; both have the same mean accuracy."
+    )
+
+
+def test_a_higher_mean_without_an_interval_above_zero_is_no_difference(keep):
+    """The rival is ahead by 0.4 points in the mean, in two seeds of five behind."""
+    metrics = (0.95, 0.94, 0.96, 0.945, 0.95)
+    ahead = [metric + change for metric, change in zip(metrics, (0.02, -0.01, 0.02, -0.01, 0.0), strict=True)]
+    one = said(keep, cell("allreduce"), cell("epoch_average", accuracy=metrics), cell("epoch_async", TIED, ahead))
+    assert "epoch_async" in as_text(one.sentence)
+    text = as_text(one.beside[0])
+    assert text.endswith("; it has the highest mean accuracy of these, no difference shown.")
 
 
 def test_two_seeds_cannot_tell_whether_a_metric_differs(keep):
