@@ -239,8 +239,10 @@ class Dssp(Asynchronous):
     more than r, and `upper` is never enforced.
     """
 
-    lower: int = Field(3, ge=0, description="s_L: lead with which everybody goes on")
-    upper: int = Field(15, ge=0, description="s_U: largest lead that the fastest may be granted; lower or more")
+    lower: int = Field(3, ge=0, le=10_000, description="s_L: lead with which everybody goes on")
+    upper: int = Field(
+        15, ge=0, le=10_000, description="s_U: largest lead that the fastest may be granted; lower or more"
+    )
     bound: server_rules.Bound = Field("strict", description="whether `upper` is enforced")
 
     name: ClassVar[str] = "dssp"

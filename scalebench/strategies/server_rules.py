@@ -156,14 +156,26 @@ class Dynamic(Bounded):
         return credits > 0
 
     def _more_pushes(self, worker: int, now: float) -> int:
-        """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's."""
+        """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's.
+
+        Both ascend, so that one walk along them meets every neighbour: O(s_U - s_L) a push.
+        """
         slowest = min(self._racing() or range(self.workers), key=lambda q: (self.pushes[q], q))
-        if math.isnan(self._interval[worker]) or math.isnan(self._interval[slowest]):
+        own, other = self._interval[worker], self._interval[slowest]
+        if math.isnan(own) or math.isnan(other):
             return 0
-        reach = range(self._upper - self.staleness + 1)
-        meetings = [self._last[slowest] + (k + 1) * self._interval[slowest] for k in reach]
-        distance = [min(abs(at - (now + r * self._interval[worker])) for at in meetings) for r in reach]
-        return distance.index(min(distance))
+        most, last = self._upper - self.staleness, self._last[slowest]
+        before, after, k = -math.inf, last + other, 0  # the slowest worker's pushes around that of r
+        best, nearest = 0, math.inf
+        for r in range(most + 1):
+            push = now + r * own
+            while after <= push:
+                k += 1
+                before, after = after, last + (k + 1) * other if k <= most else math.inf
+            distance = min(push - before, after - push)
+            if distance < nearest:
+                best, nearest = r, distance
+        return best
 
 
 class Elastic(Gate):

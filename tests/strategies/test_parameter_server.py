@@ -212,6 +212,7 @@ def test_steady_jitter_does_not_freeze_where_the_server_updates(play):
     [
         ("ssp", {"staleness": -1}, r"strategy ssp: option 'staleness': .* greater than or equal to 0"),
         ("dssp", {"lower": 5, "upper": 3}, r"strategy dssp: option 'upper': expected at least lower \(5\), got 3"),
+        ("dssp", {"upper": 10**9}, r"strategy dssp: option 'upper': .*less than or equal to 10000, got 1000000000"),
         ("dssp", {"bound": "loose"}, r"strategy dssp: option 'bound': .* 'strict' or 'paper'"),
         ("elastic_bsp", {"lookahead": 0}, r"strategy elastic_bsp: option 'lookahead'"),
         ("bsp", {"shards": 0}, r"strategy bsp: option 'shards'"),

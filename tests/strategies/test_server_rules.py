@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,58 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
     assert gate.on_push(1, 9.0) == [1]  # the lead is 3 > s_L: worker 0 goes on waiting
     assert gate.on_push(1, 12.0) == [1]
     assert gate.on_push(1, 15.0) == [0, 1]
+
+
+def nearest_meeting(now, own, last, other, span):
+    """The controller's rule to the letter: every r against every predicted push of the slowest worker."""
+    meetings = [last + (k + 1) * other for k in range(span + 1)]
+    distance = [min(abs(at - (now + r * own)) for at in meetings) for r in range(span + 1)]
+    return distance.index(min(distance))
+
+
+def granted(before, now, before_of_other, last, span):
+    """r by DSSP(0, span) when worker 0, whose last push was at `before`, comes `now`; paper's credits are r itself."""
+    gate = Dynamic(2, 100, 0, span, "paper")
+    for worker, at in ((0, before), (1, before_of_other), (0, before), (1, last), (0, now)):
+        gate.on_push(worker, at)
+    return gate._credits[0]
+
+
+quarters = st.integers(0, 30).map(lambda each: each / 4)  # ties are the rule, not the exception
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    times=st.one_of(st.tuples(*[quarters] * 4), st.tuples(*[st.floats(0.0, 1e3)] * 4)),
+    span=st.integers(0, 40),
+)
+def test_dssp_controller_weighs_every_push_against_every_other(times, span):
+    own, other, last, ahead = times
+    before, now = last + ahead, last + ahead + own
+    before_of_other = last - other
+    expected = nearest_meeting(now, now - before, last, last - before_of_other, span)
+    assert granted(before, now, before_of_other, last, span) == expected
+
+
+def test_dssp_controller_takes_one_walk_along_its_bounds():
+    """Seconds that count how often they are subtracted: at s_U - s_L = 10,000, some for each r, not one per r and k."""
+    taken = itertools.count()
+
+    class Seconds(float):
+        def __sub__(self, other):
+            next(taken)
+            return Seconds(float(self) - other)
+
+        def __add__(self, other):
+            return Seconds(float(self) + other)
+
+        def __rmul__(self, times):
+            return Seconds(times * float(self))
+
+    span = 10_000
+    r = granted(Seconds(0.0), Seconds(1.0), Seconds(0.0), Seconds(math.pi), span)
+    assert span < next(taken) < 5 * span
+    assert abs((1 + r) / math.pi % 1 - 0.5) > 0.49  # 1 + r is nearly a multiple of pi
 
 
 def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
