@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from zlib import crc32
 
 import numpy as np
@@ -47,7 +48,8 @@ class DsTensor:
     got, bit for bit. Where one rank cannot go on, all of them raise.
 
     Raises:
-        DataError: fewer rows than blocks, sizes that do not add up to the rows, or ranks that give different tensors.
+        DataError: `array` or `blocks` is none, there are fewer rows than blocks, sizes do not add up to the rows, or
+            ranks give different tensors.
 
     >>> [len(block) for block in DsTensor(np.arange(10), 4)]
     [3, 3, 2, 2]
@@ -59,12 +61,12 @@ class DsTensor:
     block_sizes: Ints
 
     def __init__(self, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> None:
-        self._take(lambda: nullcontext(array), blocks, comm)
+        self._take(lambda: nullcontext(_as_array(array)), blocks, comm)
 
     @classmethod
     def from_array(cls, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
         """`array`, not copied; with `comm`, which gets the whole of it on each rank, a copy of the blocks held here."""
-        return cls(np.asanyarray(array), blocks, comm)
+        return cls(array, blocks, comm)
 
     @classmethod
     def from_npy(cls, path: Path, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -291,25 +293,57 @@ def _among(comm: Peers | None) -> Alone | Ranks:
     return Ranks(comm)
 
 
+def _as_array(array: Any) -> NDArray[Any]:
+    try:
+        return np.asanyarray(array)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, a tensor with gradients
+        raise DataError(f"a ds-tensor needs an array, got a {type(array).__name__}: {error}") from None
+
+
 def _laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid]:
     """Block sizes and grid."""
     if blocks is None:
         blocks = max(1, min(ranks, length))
-    if isinstance(blocks, int | np.integer):
-        blocks = (int(blocks), 1)
+    if _is_count(blocks):
+        blocks = (blocks, 1)
     if isinstance(blocks, tuple):
+        if len(blocks) != 2 or not all(map(_is_count, blocks)):
+            raise _no_blocks(blocks)
         grid = (int(blocks[0]), int(blocks[1]))
         return _cut_evenly(length, grid), grid
-    sizes: Ints = np.asarray(blocks, dtype=np.int64)
-    if sizes.sum() != length or (sizes < 0).any():
-        raise DataError(f"block sizes add up to {sizes.sum()}, expected the {length} rows")
+    sizes = _sizes(blocks)
+    if sizes.min() < 0:
+        raise DataError(f"a block of {sizes.min()} rows; sizes are 0 or more")
+    if (total := sum(sizes.tolist())) != length:
+        raise DataError(f"block sizes add up to {total}, expected the {length} rows")
     return sizes, (len(sizes), 1)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _sizes(blocks: Any) -> Ints:
+    try:
+        sizes = np.asarray(blocks)
+    except (ValueError, TypeError, RuntimeError):
+        raise _no_blocks(blocks) from None
+    if sizes.ndim != 1 or len(sizes) == 0 or sizes.dtype.kind not in "iu":
+        raise _no_blocks(blocks)
+    return sizes.astype(np.int64)
+
+
+def _no_blocks(blocks: Any) -> DataError:
+    got = " ".join(reprlib.repr(blocks).split())
+    return DataError(f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}")
 
 
 def _cut_evenly(length: int, grid: Grid) -> Ints:
     parts = grid[0] * grid[1]
     if min(grid) < 1:
         raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
+    if length == 0:
+        raise DataError("there are no rows to cut into blocks; give rows, or sizes of 0 such as [0]")
     if parts > length:
         raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
     return cut(length, parts)

@@ -155,3 +155,12 @@ def test_a_rank_that_fails_keeps_its_own_error_and_the_others_name_it():
     for error in (first, third):
         assert isinstance(error, DataError)
         assert str(error) == "rank 1: in two"
+
+
+def test_what_no_rank_can_cut_is_the_same_error_on_every_rank():
+    for array, blocks in [([[1, 2], [3, 4]], [[6, 7]]), (np.zeros(13), 2.5), (np.zeros((0, 3)), None), ([[1], []], 1)]:
+        errors = Threads(3).all_do(lambda comm, array=array, blocks=blocks: DsTensor(array, blocks, comm))
+        assert {type(error) for error in errors} == {DataError}
+        assert len({str(error) for error in errors}) == 1
+    made = Threads(2).all_do(lambda comm: DsTensor([[1, 2], [3, 4]], 2, comm))
+    assert [tensor.array.tolist() for tensor in made] == [[[1, 2]], [[3, 4]]]

@@ -62,11 +62,59 @@ def test_npz_reads_the_named_array(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [(4, "4 blocks but 3 samples"), (0, "at least one"), ([1, 1], "add up to 2"), ([4, -1], "add up to 3")],
+    [
+        (4, "4 blocks but 3 samples"),
+        (0, "at least one"),
+        ([1, 1], "block sizes add up to 2, expected the 3 rows"),
+        ([4, -1], "a block of -1 rows; sizes are 0 or more"),
+        ([2**62, 2**62, 2**62, 2**62 + 3], f"add up to {2**64 + 3}, expected"),
+    ],
 )
 def test_impossible_blocks_are_refused(blocks, message):
     with pytest.raises(DataError, match=message):
         DsTensor(np.zeros(3), blocks)
+    with pytest.raises(DataError, match=message):
+        DsTensor(np.zeros(3)).rechunk(blocks)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "got"),
+    [
+        ((2, 2, 2), "(2, 2, 2)"),
+        ((3,), "(3,)"),
+        ((True, 1), "(True, 1)"),
+        ((1, 2.0), "(1, 2.0)"),
+        (2.5, "2.5"),
+        ("3", "'3'"),
+        (True, "True"),
+        (np.array(3), "array(3)"),
+        ([[1, 2]], "[[1, 2]]"),
+        ([[1], [2, 3]], "[[1], [2, 3]]"),
+        ([1.5, 1.5], "[1.5, 1.5]"),
+        (["1", 2], "['1', 2]"),
+        ([], "[]"),
+        (np.ones((1, 3), dtype=int), "array([[1, 1, 1]])"),
+    ],
+)
+def test_what_says_no_blocks_is_refused_by_what_would(blocks, got):
+    for act in (lambda: DsTensor(np.zeros(3), blocks), lambda: DsTensor(np.zeros(3)).rechunk(blocks)):
+        with pytest.raises(DataError) as raised:
+            act()
+        assert str(raised.value) == f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
+
+
+def test_no_rows_have_blocks_only_where_sizes_say_so():
+    for blocks in (None, 1, (1, 1)):
+        with pytest.raises(DataError, match=r"^there are no rows to cut into blocks; give rows, or sizes of 0"):
+            DsTensor(np.zeros((0, 3)), blocks)
+    assert [block.shape for block in DsTensor(np.zeros((0, 3)), [0, 0])] == [(0, 3), (0, 3)]
+
+
+def test_what_numpy_makes_an_array_of_is_one():
+    tensor = DsTensor([[1, 2], [3, 4], [5, 6]], 2)
+    assert [block.tolist() for block in tensor] == [[[1, 2], [3, 4]], [[5, 6]]]
+    with pytest.raises(DataError, match="a ds-tensor needs an array, got a list: "):
+        DsTensor([[1], [2, 3]], 1)
 
 
 def test_unreadable_files_are_one_line(tmp_path):
