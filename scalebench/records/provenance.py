@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.records import builds, machine
+from scalebench.records.credentials import MASK, SHORTEST_WORD, SWITCHES, is_private, is_secret, mask, mask_assigned
 
 ALLOWED_PREFIXES = (
     "OMP_",
@@ -78,14 +79,8 @@ ALLOWED_NAMES = (
     "LSB_QUEUE",
 )
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASS(?!IVE)|CREDENTIAL|PRIVATE|API_?KEY|AUTH|_(?:KEY|PWD|PAT)(?:_|$)", re.IGNORECASE
-)
 _SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
-_SHORTEST_WORD = 3  # characters of a secret among the environment's own values; shorter ones are switches and counts
-_SWITCHES = ("true", "false", "yes", "none", "off", "auto", "null")  # no secrets, whatever the variable is called
 _FROM_ENVIRONMENT = ("modules", "container")  # facts that are values of variables
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 
 
@@ -159,7 +154,7 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     allowed = {
         name: value
         for name, value in environment.items()
-        if (name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES) and not _SECRET_NAME.search(name)
+        if (name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES) and not is_private(name)
     }
     return {name: redact(value, environment, short=True) for name, value in sorted(allowed.items())}
 
@@ -169,14 +164,14 @@ def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: boo
 
     Without `names`, a user who is called as a strategy is does not change records: only folders called as the user are
     hidden. With `short`, for what comes from the environment itself, secrets of three to seven characters go too where
-    they stand as words of their own: in other texts these are words like any.
+    they stand as words of their own, and what is assigned to a secret name: in other texts these are words like any.
     """
-    text = _CREDENTIALS.sub("://<credentials>@", text)
     for name, secret in environment.items():
-        if len(secret) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
-            text = text.replace(secret, "<secret>")
-        elif short and len(secret) >= _SHORTEST_WORD and secret.lower() not in _SWITCHES and _SECRET_NAME.search(name):
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", "<secret>", text)
+        if len(secret) >= _SHORTEST_SECRET and is_secret(name):
+            text = text.replace(secret, MASK)
+        elif short and len(secret) >= SHORTEST_WORD and secret.lower() not in SWITCHES and is_secret(name):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", MASK, text)
+    text = mask_assigned(mask(text)) if short else mask(text)
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
         text = re.sub(rf"{re.escape(home)}(?![A-Za-z0-9])", "~", text)
     text = _HOMES.sub("~", text)
@@ -184,12 +179,12 @@ def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: boo
         "<user>": {environment.get("USER"), environment.get("LOGNAME"), _user()},
         "<host>": {platform.node()},
     }
-    for mask, known in hidden.items():
+    for shown, known in hidden.items():
         for name in (item for item in known if item):
             if names:
-                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", mask, text)
-            elif mask == "<user>":
-                text = re.sub(rf"(?<=/){re.escape(name)}(?=/)", mask, text)
+                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", shown, text)
+            elif shown == "<user>":
+                text = re.sub(rf"(?<=/){re.escape(name)}(?=/)", shown, text)
     return text
 
 

@@ -18,6 +18,7 @@ from scalebench.launch.scenery import Calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
+GIVEN = "Qz4vBn8wXr2k"  # in values of variables whose names say nothing, or begin as those that are recorded
 SHORT = "zq7Kx"  # of a secret variable, too short to be looked for in every text
 MODEL = """\
 import os
@@ -66,6 +67,16 @@ def home(tmp_path, monkeypatch, scenery):
         "I_MPI_PIN_TOKEN": SHORT,
         "MPICH_OPTION": f"{folder}/{SHORT}/{SECRET}",
         "SLURM_JOB_PARTITION": f"gpu-{SHORT}",
+        "UCX_CMD": f"--token={GIVEN}",
+        "OMP_DSN": f"postgres://user:{GIVEN}@h/db?password={GIVEN}",
+        "NCCL_COOKIE": f"ghp_{GIVEN}",
+        "NCCL_NOTE": f"ghp_{GIVEN}",
+        "HOROVOD_JWT": f"eyJhbGciOiJI.{GIVEN}.{GIVEN}",
+        "HOROVOD_NOTE": f"eyJhbGciOiJI.{GIVEN}.{GIVEN}",
+        "FI_BEARER": f"Bearer {GIVEN}",
+        "FI_NOTE": f"Bearer {GIVEN}",
+        "UCX_SESSION": GIVEN,
+        "UCX_NOTE": f"AKIA{GIVEN.upper()}",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "remote.origin.url",
         "GIT_CONFIG_VALUE_0": f"https://{PERSON}:{SECRET}@git.example/{PERSON}/study.git",
@@ -103,9 +114,11 @@ def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
     with Path("results/open/runs.csv").open(newline="") as table:
         told = {row["provenance"] for row in csv.DictReader(table)}
     assert told == {path.stem for path in files if path.parent.name == "provenance"}
+    assert "UCX_NOTE" in "".join(Path(f"results/open/provenance/{name}.json").read_text() for name in told)
     for path in files:
         assert SECRET not in path.read_text(), path
         assert SHORT not in path.read_text(), path
+        assert GIVEN.lower() not in path.read_text().lower(), path
         assert PERSON not in path.read_text(), path
     kept = load_study(Path("results/open/study.yaml"), {}, [])
     assert (str(kept.model), kept.init_weights) == (f"{home}/net.py:build", start(home))
@@ -160,6 +173,7 @@ def test_nor_do_figures_reports_artifacts_exports_and_timelines(home):
     for where, data in found.items():
         assert SECRET.encode() not in data, where
         assert SHORT.encode() not in data, where
+        assert GIVEN.lower().encode() not in data.lower(), where
         assert PERSON.encode() not in data, where
 
 
