@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from scalebench.figures.base import FIGURES, Figure
@@ -62,13 +63,13 @@ class Convergence(Figure):
         share_y(panels)
         canvas.legend_of_series(table["series"], look)
         canvas.legend_of_executions(table[table["workers"].isin(counts)])
-        interval = with_interval(table).replace("seeds", "seeds (drawn at the last epoch)")
+        interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
             f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
-            "Serial (one worker) is drawn in every panel.",
+            "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
             describe_oversubscription(table[table["workers"].isin(counts)]),
         )
 
@@ -76,14 +77,16 @@ class Convergence(Figure):
 def _by_epoch(results: Results) -> pd.DataFrame:
     import pandas as pd
 
-    from scalebench.analysis.intervals import CONFIDENCE, mean_interval
+    from scalebench.analysis.formatting import is_interval
+    from scalebench.analysis.intervals import CONFIDENCE, metric_interval
 
     runs = results.completed[["run_id", "attempt", "oversubscribed", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])
     table = table[table["test_metric"].notna()]
     rows: list[dict[str, object]] = []
     for key, group in table.groupby([*_KEY, "epoch"]):
-        metric = mean_interval(group["test_metric"].tolist())
+        metric = metric_interval(group["test_metric"].tolist())
+        known = is_interval(metric.low, metric.high)
         values = dict(zip([*_KEY, "epoch"], key, strict=True))
         rows.append(
             values
@@ -91,10 +94,10 @@ def _by_epoch(results: Results) -> pd.DataFrame:
                 "epochs": int(str(values["epoch"])) + 1,
                 "elapsed_s": float(group["elapsed_s"].mean()),
                 "metric": metric.centre,
-                "low": metric.low,
-                "high": metric.high,
+                "low": metric.low if known else math.nan,
+                "high": metric.high if known else math.nan,
                 "n": metric.n,
-                "interval": CONFIDENCE if metric.n > 1 else "",
+                "interval": CONFIDENCE if known else "",
                 "oversubscribed": bool(group["oversubscribed"].any()),
             }
         )

@@ -24,7 +24,7 @@ from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS
 from scalebench.figures.plotting import house_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
-from tests.records_factory import run_row, study_rows
+from tests.records_factory import epoch_row, run_row, study_rows
 
 
 def keep(folder: Path, rows) -> Results:
@@ -134,6 +134,50 @@ def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
     crossed = times[times["oversubscribed"].astype(bool)]
     assert set(crossed["workers"]) == {4}
     assert set(crossed["execution"]) == {"native"}
+
+
+SEEDS = {0: [0.9, 0.92, 0.91], 1: [0.95, 0.95, 0.95]}  # by epoch: three seeds that differ, and that agree
+
+
+def seeds_alone(number: int):
+    """One cell with the metrics `SEEDS` of the first `number` seeds."""
+    return [
+        (
+            run_row(run_id=f"{seed}", workers=2, repetition=seed, seed=seed, final_metric=SEEDS[1][seed]),
+            [epoch_row(run_id=f"{seed}", epoch=epoch, test_metric=metrics[seed]) for epoch, metrics in SEEDS.items()],
+        )
+        for seed in range(number)
+    ]
+
+
+def test_seeds_have_an_interval_from_three_that_do_not_agree(tmp_path):
+    kept = keep(tmp_path / "study", seeds_alone(3))
+    plot(kept, tmp_path / "plots", ["convergence", "strong-scaling"], formats=["svg"])
+    drawn = pd.read_csv(next((tmp_path / "plots").rglob("convergence.csv")))
+    differ, agree = drawn[drawn["y"] < 0.93], drawn[drawn["y"] > 0.93]  # each against epochs, and against time
+    half = 4.302653 * 0.01 / math.sqrt(3)  # Student's t of two degrees of freedom
+    assert differ["interval"].tolist() == ["95 % confidence interval"] * 2
+    assert differ[["low", "high"]].to_numpy().ravel() == pytest.approx([0.91 - half, 0.91 + half] * 2)
+    assert len(agree) == 2
+    assert agree[["interval", "low", "high"]].isna().all(axis=None)
+    scaling = pd.read_csv(next((tmp_path / "plots").rglob("strong-scaling.csv")))
+    assert scaling.loc[scaling["quantity"] == "metric", "interval"].isna().all(), "that of the time is another"
+    assert "interval over seeds" in caption(kept, "convergence")
+    assert "interval over seeds" not in caption(kept, "strong-scaling")
+
+
+def test_two_seeds_have_no_interval(tmp_path):
+    kept = keep(tmp_path / "study", seeds_alone(2))
+    plot(kept, tmp_path / "plots", ["convergence"], formats=["svg"])
+    drawn = pd.read_csv(next((tmp_path / "plots").rglob("convergence.csv")))
+    assert drawn["n"].tolist() == [2, 2, 2, 2]
+    assert drawn[["interval", "low", "high"]].isna().all(axis=None)
+    assert "interval over seeds" not in caption(kept, "convergence")
+
+
+def test_serial_is_named_where_it_is_drawn(tmp_path, results):
+    assert "Serial (one worker) is drawn in every panel." in caption(results, "convergence")
+    assert "Serial" not in caption(keep(tmp_path, seeds_alone(3)), "convergence")
 
 
 def caption(results: Results, name: str) -> str:

@@ -98,9 +98,9 @@ def describe_oversubscription(drawn: pd.DataFrame) -> str:
     return "Crosses: more workers than the machine can feed, never a baseline." if crossed else ""
 
 
-def with_interval(metrics: pd.DataFrame) -> str:
-    """What the error bars of metrics are, where a metric was measured more than once."""
-    return f", with its {CONFIDENCE} over seeds" if (metrics["n"] > 1).any() else ""
+def with_interval(names: pd.Series[str]) -> str:
+    """What the error bars of metrics are, where there are any: `names` has the name of each interval, or is empty."""
+    return f", with its {CONFIDENCE} over seeds" if (names != "").any() else ""
 
 
 def _batch(runs: pd.DataFrame) -> str:

@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import CELL
+from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import (
     describe_executions,
@@ -50,10 +51,11 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     else:
         efficiency.empty("no serial run to compare with")
 
+    over_seeds = table["metric_low"].notna().map({True: CONFIDENCE, False: ""})
     name = METRIC_WORDS.get(str(table["metric_name"].iloc[0]), "test metric")
     metric.title("c", name)
     if table["metric"].notna().any():
-        metric.curve(table, "metric", look, low="metric_low", high="metric_high")
+        metric.curve(table.assign(interval=over_seeds), "metric", look, low="metric_low", high="metric_high")
         metric.ax.set_ylabel(f"{name} at the end")
         metric.workers_axis(counts)
     else:
@@ -69,7 +71,7 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
         describe_executions(results),
         describe_machines(results),
         f"Times are geometric means. Efficiency is {formula}, each execution against its own serial run.",
-        f"The metric is of the consensus model on held-out data{with_interval(table)}.",
+        f"The metric is of the consensus model on held-out data{with_interval(over_seeds)}.",
         describe_oversubscription(table),
         "Points at one worker count are set apart sideways to be seen.",
     )
