@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from pydantic import ValidationError
 from scalebench.clock import Task, WallClock
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
+from scalebench.cluster.spec import Cluster
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.journal import numbers
 from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.catalog import prepare
+from scalebench.errors import StudyError
 from scalebench.jitter import jitter_source
 from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
@@ -161,6 +164,31 @@ def test_a_slow_way_between_two_nodes_slows_what_takes_it():
 def test_a_link_that_is_none_is_refused(links):
     with pytest.raises(ValidationError, match=r"expected a node, such as 3, or two of them|greater than or equal to 1"):
         VirtualOptions(slow_links=links)
+
+
+@pytest.mark.parametrize(
+    ("links", "said"),
+    [
+        ({"9": 2.0}, "names node 9; the largest run has the nodes 0 to 3 (4 workers, 1 on a node of ethernet-10g)"),
+        ({"1": 2.0, "4-0": 2.0}, "names node 4; the largest run has the nodes 0 to 3 "),
+    ],
+)
+def test_a_slow_link_of_a_node_that_no_run_has_is_refused(links, said):
+    values = {"workers": [2, 4], "strategies": ["allreduce"], "cluster": "ethernet-10g", "dataset": "wine"}
+    study = Study.model_validate({**values, "execution": "virtual", "virtual": {"slow_links": links}})
+    with pytest.raises(StudyError, match=re.escape(f"virtual.slow_links {said}")):
+        plan_study(study)
+    there = study.model_copy(update={"virtual": VirtualOptions(slow_links={"3": 2.0, "0-2": 2.0})})
+    assert len(plan_study(there).sweep.runs) == 6
+    with pytest.raises(StudyError, match=r"slow_links slow nothing: the largest run is on one node \(1 worker, 1 on a"):
+        plan_study(there.model_copy(update={"workers": [1]}))
+
+
+def test_a_cluster_has_the_nodes_of_its_slow_links():
+    cluster = load_cluster("ethernet-10g").model_dump() | {"nodes": 2}
+    for slow in ({"links": cluster["links"] | {"slow": {"0-2": 2.0}}}, {"uneven": {"slow_links": {"2": 2.0}}}):
+        with pytest.raises(ValidationError, match=r"slow\w* names node 2; the cluster has the nodes 0 to 1"):
+            Cluster.model_validate(cluster | slow)
 
 
 def test_flags_slow_links_of_a_study(play, scenery):

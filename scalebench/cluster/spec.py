@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scalebench.errors import ClusterError
 from scalebench.stated import Stated
@@ -93,6 +93,14 @@ class Cluster(Stated):
     )
     step_times: list[StepTime] = Field([])
     uneven: Unevenness = Field(Unevenness(), description="slow workers, windows, jitter: where a study says nothing")
+
+    @model_validator(mode="after")
+    def _slow_nodes_exist(self) -> Cluster:
+        for key, slow in (("links.slow", self.links.slow), ("uneven.slow_links", self.uneven.slow_links)):
+            for ends in slow:
+                if (node := max(map(int, ends.split("-")))) >= self.nodes:
+                    raise ValueError(f"{key} names node {node}; the cluster has the nodes 0 to {self.nodes - 1}")
+        return self
 
     def with_slow_links(self, slow: SlowLinks) -> Cluster:
         """The same cluster with these links (also) slow."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.spec import Cluster
+from scalebench.errors import StudyError
 from scalebench.launch import engines
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand
 from scalebench.models.pinning import pinned
 from scalebench.native.job import server_ranks
 from scalebench.study.spec import Run, Study
+from scalebench.study.unevenness import SlowLinks
 
 
 @dataclass
@@ -39,7 +41,29 @@ def plan_study(study: Study, *, timed: bool = True) -> Plan:
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
     sweep = expand(there, cluster, timed=timed)
+    _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     return Plan(study, cluster, sweep, prepare_study(there, sweep.runs))
+
+
+def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) -> None:
+    """Refuse slow links of a study that no run uses; native runs use none, and a note says so.
+
+    Raises:
+        StudyError: a node that the largest run has not, or runs of one node, which use no link between nodes.
+    """
+    most = max((run.workers for run in runs if run.execution != "native"), default=0)
+    if not slow or not most:
+        return
+    per_node = cluster.node.workers_per_node
+    last = (most - 1) // per_node
+    counted = f"{most} worker{'s' * (most > 1)}, {per_node} on a node of {cluster.name}"
+    if last == 0:
+        raise StudyError(f"virtual.slow_links slow nothing: the largest run is on one node ({counted})")
+    for ends in slow:
+        if (node := max(map(int, ends.split("-")))) > last:
+            raise StudyError(
+                f"virtual.slow_links names node {node}; the largest run has the nodes 0 to {last} ({counted})"
+            )
 
 
 def is_oversubscribed(run: Run) -> bool:
