@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -14,6 +15,8 @@ from scalebench import analysis
 from scalebench.errors import ResultsError, UsageError
 from scalebench.export import tables, write_json, write_parquet
 from scalebench.records.schema import SCHEMA_VERSION, RunRow, columns
+
+PAGE = Path(__file__).parents[2] / "docs/export.md"
 
 
 def refuse(constant: str) -> None:
@@ -35,6 +38,19 @@ def test_json_is_strict_and_says_what_the_tables_say(results, tmp_path):
                 missing = pd.isna(expected[key]) or expected[key] == math.inf
                 assert (value is None) == missing, (name, key)
                 assert missing or value == expected[key]  # the very double, not one near it
+
+
+def test_the_example_in_the_documentation_is_what_is_written(results, tmp_path):
+    written = json.loads(write_json(results, tmp_path / "x.json").read_text(encoding="utf-8"))
+    shown = json.loads(PAGE.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0])
+    assert list(shown) == list(written)
+    layout = ("format", "format_version", "schema_version")
+    assert [shown[key] for key in layout] == [written[key] for key in layout]
+    for key in ("study", "runs", "columns"):
+        one, other = (text[key][0] if key == "runs" else text[key] for text in (shown, written))
+        assert set(one) <= set(other), key
+    (column,) = shown["columns"]["runs"].values()
+    assert set(column) == set(written["columns"]["runs"]["train_s"])
 
 
 def test_json_has_a_row_a_line(results, tmp_path):
