@@ -287,7 +287,7 @@ def test_minutes_are_what_commands_and_the_script_took(timeless, tmp_path, monke
     ids=["calibrated", "stated", "lost"],
 )  # fmt: skip
 def test_what_virtual_runs_give_again_is_said_and_judged_by_what_charged_them(description, shipment, said, asked):
-    again = expected_again(("virtual", "native"), shipment)
+    again = expected_again({"virtual": ["allreduce"], "native": ["allreduce"]}, shipment)
     told = replace(description, shipment=shipment, executions=("virtual", "native"), again=again)
     for text in (markdown(told), latex(told)):
         assert said in " ".join(text.replace("\\_", "_").split())
@@ -296,3 +296,33 @@ def test_what_virtual_runs_give_again_is_said_and_judged_by_what_charged_them(de
     (line,) = [line for line in script(told).splitlines() if "compare --execution virtual" in line]
     assert f"--fail-on {asked}" in line
     assert ("--ignore calibration" in line) == (asked == "metric")
+
+
+@pytest.mark.parametrize("execution", ["native", "paced"])
+def test_metrics_of_strategies_that_race_are_not_promised_again(execution):
+    """Which worker arrives first is no matter of the seed: two native runs of `asp` end with other weights."""
+    (steady,) = expected_again({execution: ["allreduce", "bsp", "local_sgd"]}, Shipment())
+    assert steady.endswith("Metrics vary with the order of sums only.")
+    (mixed,) = expected_again({execution: ["asp", "allreduce", "epoch_async", "asp", "not-installed"]}, Shipment())
+    assert "sums only; those of asp, epoch_async and not-installed vary with the order in which workers arrive" in mixed
+    (racing,) = expected_again({execution: ["asp", "asp"]}, Shipment())
+    assert "Metrics vary with the order in which workers arrive" in racing
+
+
+def test_nor_are_those_of_virtual_runs_whose_times_are_lost():
+    (steady,) = expected_again({"virtual": ["allreduce"]}, Shipment(Study()))
+    assert steady.endswith("the metrics of the records and the times of the machine that runs them.")
+    (mixed,) = expected_again({"virtual": ["allreduce", "asp"]}, Shipment(Study()))
+    assert "; only the metrics of asp vary with these times" in mixed
+    (racing,) = expected_again({"virtual": ["asp"]}, Shipment(Study()))
+    assert "metrics of the records" not in racing
+    for kept in (Shipment(Study(), has_calibration=True), Shipment(Study(), is_stated=True)):
+        assert "same times and metrics" in expected_again({"virtual": ["asp"]}, kept)[0]
+
+
+def test_the_description_says_it_of_the_strategies_that_ran(tmp_path):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for number, name in enumerate(("allreduce", "asp")):
+            store.append(run_row(run_id=f"n{number}", execution="native", engine="mpi", strategy=name))
+    (said,) = describe(load(tmp_path / "mine"), [], Paper(), Shipment()).again
+    assert "those of asp vary with the order in which workers arrive" in said

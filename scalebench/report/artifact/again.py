@@ -1,10 +1,12 @@
-"""What runs that are made again are expected to give, by how their times were obtained."""
+"""What runs that are made again are expected to give, by how their times were obtained and what strategies ran."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
+from scalebench.errors import StudyError
 from scalebench.report.artifact.shipping import Shipment
+from scalebench.strategies import registry
 
 _EQUAL = (
     "give the same times and metrics, to the last bit on the same processor and build of PyTorch, and up to rounding "
@@ -12,21 +14,44 @@ _EQUAL = (
 )
 _MACHINE = (
     "on the one described below they are expected within the intervals shown, on another the order of the strategies "
-    "and the direction of the differences are what can be compared. Metrics vary with the order of sums only."
+    "and the direction of the differences are what can be compared."
 )
 
 
-def expected_again(executions: Sequence[str], shipment: Shipment) -> tuple[str, ...]:
-    """A sentence or two for each of the `executions`."""
-    said = {
-        "virtual": _virtual(shipment),
-        "paced": f"Paced times hold the stated compute and the communication of the machine: {_MACHINE}",
-        "native": f"Native times depend on the machine: {_MACHINE}",
-    }
-    return tuple(said[execution] for execution in executions if execution in said)
+def expected_again(strategies: Mapping[str, Iterable[str]], shipment: Shipment) -> tuple[str, ...]:
+    """A sentence or more for each execution, in which the named `strategies` ran."""
+    said = []
+    for execution, names in strategies.items():
+        racing = [name for name in dict.fromkeys(names) if not _deterministic(name)]
+        only = len(racing) == len(set(names))
+        if execution == "virtual":
+            said.append(_virtual(shipment, racing, only))
+        if execution == "paced":
+            begin = "Paced times hold the stated compute and the communication of the machine"
+            said.append(f"{begin}: {_MACHINE} {_metrics(racing, only)}")
+        if execution == "native":
+            said.append(f"Native times depend on the machine: {_MACHINE} {_metrics(racing, only)}")
+    return tuple(said)
 
 
-def _virtual(shipment: Shipment) -> str:
+def _deterministic(name: str) -> bool:
+    """Whether its weights do not depend on who is faster; of a strategy that is not installed nothing is promised."""
+    try:
+        return registry.find(name).deterministic
+    except StudyError:
+        return False
+
+
+def _metrics(racing: list[str], only: bool) -> str:
+    arriving = "vary with the order in which workers arrive, which no seed fixes"
+    if not racing:
+        return "Metrics vary with the order of sums only."
+    if only:
+        return f"Metrics {arriving}."
+    return f"Metrics vary with the order of sums only; those of {_and(racing)} {arriving}."
+
+
+def _virtual(shipment: Shipment, racing: list[str], only: bool) -> str:
     if shipment.has_calibration:
         return f"Virtual runs that are run again with the calibration in the artifact {_EQUAL}"
     if shipment.is_stated:
@@ -34,7 +59,16 @@ def _virtual(shipment: Shipment) -> str:
             "Step times and network of the virtual runs are stated, by the study and its cluster, and nothing of them "
             f"is measured: run again, on whatever machine, they {_EQUAL}"
         )
-    return (
-        "The calibration of the virtual runs is not among the records: run again, they have the metrics of the records "
-        "and the times of the machine that runs them."
-    )
+    lost = "The calibration of the virtual runs is not among the records: run again, they have"
+    times = "the times of the machine that runs them"
+    if only:
+        return f"{lost} {times}, and metrics that vary with these, as the order in which workers arrive does."
+    if racing:
+        times += (
+            f"; only the metrics of {_and(racing)} vary with these times, as the order in which workers arrive does"
+        )
+    return f"{lost} the metrics of the records and {times}."
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)

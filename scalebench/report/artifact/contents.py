@@ -131,7 +131,7 @@ def describe(
         header=summary_header(results),
         expected=tuple(_expected(summary_rows(results))),
         executions=executions,
-        again=expected_again(executions, shipment),
+        again=expected_again({one: list(runs["strategy"][runs["execution"] == one]) for one in executions}, shipment),
         minutes=expected_minutes(results, timings),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
