@@ -37,7 +37,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     from scalebench.launch.matrix import describe_strategies
     from scalebench.strategies import registry
     from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
-    from scalebench.strategies.traffic import MOVED_BY, readable
+    from scalebench.strategies.traffic import MOVED_BY, MOVED_HOW, readable
 
     cls = registry.find(name)
     options, others = _sorted_out(sets, cls)
@@ -62,6 +62,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     moved = MOVED_BY.get(plan.study.shuffle, "") if plan else ""
     if moved:
         page.fact("and of rows that the shuffle moves", readable(moved))
+        page.text(MOVED_HOW)
     page.text(
         "\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(*forms.values(), moved=moved).items())
     )

@@ -176,7 +176,8 @@ class Allreduce(Accumulating):
 
     @property
     def bytes_formula(self) -> str:
-        """`hierarchical`: of full nodes."""
+        """`hierarchical`: the members of a node of several send to its first one, that one sends back, and each node
+        sends to the others."""
         if self.compression == "powersgd":
             first = uncompressed(self.updates)
             return f"n * {first} + f(rank) * ({self.updates} - {first})"
@@ -185,5 +186,5 @@ class Allreduce(Accumulating):
         if self.compression != "none":
             return "2 * P * syncs"
         if self.collective == "hierarchical":
-            return f"n * ((G > 1) * (1 + 1 / G) + (K > G) / G) * {self.updates}"
+            return f"n * (K - M + 2 * m + (M > 1) * M) / K * {self.updates}"
         return "2 * (K - 1) / K * n * syncs" if self.collective == "tree" else "n * syncs"

@@ -1,7 +1,8 @@
 """How much a strategy sends, as a formula that is both printed and evaluated, so that the two cannot differ.
 
 A formula is an arithmetic expression over the symbols below, the strategy's options by their names, and what the
-strategy counts itself (`Strategy.quantities`).
+strategy counts itself (`Strategy.quantities`). What strategies send is exact; of the rows that a shuffle moves, which
+are drawn, there is a mean, and where K does not divide B an estimate (`MOVED_BY`, `MOVED_HOW`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SYMBOLS = {
     "E": "epochs",
     "last": "1 in the last epoch, else 0",
     "K": "workers",
-    "G": "workers of a node",
+    "G": "workers of a full node",
+    "M": "nodes",
+    "m": "nodes of more than one worker",
     "n": "bytes of the parameters",
     "P": "number of parameters",
     "n_b": "bytes of the floating-point buffers",
@@ -33,8 +36,11 @@ _TO_OTHERS = "(e > 0) * r * N / K * (1 - 1 / K)"
 MOVED_BY = {
     "rotate_blocks": _TO_OTHERS,
     "global": _TO_OTHERS,
-    "pairwise": f"{_TO_OTHERS} * B / (B - 1) / 2",
-}  # shuffle: bytes of the rows that it makes a worker hand over in an epoch, on the mean; exact where K divides B
+    "pairwise": f"{_TO_OTHERS} * floor(B / 2) / (B - 1)",  # of two blocks half changes places; an odd one stays alone
+}  # shuffle: bytes of the rows that it makes a worker hand over in an epoch
+MOVED_HOW = """\
+What moves is drawn. The formula is its mean where K divides B and B divides N, and an estimate elsewhere; a table of
+numbers has what the study's seed draws."""
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "max": max, "min": min}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NO_SYMBOL = {"if", "else", "and", "or", "not", *_FUNCTIONS}
@@ -62,11 +68,15 @@ class Setting:
         """Symbol -> value, but for those that change with the epoch."""
         from scalebench.strategies.compression import numbers_sent
 
+        members = min(self.workers, self.workers_per_node)
+        full, rest = divmod(self.workers, members)
         return {
             "S": self.steps,
             "E": self.epochs,
             "K": self.workers,
-            "G": min(self.workers, self.workers_per_node),
+            "G": members,
+            "M": full + (rest > 0),
+            "m": (members > 1) * full + (rest > 1),
             "n": self.parameters * self.element_bytes,
             "P": self.parameters,
             "n_b": self.buffer_bytes,

@@ -72,7 +72,8 @@ def test_rows_that_a_shuffle_moves_are_in_the_formula_and_the_numbers() -> None:
     assert hint not in explain("serial")
     assert hint not in explain("fedavg")  # whose data never leave a client
     said = explain("allreduce", "--set", "shuffle=pairwise", "--workers", "2", "--dataset", "wine", "--epochs", "2")
-    assert "rows that the shuffle moves: (e > 0) r N / K (1 - 1 / K) B / (B - 1) / 2\n" in said
+    assert "rows that the shuffle moves: (e > 0) r N / K (1 - 1 / K) floor(B / 2) / (B - 1)\n" in said
+    assert "its mean where K divides B and B divides N, and an estimate elsewhere" in said
     assert "  r: bytes of a row, its label or target included\n" in said
     (line,) = [line for line in said.splitlines() if line.startswith("  2 ")]
     assert 0.5 < int(line.split()[-1].replace(",", "")) / ((13 * 4 + 8) * 142 / 2 / 2 / 2) < 1.5  # of one epoch of two

@@ -31,10 +31,10 @@ def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(scen
 
 
 @pytest.mark.parametrize("shuffle", MOVING)
-@pytest.mark.parametrize(("workers", "blocks"), [(2, 2), (4, 4), (4, 16)])
+@pytest.mark.parametrize(("workers", "blocks"), [(2, 2), (2, 4), (3, 3), (3, 9), (4, 4), (4, 16), (5, 5)])
 def test_rows_move_as_often_as_the_formula_says(shuffle, workers, blocks):
     """Over 1,000 epochs, whose mean has a standard error of 2 % or less; what is drawn differs from it by 4 of them."""
-    n, epochs = 32, 1_000
+    n, epochs = 720, 1_000  # every number of blocks divides them
     plan = Plan(n, workers, seed=1, batch_per_worker=2, blocks=blocks, shuffle=shuffle)
     moved = np.mean([plan.moved(epoch).sum() / workers for epoch in range(1, epochs)])
     values = {"e": 1, "r": 1, "N": n, "K": workers, "B": blocks}
