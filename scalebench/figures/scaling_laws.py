@@ -44,8 +44,7 @@ class ScalingLaws(Figure):
         from matplotlib.patches import Patch
 
         from scalebench.analysis import cells
-        from scalebench.analysis.intervals import interval_name
-        from scalebench.analysis.laws import no_band, scaling_laws
+        from scalebench.analysis.laws import band_name, no_band, scaling_laws
         from scalebench.figures.drawing.caption import (
             describe_executions,
             describe_machines,
@@ -74,13 +73,7 @@ class ScalingLaws(Figure):
             *banded,
             (Line2D([], [], **KNEE), "knee"),
         )
-        names = sorted(
-            {
-                interval_name(one.series.execution, checked=one.series.error is not None)
-                for one in found
-                if not no_band(one.series)
-            }
-        )
+        names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution == "virtual" and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.say(

@@ -1,7 +1,7 @@
 """Scaling laws: which law a strategy's times follow, how sure that is, and how many workers it makes worth running."""
 
 from scalebench.analysis.laws.advice import Advice, Count
-from scalebench.analysis.laws.bands import Band, curve, no_band
+from scalebench.analysis.laws.bands import Band, band_name, curve, no_band
 from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.extrap import write_extrap
 from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
@@ -16,6 +16,7 @@ __all__ = [
     "Estimated",
     "Scaling",
     "Series",
+    "band_name",
     "curve",
     "no_band",
     "scaling_laws",

@@ -31,6 +31,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
@@ -42,6 +43,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 FEWEST_REPETITIONS = 3
 FEWEST_COUNTS = 5
+MISFIT = "misfit of the law alone, as no time varies"
 _TAIL = 0.025
 _BLOCKS_SEEN = 0.15
 _BISECTIONS = 22  # a few millionths of the width
@@ -74,6 +76,13 @@ def no_band(series: Series) -> str:
     if series.error is not None and not series.error.known:
         return f"no intervals: the error of virtual times is known from {counted(series.error.checks, 'check')} only"
     return ""
+
+
+def band_name(series: Series) -> str:
+    """What its intervals are; where no time varies, they hold nothing but how far the means lie from the law."""
+    if series.execution == "virtual" and series.error is None and not series.varies:
+        return MISFIT
+    return interval_name(series.execution, checked=series.error is not None)
 
 
 def drift(series: Series) -> Drift:

@@ -18,6 +18,7 @@ from scalebench.analysis.validation import VirtualError, virtual_error
 Array: TypeAlias = npt.NDArray[np.float64]
 
 FEWEST_COUNTS = 4
+_SAME_TIME = 1e-9  # of logs: sums of the same steps in another order
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,12 @@ class Series:
     def counts(self) -> Array:
         """The distinct worker counts, ascending."""
         return np.unique(self.at)
+
+    @property
+    def varies(self) -> bool:
+        """Whether repetitions differ at any worker count; of stated step times without jitter they do not."""
+        logs = np.log(self.seconds)
+        return any(float(np.ptp(logs[self.at == count])) > _SAME_TIME for count in self.counts)
 
     @property
     def refusal(self) -> str:

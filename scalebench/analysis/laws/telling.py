@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.formatting import EMPTY, digits, percent, seconds
-from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.advice import Count
-from scalebench.analysis.laws.bands import no_band
+from scalebench.analysis.laws.bands import band_name, no_band
 from scalebench.analysis.laws.scaling import Estimated, Scaling
-from scalebench.analysis.laws.series import Series
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,7 +99,7 @@ def laws_text(found: Sequence[Scaling]) -> RenderableType:
         for row in law_rows(scaling):
             table.add_row(*(Text(cell) for cell in row))
         parts += [table, Text("")]
-    intervals = {_interval(one.series) for one in found if not one.refusal and not no_band(one.series)}
+    intervals = {band_name(one.series) for one in found if not one.refusal and not no_band(one.series)}
     if intervals:
         parts.append(Text(f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held."))
     parts += [Text(f"{title(one)}: no law: {one.refusal}") for one in found if one.refusal]
@@ -125,7 +123,7 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
     if advice is None:
         return values
     return values | {
-        "interval": None if no_band(series) else _interval(series),
+        "interval": None if no_band(series) else band_name(series),
         "law": scaling.best.fit.law.name,
         "formula": scaling.best.fit.law.formula,
         "parameters": [
@@ -170,10 +168,6 @@ def count_text(count: Count) -> str:
         return f"{count.workers:,}"
     high = "?" if math.isinf(count.high) else f"{math.floor(count.high):,}"
     return f"{count.workers:,} [{math.floor(count.low):,}, {high}]"
-
-
-def _interval(series: Series) -> str:
-    return interval_name(series.execution, checked=series.error is not None)
 
 
 def _count_values(count: Count) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import math
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from scalebench.analysis.laws import Count, Estimated, scaling_of
 from scalebench.analysis.laws.forms import Parameter, amdahl
-from scalebench.analysis.laws.telling import advice_lines, as_values, count_text, parameter
+from scalebench.analysis.laws.telling import advice_lines, as_values, count_text, laws_text, parameter
 from tests.law_factory import following
 
 
@@ -62,3 +66,32 @@ def test_without_a_band_no_count_beyond_the_data_is_named():
         "beyond_the_data": True,
     }
     assert values["fastest"] == {"workers": 128, "search_ended_here": True, "beyond_the_data": True}
+
+
+VIRTUAL = {"execution": "virtual", "engine": "virtual"}
+
+
+def printed(scaling):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(laws_text([scaling]))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1e-14])
+def test_brackets_around_times_that_do_not_vary_are_the_misfit_of_the_law(jitter):
+    """As of stated step times: nothing was calibrated. Sums in another order are no variation."""
+    stated = following(amdahl(), (0.95, 0.05), **VIRTUAL)
+    misfit = np.where(stated.at == 8, 1.02, 1.0)
+    stated = dataclasses.replace(stated, seconds=stated.seconds * misfit * (1 + jitter * stated.repetition))
+    scaling = scaling_of(stated)
+    assert scaling.parameters[0].low < scaling.parameters[0].high
+    assert as_values(scaling)["interval"] == "misfit of the law alone, as no time varies"
+    text = printed(scaling)
+    assert "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held." in text
+    assert "calibration" not in text
+
+
+def test_brackets_around_draws_of_a_calibration_are_its_interval():
+    drawn = following(amdahl(), (0.95, 0.05), noise=0.01, random=np.random.default_rng(0), **VIRTUAL)
+    assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
+    assert "In brackets: calibration interval, of parameters" in printed(scaling_of(drawn))
