@@ -82,6 +82,7 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     """The timeline, and the name of the study."""
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import trace
+    from scalebench.strategies import registry
     from scalebench.study.load import load_study
     from scalebench.study.spec import slug
 
@@ -96,6 +97,10 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     if len(wanted.strategies) > 1:
         names = ", ".join(str(strategy) for strategy in wanted.strategies)
         raise UsageError(f"a timeline is of one strategy; choose one of {names} with --strategy")
+    asked = flags["workers"] is not None or "workers" in said
+    (strategy,) = wanted.strategies
+    if asked and wanted.workers != [1] and registry.find(strategy.name).single_worker:
+        raise UsageError(f"strategy {strategy} trains on one worker; leave the number of workers out")
     with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
         own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
         return trace(plan_study(wanted), Path(folder)), slug(own)

@@ -188,14 +188,36 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
     """
     try:
         text = path.read_text(encoding="utf-8").rstrip().rstrip(",")
-        events = json.loads(text if text.endswith("]") else f"{text}]")
-        names = {e["pid"]: e["args"]["name"] for e in events if e.get("ph") == "M" and "name" in e.get("args", {})}
+        events = _events(json.loads(f"{text}]" if text.startswith("[") and not text.endswith("]") else text))
+        names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e.get("args", {})}
         origin = next((e["args"].get("start_time_since_epoch_in_micros") for e in events if "args" in e), None)
+        if not isinstance(origin, int | float | None):
+            raise ValueError("the moment of its beginning is no number")
         return _lanes(events, names, origin, began_unix_s)
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ResultsError(f"{path} is no timeline of Horovod ({error}); expected the file of {VARIABLE}") from None
+
+
+_HOLDS = {"ph": (str, "text"), "name": (str, "text"), "pid": (int, "a number"), "ts": (int | float, "a number")}
+_KEYS = {"B": ("name", "ts"), "E": ("ts",)}  # what is read of events of these kinds
+
+
+def _events(found: Any) -> list[dict[str, Any]]:
+    """What a timeline's file holds. Raises ValueError: something else; which event, and what it lacks."""
+    if not isinstance(found, list):
+        raise ValueError("it is no list of events")
+    for place, event in enumerate(found):
+        if not isinstance(event, dict):
+            raise ValueError(f"event {place} is no object")
+        if not isinstance(event.get("args", {}), dict):
+            raise ValueError(f"event {place} has args that are no object")
+        for key in ("ph", "pid", *_KEYS.get(str(event.get("ph")), ())):
+            kind, word = _HOLDS[key]
+            if not isinstance(event.get(key), kind):
+                raise ValueError(f"event {place} has no {key} that is {word}")
+    return found
 
 
 def _lanes(

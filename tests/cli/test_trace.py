@@ -51,6 +51,13 @@ def test_a_virtual_run_becomes_lanes_without_gaps(tmp_path: Path) -> None:
     assert files[1].read_text().startswith("lane,activity,begin_s,end_s\nworker 0,compute,0.0,")
 
 
+@pytest.mark.parametrize("said", [[], ["--workers", "1"]])
+def test_serial_is_traced_on_its_one_worker(tmp_path: Path, said: list[str]) -> None:
+    files, document = trace(tmp_path, *SHORT[2:], "--strategy", "serial", "--epochs", "1", *said)
+    assert list(lanes(document)) == ["worker 0"]
+    assert files[0].stem == "timeline-serial-at-1-worker-virtual"
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = (trace(tmp_path / name, *SHORT)[0] for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
@@ -105,6 +112,11 @@ def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
     [
         (["--workers", "2,4", "--strategy", "allreduce"], "a timeline is of one run, the study has 2"),
         (["--workers", "2"], "a timeline is of one strategy; choose one of serial, allreduce, horovod"),
+        (
+            ["--workers", "4", "--strategy", "serial"],
+            "strategy serial trains on one worker; leave the number of workers",
+        ),
+        (["--set", "workers=2", "--strategy", "serial"], "strategy serial trains on one worker"),
         ([*SHORT, "--window", "3:1"], "--window 3:1: expected BEGIN:END in seconds, such as 0.5:1.5"),
         ([*SHORT, "--window", "100:"], "nothing happened between 100 and inf s"),
         (["--horovod-timeline", "no-such.json"], "cannot read no-such.json: No such file"),

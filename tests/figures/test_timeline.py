@@ -109,11 +109,29 @@ def test_the_timeline_of_a_killed_run_is_read_too(tmp_path: Path) -> None:
     assert [len(lane.laps) for lane in read_horovod(cut)] == [2]
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 1}', '[{"ph": "B"}]', "<html>"])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ("<html>", "Expecting value"),
+        ("[1, 2]", "event 0 is no object"),
+        ('{"traceEvents": []}', "it is no list of events"),
+        ('"a]"', "it is no list of events"),
+        ('[{"ph": "M", "pid": 0, "args": 3}]', "event 0 has args that are no object"),
+        ('[{"ph": "M", "pid": 0}, {"ph": "B"}]', "event 1 has no pid that is a number"),
+        ('[{"ph": "B", "pid": 1, "ts": 2}]', "event 0 has no name that is text"),
+        ('[{"ph": "E", "pid": 1, "ts": "2"}]', "event 0 has no ts that is a number"),
+        ('[{"ph": ["E"], "pid": 1}]', "event 0 has no ph that is text"),
+        (
+            '[{"ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": "now"}}]',
+            "the moment of its beginning is no number",
+        ),
+    ],
+)
+def test_another_file_is_refused_by_what_is_wrong_in_it(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "other.json").write_text(text)
-    with pytest.raises(ResultsError, match=r"other\.json is no timeline of Horovod"):
-        read_horovod(tmp_path / "other.json")
+    with pytest.raises(ResultsError, match=rf"other\.json is no timeline of Horovod \({said}"):
+        read_horovod(tmp_path / "other.json", began_unix_s=1.0)
 
 
 def test_pages_show_the_slow_worker_that_nobody_waits_for_asynchronously() -> None:
