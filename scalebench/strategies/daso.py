@@ -159,11 +159,14 @@ class DasoHeat(Daso):
 
 @register()
 class DasoFixed(Daso):
-    """DASO whose skips stay what they are from the first epoch to the last (or between stated blocking epochs)."""
+    """DASO whose skips stay what they are from the first epoch to the last (or between stated blocking epochs).
+
+    A sum is merged at the sending of the next one at the latest, after `global_skip` batches.
+    """
 
     global_skip: int = Field(4, ge=1, description="batches between two sums over the nodes")
     local_skip: int = Field(1, ge=1, description="batches between two gradient means inside a node")
-    wait: int = Field(1, ge=0, description="batches a sum is in flight; 0: it blocks")
+    wait: int = Field(1, ge=0, description="s: batches a sum is in flight; 0: it blocks")
 
     name: ClassVar[str] = "daso-fixed"
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"
@@ -172,6 +175,16 @@ class DasoFixed(Daso):
     @property
     def sync_every(self) -> int:
         return self.global_skip
+
+    def advice(self, training: Training) -> list[str]:
+        said = super().advice(training)
+        if said or self.wait <= self.global_skip:
+            return said
+        return [
+            f"wait {self.wait} is more than global_skip {self.global_skip}: a sum is merged at the next one, after "
+            f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight; use wait: "
+            f"{self.global_skip} or less"
+        ]
 
     def schedule(self, epochs: int) -> Schedule:
         return Schedule(

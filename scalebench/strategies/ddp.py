@@ -27,10 +27,12 @@ class DdpOptions(Accumulating):
     """Gradients are averaged in buckets, in backward order, as soon as each bucket is complete.
 
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
-    is by torch's own hooks, `accumulate` by its no_sync. PowerSGD has one bucket
-    whatever the cap, for of several its hook sums on gloo in an order that ranks do not share; a virtual run has its
-    two collectives after the backward pass. Each step begins with worker 0's buffers (BatchNorm's statistics and
-    counters), broadcast to all: torch's default.
+    is by torch's own hooks, `accumulate` by its no_sync. Each step begins with worker 0's buffers (BatchNorm's
+    statistics and counters), broadcast to all: torch's default. PowerSGD has one bucket whatever the cap, for of
+    several its hook sums on gloo in an order that ranks do not share.
+
+    A virtual run charges the same buckets, each when it is complete; of PowerSGD two collectives, after the backward
+    pass.
     """
 
     bucket_cap_mb: float = Field(25.0, gt=0, description="size of a gradient bucket in MiB; at 25 the first holds 1")

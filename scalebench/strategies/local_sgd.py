@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
@@ -51,7 +52,7 @@ class PostLocalSgd(Periodic):
         return super().due(taken - self.start)
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
-        _divides(f"strategy {self.name}: option 'subgroup'", self.subgroup or min(workers, workers_per_node), workers)
+        check_subgroup(self.name, self.subgroup, workers, workers_per_node)
         return []
 
     def setup(self, worker: Worker) -> None:
@@ -136,8 +137,7 @@ class HierarchicalLocalSgd(Averaging):
         return min(self.groups.values())
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
-        for size in self.groups:
-            _divides(f"strategy {self.name}: option 'groups': size", size, workers)
+        check_groups(self.name, self.groups, workers)
         if max(self.groups) < workers:
             when = "at the end of training only" if self.trailing == "synchronise" else "never"
             return [f"no group holds all {workers} workers: they all agree {when}"]
@@ -180,6 +180,26 @@ class HierarchicalLocalSgd(Averaging):
         return {"averages": counted + (cut and self.trailing == "synchronise")}
 
 
-def _divides(what: str, size: int, workers: int) -> None:
-    if size < workers and workers % size:
-        raise StudyError(f"{what} {size} does not divide {workers} workers; use a divisor of {workers}")
+def check_subgroup(name: str, subgroup: int, workers: int, workers_per_node: int) -> None:
+    """Refuse a `subgroup` of strategy `name` that leaves workers over; 0 stands for the workers of a node."""
+    size = subgroup or workers_per_node
+    if size >= workers or workers % size == 0:
+        return
+    if subgroup:
+        raise StudyError(
+            f"strategy {name}: option 'subgroup' {size} does not divide {workers} workers; use a divisor of {workers}"
+        )
+    raise StudyError(
+        f"strategy {name}: option 'subgroup' 0 is the {size} workers of a node, which do not divide {workers} workers; "
+        f"use a multiple of {size} workers, or a subgroup that is a divisor of {workers}"
+    )
+
+
+def check_groups(name: str, sizes: Iterable[int], workers: int) -> None:
+    """Refuse group `sizes` of strategy `name` that leave workers over."""
+    for size in sizes:
+        if size < workers and workers % size:
+            raise StudyError(
+                f"strategy {name}: option 'groups': size {size} does not divide {workers} workers; "
+                f"use a divisor of {workers}"
+            )

@@ -184,6 +184,11 @@ class BspBackup(ParameterServerStrategy):
         return server_rules.Lockstep(workers, total, self.backup)
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
+        if self.backup >= workers == 1:
+            raise StudyError(
+                f"strategy bsp_backup at 1 worker: backup {self.backup} leaves none to wait for; "
+                f"start at {self.backup + 1} workers"
+            )
         if self.backup >= workers:
             raise StudyError(
                 f"strategy bsp_backup: backup {self.backup} of {workers} workers leaves none to wait for; "

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Strategy, Worker
-from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd
+from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, check_groups, check_subgroup
 from scalebench.strategies.registry import register
 from scalebench.strategies.traffic import Setting
 
@@ -159,7 +159,8 @@ class TorchHierarchicalOptions(Strategy):
                 f"strategy {self.name}: option 'groups': the largest group, {max(self.groups)}, has to hold all "
                 f"{workers} workers; add a size of {workers} or more"
             )
-        return self.rule.check(workers, workers_per_node)
+        check_groups(self.name, self.groups, workers)
+        return []
 
 
 @register()
@@ -205,7 +206,8 @@ class TorchPostLocalSgdOptions(Strategy):
         return PostLocalSgd(start=self.start, steps=self.period, first=1, subgroup=self.subgroup, buffers="keep")
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
-        return self.rule.check(workers, workers_per_node)
+        check_subgroup(self.name, self.subgroup, workers, workers_per_node)
+        return []
 
 
 @register()

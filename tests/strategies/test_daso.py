@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
+from scalebench.strategies.daso_schedule import Skips, calls_of
 from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Training
 from scalebench.virtual import engine
@@ -274,6 +275,19 @@ def test_a_training_that_never_cycles_is_warned_of():
         in fixed.advice(Training(epochs=3))[0]
     )
     assert fixed.advice(Training(epochs=4)) == registry.create("daso-fixed", {}).advice(Training(epochs=1)) == []
+
+
+def test_a_wait_that_outlasts_the_next_sum_is_warned_of():
+    """After the first of 9 batches a sum is sent; the next one, 2 batches later, is what merges it."""
+    late = registry.create("daso-fixed", {"global_skip": 2, "wait": 7})
+    (said,) = late.advice(Training(epochs=4))
+    assert said.startswith("wait 7 is more than global_skip 2: a sum is merged at the next one, after 2 batches")
+    calls = [calls_of(batch, 8, Skips(2, 1, 7)) for batch in range(3)]
+    assert [each.merge for each in calls[1:]] == [False, True]
+    assert (calls[0].wait, calls[2].send) == (7, True)
+    assert registry.create("daso-fixed", {"global_skip": 2, "wait": 2}).advice(Training(epochs=4)) == []
+    blocking = registry.create("daso-fixed", {"global_skip": 2, "wait": 7, "warm_up_epochs": 4})
+    assert "never cycles" in blocking.advice(Training(epochs=4))[0]  # and no sum is ever in flight
 
 
 @pytest.mark.parametrize(

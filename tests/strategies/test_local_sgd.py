@@ -383,6 +383,19 @@ def test_policies_are_in_the_records():
         ),
         ("post_local_sgd", {"subgroup": 3}, 4, "option 'subgroup' 3 does not divide 4 workers"),
         ("hierarchical_local_sgd", {"groups": {3: 2, 8: 4}}, 4, "size 3 does not divide 4 workers"),
+        (
+            "post_local_sgd",
+            {"subgroup": 0},
+            3,
+            "option 'subgroup' 0 is the 2 workers of a node, which do not divide 3 workers; use a multiple",
+        ),
+        ("torch_post_local_sgd", {"subgroup": 0}, 3, "^strategy torch_post_local_sgd: option 'subgroup' 0 is the 2"),
+        (
+            "torch_hierarchical_local_sgd",
+            {"groups": {3: 2, 8: 4}},
+            4,
+            "^strategy torch_hierarchical_.* size 3 does not",
+        ),
         ("torch_hierarchical_local_sgd", {"groups": {2: 2}}, 4, "the largest group, 2, has to hold all 4 workers"),
     ],
 )

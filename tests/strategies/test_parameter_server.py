@@ -230,6 +230,10 @@ def test_as_many_backups_as_workers_are_refused():
     assert strategy.check(3, 2) == []
     with pytest.raises(StudyError, match=r"backup 2 of 2 workers .* use backup: 1 or less"):
         strategy.check(2, 2)
+    with pytest.raises(
+        StudyError, match=r"bsp_backup at 1 worker: backup 2 leaves none to wait for; start at 3 workers$"
+    ):
+        strategy.check(1, 2)
 
 
 def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, scenery):
