@@ -12,9 +12,9 @@ def is_interval(low: float, high: float) -> bool:
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
 
 
-def is_equal(difference: float, low: float, high: float, n: int) -> bool:
-    """Whether a metric was the same with each of `n` seeds, as where one computation was made twice."""
-    return abs(difference) <= 1e-9 and (n == 1 or abs(high - low) <= 1e-9)
+def is_equal(difference: float, low: float, high: float) -> bool:
+    """Whether a metric was the same with each seed, as of one computation made twice; a single seed has no bounds."""
+    return abs(difference) <= 1e-9 and abs(high - low) <= 1e-9
 
 
 def seconds(value: float) -> str:

@@ -187,7 +187,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
 
     if not math.isfinite(row["metric_difference"]):
         return EMPTY
-    if is_equal(row["metric_difference"], row["metric_low"], row["metric_high"], row["metric_n"]):
+    if is_equal(row["metric_difference"], row["metric_low"], row["metric_high"]):
         return "equal"
     text = f"{row['metric_difference']:+.3f}"
     if math.isfinite(row["metric_low"]):
@@ -233,6 +233,9 @@ def _notes(found: Comparison) -> list[str]:
         notes.append(f"in A only: {_cells(found.missing)}")
     if found.added:
         notes.append(f"in B only: {_cells(found.added)}")
+    unsure = found.table[found.table["metric_verdict"] == "undecided"]
+    if 0 < len(unsure) < len(found.table):
+        notes.append(f"metric undecided: {_place(unsure)}")
     counts = [f"{found.count(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.count(verdict)]
     metrics = [f"{found.metrics(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
     notes.append(

@@ -14,7 +14,10 @@ from tests.doctored import make_sound
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """`before`, and in `after` real allreduce has become 30 % slower; `other` has another learning rate."""
+    """`before`, and in `after` real allreduce has become 30 % slower; `other` has another learning rate.
+
+    In `once` epoch_average ran once; it is `before` otherwise.
+    """
 
     def slow_down(study):
         study.change(git_commit="1" * 40)
@@ -27,6 +30,7 @@ def call(tmp_path, monkeypatch, capsys):
         "before": lambda study: None,
         "after": slow_down,
         "other": lambda study: study.change(lr=0.5),
+        "once": lambda study: study.drop(lambda row: row.strategy == "epoch_average" and row.repetition > 0),
     }
     for name, doctor in doctors.items():
         study = make_sound()
@@ -147,3 +151,17 @@ def test_metrics_that_are_equal_with_every_seed_are_said_to_be(call):
     out, _ = call("before", "before")
     assert "equal" in out
     assert "+0.000" not in out
+
+
+def test_one_seed_that_agrees_is_no_equality(call):
+    """On a grid of 1 / n_test two runs agree now and then."""
+    out, _ = call("once", "before", "--strategy", "epoch_average")
+    assert out.count("+0.000") == 6
+    assert out.splitlines()[-1].endswith("metric: 6 undecided (margin 0.01)")
+
+
+def test_the_cells_whose_metric_is_undecided_are_named(call):
+    out, _ = call("once", "before")
+    assert "metric undecided: epoch_average at 1, 2, 4 workers (native mpi); epoch_average at 1, 2, 4" in out
+    assert out.splitlines()[-1].endswith("metric: 8 unchanged, 6 undecided (margin 0.01)")
+    assert "metric undecided" not in call("before", "before")[0]
