@@ -16,6 +16,7 @@ import scalebench
 from scalebench.cluster.spec import Cluster
 from scalebench.launch.matrix import COLUMNS, Entry, describe_strategies, matrix_markdown
 from scalebench.launch.strategy_pages import renewed
+from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 
@@ -79,6 +80,15 @@ def test_studies_and_strategies_are_read_without_anything_heavy() -> None:
 def test_the_strategy_page_is_generated() -> None:
     page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     assert page == matrix_markdown(), "run: python -m scalebench.launch.matrix docs/strategies.md"
+
+
+def test_the_strategy_page_tells_the_rules_of_torchs_own_strategies_as_a_study_writes_them() -> None:
+    said = dict(re.findall(r"^- for `(torch_\w+)`: `(.+)`$", matrix_markdown(), re.MULTILINE))
+    assert set(said) == {name for name in registry.names() if name.startswith("torch_")}
+    for name, written in said.items():
+        (known,) = Study(strategies=[yaml.safe_load(written)]).strategies
+        assert registry.create(known.name, known.options) == registry.create(name, {}).rule
+        assert "mpi" in registry.find(known.name).engines
 
 
 @pytest.mark.parametrize("entry", describe_strategies(), ids=lambda entry: entry.name)

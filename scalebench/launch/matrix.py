@@ -9,6 +9,7 @@ from scalebench.launch.engines import NAMES, provides
 from scalebench.launch.sweep import VIRTUAL_PROVIDES
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
+from scalebench.strategies.torch_averagers import TorchAverager
 
 COLUMNS = ("virtual", *NAMES)
 _NATIVE = frozenset().union(*(provides(engine) for engine in NAMES))
@@ -74,6 +75,7 @@ def matrix_markdown() -> str:
         lacks = [f"{engine} has no {', '.join(what)}" for engine, what in entry.missing.items()]
         if lacks:
             lines.append(f"- `{entry.name}`: {'; '.join(lacks)}")
+    lines += _of_libraries()
     lines += ["", "## What the engines provide", "", "| | " + " | ".join(COLUMNS) + " |"]
     lines.append("|---|" + ":-:|" * len(COLUMNS))
     for capability in Capability:
@@ -89,6 +91,32 @@ def matrix_markdown() -> str:
     lines += ["", "## Sources", ""]
     lines += [f"- `{entry.name}`: {entry.source}" for entry in entries]
     return "\n".join(lines) + "\n"
+
+
+def _of_libraries() -> list[str]:
+    """Why strategies that are a library's own run on its engines only, and which of ours has the same rule on mpi."""
+    lines = [
+        "",
+        "## Strategies that are a library's own",
+        "",
+        "`ddp`, `horovod` and the three `torch_` ones are the libraries' own code, measured as their users run it, so",
+        "that they run where the library does and never on `mpi`. The same rule on `mpi` is",
+        "",
+        "- for `horovod`: `allreduce`",
+        "- for `ddp`: `allreduce`; BatchNorm's statistics, which DDP sends from worker 0, are then each worker's own",
+    ]
+    for name in registry.names():
+        torchs = registry.create(name, {})
+        if isinstance(torchs, TorchAverager):
+            said = torchs.rule.model_dump(include=torchs.rule.model_fields_set)
+            written = ", ".join(f"{option}: {value}" for option, value in said.items())
+            lines.append(f"- for `{name}`: `{torchs.rule.name}: {{{written}}}`")
+    return [
+        *lines,
+        "",
+        "where torch's options are the defaults; others translate alike: its `period` is `steps`, its `warmup` one",
+        "less than `first`. Real ranks of torch end with these rules' weights, to 1e-10 in float64 (`tests/strategies`).",
+    ]
 
 
 def _row(entry: Entry) -> str:
