@@ -115,7 +115,7 @@ def _of_libraries() -> list[str]:
         *lines,
         "",
         "where torch's options are the defaults; others translate alike: its `period` is `steps`, its `warmup` one",
-        "less than `first`. Real ranks of torch end with these rules' weights, to 1e-10 in float64 (`tests/strategies`).",
+        "less than `first`. Real ranks of torch end with these rules' weights, to 1e-10 in float64 (tests/strategies).",
     ]
 
 
