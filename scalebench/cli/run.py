@@ -9,6 +9,7 @@ import rich_click as click
 
 from scalebench.cli.carrying_out import carry_out, results_console
 from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.errors import ModelError
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import Plan
@@ -95,7 +96,10 @@ def run(
         from scalebench.launch.resume import with_a_folder_of_its_own
 
         wanted = with_a_folder_of_its_own(output, wanted)
-    plan = plan_study(wanted)
+    try:
+        plan = plan_study(wanted)
+    except ModelError as error:
+        raise ModelError(f"{error}{'' if flags['model'] else _begun_elsewhere(study)}") from None
     if dry_run:
         from scalebench.launch.model_check import look_at_model
         from scalebench.launch.scenery import given_calibration
@@ -105,6 +109,16 @@ def run(
         _show(plan, jobs)
         return 0
     return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)
+
+
+def _begun_elsewhere(study: Path | None) -> str:
+    """Where relative paths of a study in a results folder were seen from, as the next step; empty: here, or unknown."""
+    from scalebench.records.progress import begun_in
+
+    place = begun_in(study.parent) if study is not None and study.name == "study.yaml" else None
+    if place is None or place == Path.cwd().resolve():
+        return ""
+    return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
 
 
 def _show(plan: Plan, jobs: int | None) -> None:

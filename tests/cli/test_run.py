@@ -259,6 +259,22 @@ def test_weights_are_kept_and_started_from(scalebench, tmp_path):
     np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
 
 
+def test_results_run_from_elsewhere_say_where_their_own_model_was_seen_from(refused, tmp_path, monkeypatch):
+    """`retry` goes there; `run` may be given other paths, which are seen from here, and says where to go."""
+    home = tmp_path / "home"
+    results = home / "results" / "mine"
+    results.mkdir(parents=True)
+    (results / "study.yaml").write_text("name: mine\nmodel: mine.py:build\n")
+    (results / "planned.json").write_text('{"begun_in": "../.."}')
+    said = refused(results / "study.yaml", *SMALL, "--workers", "2")
+    assert f"no file {tmp_path}/mine.py; " in said
+    assert said.endswith(f"was begun in {home}: relative paths in it are seen from there, so run it there")
+    assert "was begun in" not in refused(results / "study.yaml", *SMALL, "--model", "other.py:build")
+    monkeypatch.chdir(home)
+    (home / "given.json").write_bytes((tmp_path / "given.json").read_bytes())
+    assert "was begun in" not in refused("results/mine/study.yaml", *SMALL, "--workers", "2")
+
+
 def test_weights_of_another_model_are_refused(refused, tmp_path):
     import numpy as np
 
