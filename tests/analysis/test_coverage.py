@@ -33,6 +33,15 @@ def test_an_interval_that_decided_when_to_stop_covers_95_percent(claim, noise):
     assert 0.926 <= share(claim, noise, claim.numbers[0], STUDIES) <= 0.974
 
 
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
+@pytest.mark.parametrize("n", [3, 5])
+def test_points_that_are_never_narrow_are_wider_than_they_say_and_no_more_than_stated(n, noise):
+    """They are shown with the interval by which they were judged: 95 to 98.5 %, and one standard error."""
+    never = next(claim for claim in BESIDE if "never narrow" in claim.name)
+    assert n in never.numbers
+    assert 0.9465 <= share(never, noise, n, STUDIES) <= 0.9885
+
+
 def test_the_simulation_can_tell_an_interval_that_does_not():
     of_all = next(claim for claim in BESIDE if "mean of all" in claim.name)
     delayed = next(noise for noise in NOISES if noise.name == "1 in 10 x3")
