@@ -28,7 +28,10 @@ KINDS: tuple[Noise, ...] = ("lognormal", "drift", "outliers")
 
 
 class Coverage(NamedTuple):
-    """Shares of the intervals that held the truth."""
+    """Shares of the intervals that held the truth, and how wide they typically are.
+
+    Widths are medians of upper / lower limit, those of parameters of (upper - lower limit) / truth.
+    """
 
     curve: float  # at the measured worker counts, mean over them
     beyond: float  # the curve at twice the largest
@@ -36,6 +39,11 @@ class Coverage(NamedTuple):
     knee: float
     worth: float
     chosen: float  # how often AICc chose the true law
+    curve_width: float
+    beyond_width: float
+    parameters_width: float
+    knee_width: float  # infinite where the band does not come back from one half in what is looked at
+    worth_width: float
 
 
 def coverage(truth: str, counts: int, repetitions: int, kind: Noise, studies: int, *, advice: bool = True) -> Coverage:
@@ -61,6 +69,9 @@ def coverage(truth: str, counts: int, repetitions: int, kind: Noise, studies: in
         held = (band.low <= true) & (true <= band.high)
         hits["curve"].append(float(held[:-1].mean()))
         hits["beyond"].append(float(held[-1]))
+        width = band.high / band.low
+        hits["curve_width"].append(float(np.median(width[:-1])))
+        hits["beyond_width"].append(float(width[-1]))
         hits["chosen"].append(float(found[0].fit.law.name == law.name))
         if not advice:
             continue
@@ -68,10 +79,19 @@ def coverage(truth: str, counts: int, repetitions: int, kind: Noise, studies: in
         for parameter in law.parameters:
             low, high = parameter_interval(own, series, parameter)
             hits["parameters"].append(float(low <= parameter.of(x) <= high))
+            hits["parameters_width"].append((high - low) / parameter.of(x))
         told = advise(found, series, 0.5)
         hits["knee"].append(float(told.knee.low - 0.5 <= best.knee.workers <= told.knee.high + 0.5))
         hits["worth"].append(float(told.worth.low - 1 <= best.worth.workers <= told.worth.high + 1))
-    return Coverage(*(float(np.mean(hits[name])) if hits[name] else math.nan for name in Coverage._fields))
+        hits["knee_width"].append(told.knee.high / told.knee.low)
+        hits["worth_width"].append(told.worth.high / told.worth.low)
+    return Coverage(*(_typical(name, hits[name]) for name in Coverage._fields))
+
+
+def _typical(name: str, of: list[float]) -> float:
+    if not of:
+        return math.nan
+    return float(np.median(of) if name.endswith("width") else np.mean(of))
 
 
 def main() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
-from benchmarks.laws_coverage import coverage
+from benchmarks.laws_coverage import Coverage, coverage
 from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parameter_interval
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
 from scalebench.analysis.validation import VirtualError
-from tests.law_factory import COUNTS, TRUTHS, Noise, following, workload
+from tests.law_factory import COUNTS, TRUTHS, WEAK_TRUTHS, Noise, following, workload
 
 N = np.array(COUNTS, dtype=float)
+ALL = (*TRUTHS, *WEAK_TRUTHS)
 
 
 def test_one_law_without_drift_has_the_interval_of_nonlinear_least_squares():
@@ -34,22 +37,48 @@ def test_one_law_without_drift_has_the_interval_of_nonlinear_least_squares():
     np.testing.assert_allclose(band.centre - band.low, half, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["lognormal", "drift", "outliers"])
-def test_nominal_95_percent_covers_93_to_97(kind: Noise):
-    # The fewest counts and repetitions that have a band, six true laws; the choice of the law is part of what is
-    # covered. 60 studies of each leave a standard error of 0.6 %, of which two are allowed for; with 200 of each the
-    # curve is at 96.8, 95.0 and 95.0 % (docs/scaling-laws.md).
-    found = [coverage(truth, 5, 3, kind, 60, advice=False) for truth in TRUTHS]
-    assert 0.93 - 0.012 <= np.mean([one.curve for one in found]) <= 0.97 + 0.012
-    assert 0.93 - 0.026 <= np.mean([one.beyond for one in found]) <= 0.97 + 0.026
-    assert min(one.curve for one in found) > 0.88
+def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
+    """The largest of the typical widths of one kind of interval."""
+    return max(getattr(found[truth], what) for truth in truths or found)
 
 
-def test_intervals_of_parameters_knee_and_worth_cover_too():
-    found = [coverage(truth, 7, 3, "lognormal", 20) for truth in TRUTHS]  # standard error 2 %
-    assert np.mean([one.parameters for one in found]) > 0.93
-    assert np.mean([one.knee for one in found]) > 0.93
-    assert np.mean([one.worth for one in found]) > 0.93
+@pytest.mark.parametrize(
+    ("kind", "curve", "beyond"), [("lognormal", 1.12, 1.6), ("drift", 1.18, 1.45), ("outliers", 1.18, 2.1)]
+)
+def test_nominal_95_percent_covers_93_to_98_with_a_band_of_use(kind: Noise, curve: float, beyond: float):
+    # The fewest counts and repetitions that have a band, ten true laws; the choice of the law is part of what is
+    # covered. 36 studies of each leave standard errors of 0.6 % at the measured counts and 1 % one doubling beyond, of
+    # which one is allowed for; with 80 and 200 of each they are at 95.5 to 97.6 and at 96.0 to 97.8 %
+    # (docs/scaling-laws.md). A band that held everything would be as wide as anything: upper / lower limit is at most
+    # `curve` and `beyond` in the mean of the laws, some 6 % above what it is.
+    found = {truth: coverage(truth, 5, 3, kind, 36, advice=False) for truth in ALL}
+    assert 0.93 - 0.006 <= np.mean([one.curve for one in found.values()]) <= 0.98 + 0.006
+    assert 0.93 - 0.01 <= np.mean([one.beyond for one in found.values()]) <= 0.98 + 0.01
+    assert min(one.curve for one in found.values()) > 0.87
+    assert np.mean([one.curve_width for one in found.values()]) < curve
+    assert np.mean([one.beyond_width for one in found.values()]) < beyond
+
+
+def test_intervals_of_parameters_knee_and_worth_cover_and_are_no_wider_than_stated():
+    # Of parameters 93 to 98 %, standard error 0.7 %. Those of knee and worth hold 97 to 100 %: wider than they say, as
+    # they hold every law that has some weight. So what they may not be is without end where the counts show the truth.
+    found = {truth: coverage(truth, 5, 3, "lognormal", 24) for truth in ALL}
+    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.98 + 0.007
+    assert widest(found, "parameters_width") < 5
+    assert np.mean([one.knee for one in found.values()]) > 0.95
+    assert np.mean([one.worth for one in found.values()]) > 0.95
+    assert widest(found, "knee_width", "usl, early peak") < 1.4
+    assert widest(found, "worth_width", *TRUTHS) < 2.5
+
+
+def test_with_seven_counts_knee_and_worth_are_known_to_a_third_and_to_a_half():
+    found = {truth: coverage(truth, 7, 3, "lognormal", 12) for truth in ALL}
+    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.98 + 0.01
+    assert widest(found, "parameters_width") < 1.2
+    assert np.mean([one.knee for one in found.values()]) > 0.97
+    assert np.mean([one.worth for one in found.values()]) > 0.97
+    assert widest(found, "knee_width", *(set(TRUTHS) - {"trees, each batch"}), "weak, usl") < 1.4
+    assert widest(found, "worth_width", *TRUTHS, "weak, usl", "weak, servers each epoch") < 1.7
 
 
 def test_repetitions_that_are_slow_as_a_whole_widen_the_band_but_not_the_shape():
