@@ -31,7 +31,10 @@ class Conduct:
         keeper: Keeper,
         reporter: Reporter,
         stopping: Callable[[], bool],
+        *,
+        fail_fast: bool = False,
     ) -> None:
+        self._fail_fast = fail_fast
         self._plan, self._replication, self._folder = plan, replication, folder
         self._keeper, self._reporter, self._stopping = keeper, reporter, stopping
 
@@ -80,6 +83,7 @@ class Conduct:
                 on_start=self._keeper.started,
                 on_outcome=self._keeper.ended,
                 stopping=self._stopping,
+                fail_fast=self._fail_fast,
             )
 
     def _next_block(self) -> list[Run]:

@@ -98,7 +98,7 @@ class Interruption:
             os._exit(128 + signum)
         else:
             self._heard_at = now
-            self._say("abandoning the runs under way")
+            self._say("abandoning what is under way")
             self._abandon()
 
     def _set_grace(self, signum: int) -> None:
@@ -115,10 +115,11 @@ class Interruption:
         raise AbandonedError
 
 
+# Said while ranks are starting, too, when no run has begun yet.
 _PROMISE: dict[int, str] = {
-    signal.SIGINT: "stopping: the runs under way are finished and kept; Ctrl-C again abandons them",
-    signal.SIGTERM: "stopping (SIGTERM): the runs under way have {grace:g} s to finish",
-    signal.SIGUSR1: "stopping (SIGUSR1): the runs under way are finished and kept",
+    signal.SIGINT: "stopping: any run that has begun is finished and kept; Ctrl-C again abandons it",
+    signal.SIGTERM: "stopping (SIGTERM): any run that has begun has {grace:g} s to finish",
+    signal.SIGUSR1: "stopping (SIGUSR1): any run that has begun is finished and kept",
 }
 
 

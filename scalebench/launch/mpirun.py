@@ -305,3 +305,5 @@ class _Launch:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
             outcome.facts["oversubscribed"] = max(overruns) > OVERRUN_LIMIT
         self._on_outcome(run, outcome)
+        if outcome.status != "completed" and self._stopping():  # the ranks may have begun the next already
+            self._last = self._last or run

@@ -31,10 +31,12 @@ def run_virtual(
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
     stopping: Callable[[], bool] = lambda: False,
+    fail_fast: bool = False,
 ) -> None:
     """Simulate `runs` in `jobs` processes; report each as it ends. A run that takes its process down is failed alone.
 
-    With one job all happens in this process. Once `stopping`, runs under way are finished and no other begins.
+    With one job all happens in this process. Once `stopping`, runs under way are finished and no other begins; with
+    `fail_fast` that is so from the moment a run fails, which its process knows first.
     Runs whose arithmetic is alike are one piece of work. `folders` are the data sets by worker count; weights that a
     run keeps go to `weights_folder`.
     """
@@ -47,10 +49,11 @@ def run_virtual(
                 return
             for run in piece:
                 on_start(run)
-            for run, outcome in zip(
-                piece, _simulate(piece, (scenery, folders, weights_folder), stopping), strict=False
-            ):
+            outcomes = _simulate(piece, (scenery, folders, weights_folder), stopping, fail_fast=fail_fast)
+            for run, outcome in zip(piece, outcomes, strict=False):
                 on_outcome(run, outcome)
+            if fail_fast and _failed(outcomes):
+                return
         return
     waiting = list(pieces.values())
     suspects: list[list[Run]] = []  # were under way when a process died: tried again, one at a time
@@ -58,7 +61,7 @@ def run_virtual(
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting
         processes = 1 if alone else min(jobs, len(work))
-        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome, stopping)
+        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome, stopping, fail_fast)
         if stopping():
             return
         if not alone:
@@ -79,12 +82,13 @@ def _pass(
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
     stopping: Callable[[], bool],
+    fail_fast: bool,
 ) -> list[list[Run]]:
     """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
     left = dict(enumerate(pieces))
     context = nursery()
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop))
+    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop, fail_fast))
     under_way: dict[Future[list[Outcome]], int] = {}
     queue = list(left)
     try:
@@ -96,12 +100,12 @@ def _pass(
                 with unheard():
                     under_way[pool.submit(_simulate_here, left[place])] = place
             done, _ = wait(under_way, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            if stopping():
-                stop.set()
             for future in done:
                 outcomes = future.result()
                 for run, outcome in zip(left.pop(under_way.pop(future)), outcomes, strict=False):
                     on_outcome(run, outcome)
+            if stopping():
+                stop.set()
     except BrokenProcessPool:
         return list(left.values())
     finally:
@@ -115,21 +119,32 @@ def _pass(
 _Stage = tuple[Scenery, dict[int, Path], Path]
 _stage: _Stage | None = None  # of this worker process, set once when it starts
 _stop: Any = None  # likewise: the event that says that no run should begin
+_fail_fast = False  # likewise
 
 
-def _begin(stage: _Stage, stop: Any) -> None:
-    global _stage, _stop
+def _begin(stage: _Stage, stop: Any, fail_fast: bool) -> None:
+    global _stage, _stop, _fail_fast
     follow()
-    _stage, _stop = stage, stop
+    _stage, _stop, _fail_fast = stage, stop, fail_fast
 
 
 def _simulate_here(runs: list[Run]) -> list[Outcome]:
     assert _stage is not None
-    return _simulate(runs, _stage, _stop.is_set)
+    outcomes = _simulate(runs, _stage, _stop.is_set, fail_fast=_fail_fast)
+    if _fail_fast and _failed(outcomes):
+        _stop.set()  # here, before this process takes the piece that waits for it
+    return outcomes
 
 
-def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool]) -> list[Outcome]:
-    """The outcomes of `runs`, in their order; of fewer when it was `stopping` before the last began."""
+def _failed(outcomes: list[Outcome]) -> bool:
+    return any(outcome.status != "completed" for outcome in outcomes)
+
+
+def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool], *, fail_fast: bool) -> list[Outcome]:
+    """The outcomes of `runs`, in their order; of fewer when it was `stopping` before the last began.
+
+    With `fail_fast` the first that is not completed is the last.
+    """
     scenery, folders, weights_folder = stage
     outcomes: list[Outcome] = []
     if stopping():
@@ -139,9 +154,11 @@ def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool]) -> l
             if run.save_weights and weights:
                 save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
             outcomes.append(outcome)
-            if stopping():
+            if stopping() or (fail_fast and outcome.status != "completed"):
                 return outcomes
     except (ScalebenchError, MemoryError, RuntimeError, ValueError, TypeError, OSError) as error:
+        begun = len(outcomes)
         cause = str(error) if isinstance(error, ScalebenchError) else f"{type(error).__name__}: {error}"
         outcomes += [Outcome(run.run_id, "failed", " ".join(cause.split())) for run in runs[len(outcomes) :]]
+        return outcomes[: begun + 1] if fail_fast else outcomes
     return outcomes

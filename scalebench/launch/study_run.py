@@ -82,7 +82,7 @@ def run_study(
                 def stopping() -> bool:
                     return interruption.asked() or (fail_fast and bool(tally.failed))
 
-                conduct = Conduct(plan, replication, folder, keeper, reporter, stopping)
+                conduct = Conduct(plan, replication, folder, keeper, reporter, stopping, fail_fast=fail_fast)
                 with suppress(AbandonedError):
                     charged = any(is_virtual(run_id) for run_id, _ in store.completed())
                     scenery = _scenery(plan, conduct, folder, charged, reporter, str(provenance["host_hash"]))
