@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 _EXPECTED = {
@@ -21,6 +23,8 @@ _EXPECTED = {
     "path": "a path",
 }  # by the first word of pydantic's type of fault
 _BOUND = re.compile(r"Input should be ((?:greater|less) than .*)")
+_BELOW = {"gt": "greater than", "ge": "greater than or equal to"}
+_ABOVE = {"lt": "less than", "le": "less than or equal to"}
 _FEW = re.compile(r"\w+ should have at least (\d+) items? after validation, not \d+")
 _SHORT = re.compile(r"String should have at least (\d+) characters")
 _LONGEST = 60  # of a value that is shown
@@ -40,19 +44,40 @@ class Fault(NamedTuple):
         return ".".join(self.key)
 
 
-def faults_of(error: ValidationError) -> list[Fault]:
+def faults_of(error: ValidationError, model: type[BaseModel] | None = None) -> list[Fault]:
     """Every key that does not fit, an unknown one before others: a missing one is often the same slip.
 
-    What each branch of a union expected stands in one message: `expected an integer or 'auto', got 'x'`.
+    What each branch of a union expected stands in one message: `expected an integer or 'auto', got 'x'`. Where `model`
+    is told, and limits a number at both ends, the message names both.
     """
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for fault in error.errors():
         by_key.setdefault(_key(fault), []).append(fault)
     found = [
-        Fault(key, _is(faults, "extra_forbidden"), _is(faults, "missing"), _message(faults))
+        Fault(key, _is(faults, "extra_forbidden"), _is(faults, "missing"), _message(faults, _field(model, key)))
         for key, faults in by_key.items()
     ]
     return sorted(found, key=lambda fault: not fault.unknown)
+
+
+def fields_at(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
+    """The keys of the model that lies at `path` below `model`, and what they mean."""
+    here = model
+    for part in path:
+        field = here.model_fields.get(part)
+        inner = _models_in(field.annotation) if field else [here]
+        if not inner:
+            break
+        here = inner[0]
+    return dict(here.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (list, dict, tuple, Union, types.UnionType, Annotated):
+        return [model for part in get_args(annotation) for model in _models_in(part)]
+    return []
 
 
 def short(value: Any) -> str:
@@ -85,23 +110,45 @@ def _is_branch(part: Any) -> bool:
     return isinstance(part, str) and bool(re.search(r"\[.*\]$|^(int|str|float|bool|constrained-\w+)$", part))
 
 
-def _message(faults: Sequence[ErrorDetails]) -> str:
+def _field(model: type[BaseModel] | None, key: tuple[str, ...]) -> FieldInfo | None:
+    return fields_at(model, key[:-1]).get(key[-1]) if model and key else None
+
+
+def _message(faults: Sequence[ErrorDetails], field: FieldInfo | None) -> str:
     if own := next((fault for fault in faults if fault["type"] == "value_error"), None):
         text = one_line(own["msg"].removeprefix("Value error, "))
         return text[:1].lower() + text[1:]
-    wanted = " or ".join(dict.fromkeys(map(_wanted, faults)))
+    wanted = " or ".join(dict.fromkeys(_wanted(fault, field) for fault in faults))
     return f"expected {wanted}, got {short(faults[0]['input'])}"
 
 
-def _wanted(fault: ErrorDetails) -> str:
+def _wanted(fault: ErrorDetails, field: FieldInfo | None) -> str:
     message = one_line(fault["msg"])
     if few := _FEW.fullmatch(message):
         return f"at least {few[1]} item{'s' if few[1] != '1' else ''}"
     if length := _SHORT.fullmatch(message):
         return f"at least {length[1]} characters"
     if bound := _BOUND.fullmatch(message):
-        return f"a number {bound[1]}"
+        return f"a number {_range(fault, field) or bound[1]}"
     kind = fault["type"].partition("_")[0]
     if kind in _EXPECTED and fault["type"] != "string_pattern_mismatch":
         return _EXPECTED[kind]
     return message.removeprefix("Input should be ")
+
+
+def _range(fault: ErrorDetails, field: FieldInfo | None) -> str:
+    """Both limits of the number that `field` holds, one of which is what `fault` found exceeded; empty if not known."""
+    limits = {
+        sign: getattr(limit, sign)
+        for limit in (field.metadata if field else ())
+        for sign in (*_BELOW, *_ABOVE)
+        if getattr(limit, sign, None) is not None
+    }
+    exceeded = any(limits.get(sign) == value for sign, value in fault.get("ctx", {}).items())
+    ends = [
+        f"{words} {limits[sign]}".removesuffix(".0")
+        for side in (_BELOW, _ABOVE)
+        for sign, words in side.items()
+        if sign in limits
+    ]
+    return " and ".join(ends) if exceeded and len(ends) == 2 else ""

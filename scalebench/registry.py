@@ -97,7 +97,7 @@ class Registry(Generic[C]):
 
 def first_fault(error: ValidationError, cls: type[Stated]) -> str:
     """What does not fit the options of `cls`, in half a line that names the option."""
-    fault, fields = faults_of(error)[0], cls.model_fields
+    fault, fields = faults_of(error, cls)[0], cls.model_fields
     if fault.unknown:
         return f"unknown option {fault.path!r}; " + (nearest(fault.path, fields) if fields else "it takes no options")
     if fault.missing:

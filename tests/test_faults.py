@@ -18,9 +18,14 @@ from scalebench.study.load import load_study
 from scalebench.study.spec import Component
 
 
+class Inner(Stated):
+    part: float = Field(0.5, gt=0.0, le=1.0)
+
+
 class Example(Stated):
     count: PositiveInt = 1
     share: float = Field(0.5, ge=0, lt=1)
+    inner: Inner = Inner()
     flag: bool = False
     text: str = ""
     choice: Literal["a", "b"] = "a"
@@ -33,7 +38,7 @@ class Example(Stated):
 def message(**said: Any) -> str:
     with pytest.raises(ValidationError) as raised:
         Example.model_validate(said)
-    return f"{faults_of(raised.value)[0].path}: {faults_of(raised.value)[0].message}"
+    return f"{faults_of(raised.value, Example)[0].path}: {faults_of(raised.value, Example)[0].message}"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,9 @@ def message(**said: Any) -> str:
         ({"count": 1.5}, "count: expected an integer, got 1.5"),
         ({"count": "x"}, "count: expected an integer, got 'x'"),
         ({"count": 0}, "count: expected a number greater than 0, got 0"),
-        ({"share": 1}, "share: expected a number less than 1, got 1"),
+        ({"share": 1}, "share: expected a number greater than or equal to 0 and less than 1, got 1"),
+        ({"share": -0.5}, "share: expected a number greater than or equal to 0 and less than 1, got -0.5"),
+        ({"inner": {"part": 2}}, "inner.part: expected a number greater than 0 and less than or equal to 1, got 2"),
         ({"share": "x"}, "share: expected a number, got 'x'"),
         ({"share": float("inf")}, "share: expected a finite number, got inf"),
         ({"flag": 3}, "flag: expected true or false, got 3"),

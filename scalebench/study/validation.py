@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from scalebench.errors import UsageError, nearest
-from scalebench.faults import faults_of, one_line, short
+from scalebench.faults import faults_of, fields_at, one_line, short
 
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # nested deeper, a document is an attack or an accident
@@ -63,13 +61,15 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
 
     An unknown key is named before a missing one: the two are often the same slip.
     """
-    faults = faults_of(error)
+    faults = faults_of(error, model)
     first = faults[0]
     if first.unknown:
         missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
-        return f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], _known(model, first.key[:-1]), missing)}"
+        return (
+            f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], fields_at(model, first.key[:-1]), missing)}"
+        )
     if first.missing:
-        meaning = _known(model, first.key[:-1])[first.key[-1]].description
+        meaning = fields_at(model, first.key[:-1])[first.key[-1]].description
         return f"{where}: key {first.path!r} is missing{f' ({meaning})' if meaning else ''}"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     if not first.key:
@@ -136,26 +136,6 @@ def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
     if "\t" in line[: mark.column + 1]:
         problem = "a tab; YAML is indented with spaces"
     return f"{where}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
-
-
-def _known(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
-    """The keys of the model that lies at `path` below `model`, and what they mean."""
-    here = model
-    for part in path:
-        field = here.model_fields.get(part)
-        inner = _models_in(field.annotation) if field else [here]
-        if not inner:
-            break
-        here = inner[0]
-    return dict(here.model_fields)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (list, dict, tuple, Union, types.UnionType, Annotated):
-        return [model for part in get_args(annotation) for model in _models_in(part)]
-    return []
 
 
 def _kind(value: Any) -> str:

@@ -425,7 +425,11 @@ def test_odd_set_ups_are_warned_of():
         ("slowmo", {"slow_momentum": 1.0}, "option 'slow_momentum'.*less than 1"),
         ("hierarchical_local_sgd", {"groups": {2: 8, 4: 4}}, "a larger group needs a longer period"),
         ("hierarchical_local_sgd", {"groups": {0: 8}}, "option 'groups.*greater than 0"),
-        ("easgd", {"alpha": 1.5}, "option 'alpha'.*less than or equal to 1"),
+        (
+            "easgd",
+            {"alpha": 1.5},
+            "option 'alpha': expected a number greater than 0 and less than or equal to 1, got 1.5",
+        ),
         ("fedavg", {"fraction": 0}, "option 'fraction'.*greater than 0"),
         ("fedprox", {"mu": -1}, "option 'mu'.*greater than or equal to 0"),
         ("gossip", {"peers": "star"}, "option 'peers'.*'ring' or 'pair'"),

@@ -130,7 +130,10 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         ("virtual: {int: 3}", "unknown key 'virtual.int'"),
         ("virtual: {tie: rank}", "unknown key 'virtual.tie'; did you mean 'ties'?"),
         ("epochs: three", "key 'epochs': expected an integer"),
-        ("seed: 99999999999999999999999", "key 'seed': expected a number less than or equal to 4294967295"),
+        (
+            "seed: 99999999999999999999999",
+            "key 'seed': expected a number greater than or equal to 0 and less than or equal to 4294967295",
+        ),
         ("name: .hidden", "a name has letters, digits, . _ -, at most 80, and begins with a letter or digit"),
         ("strategies: []", "key 'strategies': expected at least 1 item, got []"),
         ("workers: 99999999999999999999", "worker counts lie between 1 and 1,000,000, got '99999999999999999999'"),
