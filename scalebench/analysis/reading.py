@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel
 
+from scalebench.analysis.places import counted
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import counting
 from scalebench.records.cells import from_line, to_text
@@ -124,14 +125,14 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         if other.any():
             values = ", ".join(sorted(str(value) for value in runs.loc[other, column].unique()))
             notes.append(
-                f"left out {other.sum()} runs with {column} = {values}: the latest runs have {last[column]}; "
-                f"give each configuration a study name of its own"
+                f"left out {counted(other.sum(), 'run')} with {column} = {values}: the latest runs have "
+                f"{last[column]}; give each configuration a study name of its own"
             )
             runs = runs[~other]
     latest = runs.groupby("execution")["cluster"].transform("last")
     if (runs["cluster"] != latest).any():
         clusters = ", ".join(sorted(runs.loc[runs["cluster"] != latest, "cluster"].unique()))
-        notes.append(f"left out {(runs['cluster'] != latest).sum()} runs of another cluster ({clusters})")
+        notes.append(f"left out {counted((runs['cluster'] != latest).sum(), 'run')} of another cluster ({clusters})")
         runs = runs[runs["cluster"] == latest]
     return runs, notes
 

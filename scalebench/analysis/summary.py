@@ -96,7 +96,7 @@ def _notes(evidence: Evidence) -> list[str]:
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     notes += _agreement_note(results)
-    notes += [f"{finding.what} ({finding.where})" for finding in doubts(evidence) if finding.severity != "note"]
+    notes += [f"{finding.what}; in {finding.where}" for finding in doubts(evidence) if finding.severity != "note"]
     notes += _missing_baselines(evidence.compared)
     notes += results.notes
     failed = results.failed

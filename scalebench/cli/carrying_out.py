@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
+from scalebench.cli.progress import number_of, watching
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,6 @@ def carry_out(
     plan: Plan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
 ) -> int:
     """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
-    from scalebench.cli.progress import watching
     from scalebench.launch.study_run import run_study
     from scalebench.records.durations import timed
 
@@ -48,7 +48,7 @@ def _summarise(tally: Tally) -> None:
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
     console.print(
-        f"{tally.completed} runs completed{done}{failed}{remain}; results in {tally.folder}/",
+        f"{number_of(tally.completed, 'run')} completed{done}{failed}{remain}; results in {tally.folder}/",
         highlight=False,
         markup=False,
         soft_wrap=True,

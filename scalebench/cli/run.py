@@ -9,6 +9,7 @@ import rich_click as click
 
 from scalebench.cli.carrying_out import carry_out, results_console
 from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.cli.progress import number_of
 from scalebench.errors import ModelError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
 
     runs, until = plan.sweep.runs, plan.study.until
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
-    table = Table(title=f"{plan.study.name}: {len(runs)} runs{most}")
+    table = Table(title=f"{plan.study.name}: {number_of(len(runs), 'run')}{most}")
     for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
         table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
     cells: dict[tuple[Any, ...], int] = {}
@@ -154,8 +155,8 @@ def _show(plan: Plan, jobs: int | None) -> None:
     console.print(table)
     study = plan.study
     console.print(
-        f"model {study.model} in {study.dtype}, data {study.dataset}, {study.epochs} epochs, {study.optimizer} at lr "
-        f"{study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
+        f"model {study.model} in {study.dtype}, data {study.dataset}, {number_of(study.epochs, 'epoch')}, "
+        f"{study.optimizer} at lr {study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.progress import number_of
 from scalebench.duration import roughly
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def status(results: Path | None, as_json: bool) -> None:
         return
     left = progress.remaining.total()
     click.echo(
-        f"{progress.study}: {progress.done} of {progress.planned} runs done, {len(progress.failures)} failed, "
-        f"{left} remaining"
+        f"{progress.study}: {progress.done} of {number_of(progress.planned, 'run')} done, "
+        f"{len(progress.failures)} failed, {left} remaining"
     )
     for line in _expected(progress):
         click.echo(line)
@@ -86,7 +87,7 @@ def _expected(progress: Progress) -> list[str]:
         )
         lines.append(f"about {roughly(progress.left_s)} left ({paces})")
     for group, count in progress.untold.items():
-        lines.append(f"no time known yet for {count} {group} runs")
+        lines.append(f"no time known yet for {number_of(count, f'{group} run')}")
     if progress.most_to_come:
         lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
     return lines

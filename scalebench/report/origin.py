@@ -15,6 +15,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.analysis.places import counted
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
@@ -66,7 +67,8 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
         "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
         "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
         f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
-        "training": f"{last['epochs']} epochs, {last['optimizer']}, learning rate {last['lr']:g} ({last['lr_policy']})",
+        "training": f"{counted(int(last['epochs']), 'epoch')}, {last['optimizer']}, "
+        f"learning rate {last['lr']:g} ({last['lr_policy']})",
         "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
         if pd.notna(last["metric_name"])
         else "none",

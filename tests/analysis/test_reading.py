@@ -87,7 +87,7 @@ def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
     ]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["n", "v2"]
-    assert results.notes == ["left out 1 runs of another cluster (juwels-booster)"]
+    assert results.notes == ["left out 1 run of another cluster (juwels-booster)"]
 
 
 @pytest.mark.parametrize(

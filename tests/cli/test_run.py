@@ -132,6 +132,7 @@ def test_a_dry_run_says_that_batchnorms_statistics_stay_local(scalebench):
     small = ("--workers", "2", "--execution", "virtual", "--dry-run", "--dataset", "digits", "--strategy", "allreduce")
     done = scalebench(*small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64)
     assert done.returncode == 0, done.stderr
+    assert ", 1 epoch, " in done.stdout
     assert "note: allreduce: the running statistics (BatchNorm) of resnet stay local to each worker" in done.stdout
     assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
 
@@ -221,7 +222,7 @@ def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scal
     assert "lr was 0.03, is 0.5" in other.stderr
     more = scalebench(*arguments[:4], "--repetitions", "2", *arguments[6:])
     assert more.returncode == 0
-    assert "1 runs completed, 1 were there before" in more.stdout
+    assert "1 run completed, 1 were there before" in more.stdout
 
 
 def test_what_a_kill_left_half_written_is_said_to_be_set_aside(scalebench, tmp_path):
@@ -230,7 +231,7 @@ def test_what_a_kill_left_half_written_is_said_to_be_set_aside(scalebench, tmp_p
     table = tmp_path / "results" / "mine" / "runs.csv"
     table.write_bytes(table.read_bytes()[:-5])
     again = scalebench(*arguments)
-    assert "1 runs completed" in again.stdout
+    assert "1 run completed" in again.stdout
     for name in ("runs.csv", "epochs.csv"):
         assert f"what a command that was killed left half-written is now in results/mine/{name}.partial" in again.stderr
 

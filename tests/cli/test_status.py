@@ -128,7 +128,7 @@ def test_retry_of_results_elsewhere_finds_its_own_model_and_the_records_name_nob
     monkeypatch.chdir(tmp_path / "else")
     planned = tmp_path / "scratch" / "mine" / "planned.json"
     assert json.loads(planned.read_text())["begun_in"] == "~/work/."
-    assert "1 runs completed" in scalebench("retry", "../scratch/mine", "--jobs", "1")
+    assert "1 run completed" in scalebench("retry", "../scratch/mine", "--jobs", "1")
     for path in (tmp_path / "scratch").rglob("*.*"):
         assert "carlotta" not in path.read_text(), path
     planned.write_text(json.dumps(json.loads(planned.read_text()) | {"begun_in": ["no", "place"]}))

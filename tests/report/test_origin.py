@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from scalebench.records.provenance import name_of
-from scalebench.report.origin import machines
+from scalebench.report.origin import machines, study_facts
+from tests.records_factory import run_row
 
 
 def test_a_row_belongs_to_the_file_that_it_names_and_else_to_those_of_its_machine_and_packages():
@@ -16,3 +17,9 @@ def test_a_row_belongs_to_the_file_that_it_names_and_else_to_those_of_its_machin
     named = (files[0]["provenance"], files[1]["provenance"], files[1]["provenance"], None)
     rows = pd.DataFrame([same | {"provenance": name} for name in named])
     assert [machine.runs for machine in machines(rows, files)] == [1 + 1, 2 + 1]
+
+
+def test_one_epoch_is_no_plural(keep):
+    said = {epochs: dict(study_facts(keep([(run_row(epochs=epochs), [])])))["training"] for epochs in (1, 2)}
+    assert said[1].startswith("1 epoch, ")
+    assert said[2].startswith("2 epochs, ")
