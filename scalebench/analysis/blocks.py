@@ -102,8 +102,14 @@ def _cell(runs: pd.DataFrame) -> Cell:
 
 
 def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:
-    """The coefficient of variation of lognormal times, sqrt(exp(s^2) - 1) with s the deviation of logs; NaN of one."""
-    return math.sqrt(math.expm1(float(np.var(logs, ddof=1)))) if len(logs) > 1 else math.nan
+    """The coefficient of variation of lognormal times, sqrt(exp(s^2) - 1) with s the deviation of logs; NaN of one.
+
+    Infinite where exp(s^2) is beyond floating-point numbers: times that lie ten orders of magnitude apart.
+    """
+    if len(logs) < 2:
+        return math.nan
+    with np.errstate(over="ignore"):
+        return math.sqrt(np.expm1(np.var(logs, ddof=1)))
 
 
 def paired_blocks(a: Cell, b: Cell) -> list[int] | None:

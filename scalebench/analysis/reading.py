@@ -20,11 +20,21 @@ from scalebench.analysis.places import counted
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import counting
 from scalebench.records.cells import from_line, to_text
+from scalebench.records.plausible import (
+    LARGEST,
+    METRICS,
+    largest_whole,
+    no_time,
+    other_columns,
+    time_columns,
+    time_expected,
+)
 from scalebench.records.schema import READABLE, EpochRow, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
+_DIGITS = 1000  # of a whole number that is looked at; Python refuses to read one of more than 4,300
 # What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
     *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
@@ -83,6 +93,10 @@ def load(folder: Path | str) -> Results:
         notes.append(f"rows that give a run once more, of which only the last counts: {len(repeated)} left out")
     path = folder / "epochs.csv"
     epochs = _read(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
+    of_run = epochs[["run_id", "attempt"]].merge(
+        runs[["run_id", "attempt", "status", "metric_name"]], on=["run_id", "attempt"], how="left"
+    )
+    _check_completed(path, epochs, EpochRow, of_run["status"] == "completed", of_run["metric_name"])
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
     epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
     runs, epochs = runs.reset_index(drop=True), epochs.reset_index(drop=True)
@@ -204,6 +218,7 @@ def _too_many(data: bytes, header: list[str]) -> str | None:
 
 
 def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> None:
+    times, whole = time_columns(row_type), [name for name, kind in kinds(row_type).items() if kind == "integer"]
     for name, model_field in row_type.model_fields.items():
         bad = table[name].isna() if model_field.is_required() else pd.Series(False, index=table.index)
         expected = "a value"
@@ -214,6 +229,12 @@ def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) ->
         elif name in ("workers", "attempt", "epochs"):
             bad |= (table[name] < 1).fillna(False)
             expected = "a number from 1 up"
+        if not bad.any() and name in whole:
+            bad |= ((table[name] > largest_whole(name)) | (table[name] < -largest_whole(name))).fillna(False)
+            expected = f"a whole number of at most {largest_whole(name)}"
+        elif name in times:
+            bad |= no_time(name, table[name])
+            expected = time_expected(name)
         if bad.any():
             raise _bad_cell(path, int(bad.to_numpy().argmax()), name, table[name][bad].iloc[0], expected)
     if row_type is RunRow:
@@ -223,6 +244,24 @@ def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) ->
             row = int(bad.to_numpy().argmax())
             expected = "virtual" if simulated.iloc[row] else "a native engine"
             raise _bad_cell(path, row, "engine", table["engine"].iloc[row], f"{expected} for this execution")
+        _check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
+
+
+def _check_completed(
+    path: Path, table: pd.DataFrame, row_type: type[BaseModel], completed: pd.Series[bool], metric_name: pd.Series[str]
+) -> None:
+    """Metrics and other numbers of the completed runs; a training that diverged may have left any."""
+    accuracy = (completed & (metric_name == "accuracy").fillna(False)).to_numpy(dtype=bool)
+    finished = completed.to_numpy(dtype=bool)
+    for name in other_columns(row_type):
+        values = table[name].to_numpy(dtype=float)
+        bad, expected = finished & (np.abs(values) > LARGEST), f"a number of at most {LARGEST:g}"
+        if name in METRICS and not bad.any():
+            bad, expected = accuracy & ((values < 0) | (values > 1)), "an accuracy from 0 to 1"
+            if not bad.any():
+                bad, expected = finished & (values > 1), "an R2 of at most 1"
+        if bad.any():
+            raise _bad_cell(path, int(bad.argmax()), name, values[bad][0], expected)
 
 
 def _damaged(path: Path, text: pd.DataFrame, kind_of: dict[str, Any]) -> ResultsError | None:
@@ -237,6 +276,10 @@ def _damaged(path: Path, text: pd.DataFrame, kind_of: dict[str, Any]) -> Results
             bad = cells[pd.to_numeric(cells, errors="coerce").isna()]
         else:
             bad = cells[~cells.str.fullmatch(pattern[kind])]
+        if kind == "integer" and not len(bad):
+            limit = largest_whole(name)
+            bad = cells[[len(cell) > _DIGITS or abs(int(cell)) > limit for cell in cells]]
+            expected["integer"] = f"a whole number of at most {limit}" if len(bad) else expected["integer"]
         if len(bad):
             return _bad_cell(path, int(bad.index[0]), name, bad.iloc[0], expected[kind])
     return None

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from scalebench.errors import ResultsError
+from scalebench.records.plausible import no_time, time_expected
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.table import Table, check_version
@@ -113,6 +114,11 @@ class Store:
                     f"{self._runs.path}, line {line}: train_s is {row['train_s']!r}, expected a number; "
                     "repair or remove the line"
                 ) from None
+            if train_s is not None and no_time("train_s", train_s):
+                raise ResultsError(
+                    f"{self._runs.path}, line {line}: train_s is {row['train_s']!r}, expected "
+                    f"{time_expected('train_s')}; repair or remove the line"
+                )
             self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"], train_s)
             if row["run_order"].isdecimal() and row["warmup"].lower() != "true":
                 self._numbered.append((row["run_id"], int(row["run_order"])))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
+import re
 
+import numpy as np
 import pytest
 
 from scalebench.analysis import cells, load
-from scalebench.analysis.blocks import by_block
+from scalebench.analysis.blocks import by_block, spread
 from scalebench.errors import ResultsError
 from scalebench.records.schema import RunRow, columns
 from scalebench.records.store import Store
@@ -102,6 +105,16 @@ def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
         ("status", "fine", "status is 'fine', expected one of completed, failed"),
         ("strategy", "", "strategy is empty, expected a value"),
         ("epochs", "", "epochs is empty, expected a number from 1 up"),
+        ("train_s", "inf", "train_s is 'inf', expected 1e-09 to 1e+09 s"),
+        ("train_s", "1e300", "train_s is '1e+300', expected 1e-09 to 1e+09 s"),
+        ("train_s", "1e-320", "train_s is '1e-320', expected 1e-09 to 1e+09 s"),
+        ("comm_s", "-inf", "comm_s is '-inf', expected at most 1e+09 s"),
+        ("final_metric", "7.5", "final_metric is '7.5', expected an accuracy from 0 to 1"),
+        ("best_metric", "-0.5", "best_metric is '-0.5', expected an accuracy from 0 to 1"),
+        ("bytes_sent_per_worker", "inf", "bytes_sent_per_worker is 'inf', expected a number of at most 1e+150"),
+        ("workers", 20 * "9", f"workers is '{20 * '9'}', expected a whole number of at most 9007199254740992"),
+        ("repetition", f"-{20 * '9'}", f"repetition is '-{20 * '9'}', expected a whole number of at most"),
+        ("seed", "9223372036854775808", "seed is '9223372036854775808', expected a whole number of at most"),
     ],
 )
 def test_a_damaged_cell_is_named(study, column, cell, message):
@@ -195,3 +208,25 @@ def test_a_further_attempt_is_no_run_that_is_given_twice(study):
     rows = [run_row(status="failed", train_s=None), run_row(attempt=2, train_s=2.0)]
     assert study(rows=rows).repeated.empty
     assert study(rows=rows).runs["train_s"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"), [("7.5", "an accuracy from 0 to 1"), ("inf", "a number of at most 1e+150")]
+)
+def test_a_metric_of_an_epoch_that_cannot_be_is_named(tmp_path, cell, expected):
+    with Store(tmp_path) as store:
+        store.append(run_row(), [epoch_row(test_metric=0.5), epoch_row(epoch=1, test_metric=float(cell))])
+    with pytest.raises(
+        ResultsError, match=rf"epochs\.csv, line 3: test_metric is '{cell}', expected {re.escape(expected)}"
+    ):
+        load(tmp_path)
+
+
+def test_a_training_that_diverged_may_have_left_any_number(study):
+    rows = [run_row(run_id="a"), run_row(run_id="b", status="diverged", final_train_loss=math.inf, final_metric=None)]
+    assert study(rows=rows).failed["run_id"].tolist() == ["b"]
+
+
+def test_times_at_the_ends_of_their_range_have_a_spread():
+    assert spread(np.log([1e-9, 1e9])) == math.inf
+    assert spread(np.log([1.0, 1.0])) == 0.0

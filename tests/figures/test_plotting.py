@@ -338,7 +338,12 @@ def some(*rows: RunRow):
             run_row(strategy="epoch_average", workers=8), run_row(run_id="x", workers=8, status="failed", train_s=None)
         ),
         some(run_row(strategy="$x^2 {", strategy_options={"<b>": "%s"}), run_row(run_id="b", study="../../x")),
-        some(*(run_row(run_id=f"{n}", workers=n, train_s=1 / n, final_metric=-3.0) for n in range(1, 65))),
+        some(
+            *(
+                run_row(run_id=f"{n}", workers=n, train_s=1 / n, metric_name="r2", final_metric=-3.0)
+                for n in range(1, 65)
+            )
+        ),
         some(*(run_row(run_id=s, strategy=s, execution="paced", engine="mpi", paced_overrun=0.5) for s in "ab")),
         study_rows(strategies=("serial", "allreduce", "epoch_async"), workers=(1,), native_workers=(), repetitions=1),
     ],

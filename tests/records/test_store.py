@@ -334,6 +334,14 @@ def test_a_damaged_row_is_reported_with_its_line(folder, line, message):
         Store(folder)
 
 
+@pytest.mark.parametrize("train_s", [float("inf"), 1e300, 1e-320])
+def test_a_time_that_no_run_takes_is_reported_before_more_are_run(folder, train_s):
+    with Store(folder) as store:
+        store.append(run_row(run_id="x", train_s=train_s))
+    with pytest.raises(ResultsError, match=r"line 4: train_s is .*, expected 1e-09 to 1e\+09 s"):
+        Store(folder)
+
+
 def test_formulas_in_names_stay_text(folder):
     with Store(folder) as store:
         store.append(run_row(run_id="x", strategy="=cmd()", error="- no\nway", train_s=-1.5), [])

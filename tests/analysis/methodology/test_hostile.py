@@ -21,6 +21,7 @@ from tests.doctored import make_sound
 
 EXAMPLES = int(os.environ.get("SCALEBENCH_HOSTILE", "15"))
 VALUES = ["", "0", "-1", "7", "1e308", "1e-320", "inf", "nan", "true", "native", "failed", "{}", "=cmd()", "../x", "2"]
+VALUES += ["-inf", "1e300", "1e149", "1e9", "1e-9", "-1e9", "7.5", "-0.5", "99999999999999999999", "9007199254740992"]
 FACTS = st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda inner: st.lists(inner, max_size=3))
 KEYS = st.sampled_from(["host_hash", "packages_hash", "packages", "cpu", "gpus"])
 
