@@ -25,7 +25,9 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
         return tensors[0]
     import torch
 
-    return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
+    return torch.cat(
+        [each if each.dim() == 1 and each.dtype == dtype else each.reshape(-1).to(dtype) for each in tensors]
+    )  # most lie as they are to travel: two calls less for each
 
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -36,8 +38,9 @@ def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
         return
     import torch
 
-    pieces = torch.split(vector, [tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(list(tensors), [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)])
+    pieces = zip(torch.split_with_sizes(vector, [tensor.numel() for tensor in tensors]), tensors, strict=True)
+    shaped = [piece if tensor.dim() == 1 else piece.view_as(tensor) for piece, tensor in pieces]
+    torch._foreach_copy_(list(tensors), shaped)
 
 
 def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
