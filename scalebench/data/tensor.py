@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -16,22 +15,12 @@ from numpy.typing import NDArray
 from scalebench.data import sources
 from scalebench.data.alone import Alone
 from scalebench.data.alone import Ints as Ints
+from scalebench.data.layout import Blocks, Grid, laid_out
 from scalebench.data.shuffle import SHUFFLES, shuffled
 from scalebench.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from scalebench.data.spread import Peers, Ranks
-
-Blocks = int | tuple[int, int] | Sequence[int] | Ints
-Grid = tuple[int, int]
-
-
-def cut(length: int, parts: int) -> Ints:
-    """Sizes (parts,) that sum to `length` and differ by at most one, the larger ones first: no remainder is lost."""
-    whole, rest = divmod(length, parts)
-    sizes = np.full(parts, whole, dtype=np.int64)
-    sizes[:rest] += 1
-    return sizes
 
 
 class DsTensor:
@@ -185,7 +174,7 @@ class DsTensor:
     def rechunk(self, blocks: Blocks) -> DsTensor:
         """The same rows in other blocks; nothing is copied in one process, one alltoallv over ranks."""
         sizes, grid = self._among.agreed(
-            lambda: _laid_out(len(self), blocks, self._among.size), lambda layout: (layout[0].tolist(), layout[1])
+            lambda: laid_out(len(self), blocks, self._among.size), lambda layout: (layout[0].tolist(), layout[1])
         )
         return self._like(self._among.rearranged(self.array, [self.block_sizes], None, sizes), sizes, grid)
 
@@ -249,7 +238,7 @@ class DsTensor:
             with opened() as source:
                 if len(source.shape) == 0:
                     raise DataError("a ds-tensor needs an array with a first axis, got a single number")
-                sizes, grid = _laid_out(source.shape[0], blocks, self._among.size)
+                sizes, grid = laid_out(source.shape[0], blocks, self._among.size)
                 return self._own(source, sizes), sizes, grid
 
         def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
@@ -298,55 +287,6 @@ def _as_array(array: Any) -> NDArray[Any]:
         return np.asanyarray(array)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, a tensor with gradients
         raise DataError(f"a ds-tensor needs an array, got a {type(array).__name__}: {error}") from None
-
-
-def _laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid]:
-    """Block sizes and grid."""
-    if blocks is None:
-        blocks = max(1, min(ranks, length))
-    if _is_count(blocks):
-        blocks = (blocks, 1)
-    if isinstance(blocks, tuple):
-        if len(blocks) != 2 or not all(map(_is_count, blocks)):
-            raise _no_blocks(blocks)
-        grid = (int(blocks[0]), int(blocks[1]))
-        return _cut_evenly(length, grid), grid
-    sizes = _sizes(blocks)
-    if sizes.min() < 0:
-        raise DataError(f"a block of {sizes.min()} rows; sizes are 0 or more")
-    if (total := sum(sizes.tolist())) != length:
-        raise DataError(f"block sizes add up to {total}, expected the {length} rows")
-    return sizes, (len(sizes), 1)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _sizes(blocks: Any) -> Ints:
-    try:
-        sizes = np.asarray(blocks)
-    except (ValueError, TypeError, RuntimeError):
-        raise _no_blocks(blocks) from None
-    if sizes.ndim != 1 or len(sizes) == 0 or sizes.dtype.kind not in "iu":
-        raise _no_blocks(blocks)
-    return sizes.astype(np.int64)
-
-
-def _no_blocks(blocks: Any) -> DataError:
-    got = " ".join(reprlib.repr(blocks).split())
-    return DataError(f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}")
-
-
-def _cut_evenly(length: int, grid: Grid) -> Ints:
-    parts = grid[0] * grid[1]
-    if min(grid) < 1:
-        raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
-    if length == 0:
-        raise DataError("there are no rows to cut into blocks; give rows, or sizes of 0 such as [0]")
-    if parts > length:
-        raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
-    return cut(length, parts)
 
 
 def _with_rows(array: NDArray[Any]) -> NDArray[Any]:
