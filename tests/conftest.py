@@ -90,3 +90,18 @@ def play(
         return outcome, weights
 
     return run
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Calls `scalebench` with words, in this process; what it says, if it ends with `code`."""
+    from scalebench.cli.main import main
+
+    def call(*words: object, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as end:
+            main.main([str(word) for word in words], prog_name="scalebench")
+        out, err = capsys.readouterr()
+        assert int(end.value.code or 0) == code, err
+        return out + err
+
+    return call

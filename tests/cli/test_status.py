@@ -44,7 +44,7 @@ class Net(torch.nn.Linear):
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, capsys, scenery):
+def scalebench(tmp_path, monkeypatch, invoke, scenery):
     monkeypatch.chdir(tmp_path)
     # How long real engines take to be measured says how busy the machine is.
     monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", lambda *_, **__: scenery.engines)
@@ -52,14 +52,7 @@ def scalebench(tmp_path, monkeypatch, capsys, scenery):
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
 
-    def call(*words, code=0):
-        with pytest.raises(SystemExit) as end:
-            main.main([str(word) for word in words], prog_name="scalebench")
-        out, err = capsys.readouterr()
-        assert int(end.value.code or 0) == code, err
-        return out + err
-
-    return call
+    return invoke
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.cli import main
 from scalebench.launch.scenery import read_calibration
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
@@ -17,28 +16,21 @@ STATED = (*RUN, "--device-step-time", "0.002")
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, capsys, scenery):
-    """The command on a machine whose engines take `call.factor` times as long as those of the fixture."""
+def scalebench(tmp_path, monkeypatch, invoke, scenery):
+    """The command on a machine whose engines take `invoke.factor` times as long as those of the fixture."""
     monkeypatch.chdir(tmp_path)
 
     def measured(*_, **__):
         entries = [
-            cost.model_copy(update={"points": [(size, call.factor * seconds) for size, seconds in cost.points]})
+            cost.model_copy(update={"points": [(size, invoke.factor * seconds) for size, seconds in cost.points]})
             for cost in scenery.engines.entries
         ]
         return scenery.engines.model_copy(update={"entries": entries})
 
     monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", measured)
 
-    def call(*words, code=0):
-        with pytest.raises(SystemExit) as end:
-            main.main([str(word) for word in words], prog_name="scalebench")
-        out, err = capsys.readouterr()
-        assert int(end.value.code or 0) == code, err
-        return out + err
-
-    call.factor = 1.0
-    return call
+    invoke.factor = 1.0
+    return invoke
 
 
 def times(name):

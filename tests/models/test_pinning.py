@@ -10,7 +10,6 @@ import pytest
 
 from scalebench.analysis import compare_studies, load
 from scalebench.analysis.methodology import check
-from scalebench.cli import main
 from scalebench.errors import ModelError, ResultsError, RunError
 from scalebench.launch.planning import plan_study
 from scalebench.models.pinning import pinned, require_unchanged
@@ -39,19 +38,12 @@ def weights(path, value):
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, capsys):
+def scalebench(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     weights("start.npz", 0.0)
 
-    def call(*words, code=0):
-        with pytest.raises(SystemExit) as end:
-            main.main([str(word) for word in words], prog_name="scalebench")
-        out, err = capsys.readouterr()
-        assert int(end.value.code or 0) == code, err
-        return out + err
-
-    return call
+    return invoke
 
 
 FILES = ("--model", "net.py:build", "--init-weights", "start.npz")
