@@ -90,6 +90,7 @@ class Replica:
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._losses: list[tuple[Tensor, int]] = []  # of the epoch under way, and of how many samples each
         self.on_epoch: Callable[[int], None] | None = None
+        self.on_batch: Callable[[], None] = lambda: None
         self.books = Books(comm.rank, clock, comm)
         self._begin()
 
@@ -123,6 +124,7 @@ class Replica:
         for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
             self._moment = epoch + step / steps
             batch = Batch(x_here, y_here, weights[step], step, step in firsts)
+            self.on_batch()
             self.clock.did(Task.DATA, sizes[step])
             yield batch
 
@@ -134,6 +136,7 @@ class Replica:
         for step, (low, high) in enumerate(slices):
             self._moment = epoch + step / len(slices)
             batch = Batch(x[low:high], y[low:high], 1.0, step, step in firsts)
+            self.on_batch()
             self.clock.did(Task.DATA, high - low)
             yield batch
 

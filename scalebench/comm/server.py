@@ -93,8 +93,8 @@ class ServerLoop:
 
     `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
     when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it.
-    `slow_links` lengthen what it receives and sends. It calls `beat` when it looks for a message, or whether one has
-    gone through: a worker that stops in the middle of a request does not make a server fall silent.
+    `slow_links` lengthen what it receives and sends. Replies travel while it goes on: a worker that takes its own late,
+    or never, holds up nobody else. It calls `beat` when it looks for a message, or whether one has gone through.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class ServerLoop:
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
         self._free = 0.0  # when it was done with the last one
         self._taken: dict[int, tuple[float, float]] = {}  # of who waits: free before, taken up
+        self._replying: dict[int, MPI.Request] = {}  # to each worker, the last
 
     def serve(self) -> int:
         """Answer until all workers have closed; return how many requests were handled.
@@ -146,6 +147,8 @@ class ServerLoop:
             if self._taken and len(self._taken) == open_workers:
                 first = min(self._taken)
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")
+        for reply_sent in self._replying.values():
+            self._see_through(reply_sent)
         return handled
 
     def _next(self, began: float) -> tuple[int, int, float, Tensor | None]:
@@ -187,7 +190,9 @@ class ServerLoop:
             raise RunError(f"the server's rule answers worker {worker}, which has not asked")
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
-        self._see_through(self._link.Isend(_bytes_of(reply), worker, _REPLY))
+        if worker in self._replying:
+            self._see_through(self._replying[worker])  # it has come: the worker would not have asked again
+        self._replying[worker] = self._link.Isend(_bytes_of(reply), worker, _REPLY)
 
     def _receive(self, status: MPI.Status) -> Tensor:
         raw = _room_for(status)

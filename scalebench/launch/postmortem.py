@@ -107,8 +107,8 @@ class Pulse:
         if dumb := [rank for rank in silent if rank >= workers and self._changed[rank] < first + _SILENCE_S]:
             return f"{_ranks(dumb)} ({_SERVER[len(dumb) > 1]}) had stopped {self._silent_s(dumb, now):.1f} s before"
         silent = [rank for rank in silent if rank < workers]
-        furthest_behind = min((self._beats[rank].phase, self._beats[rank].beats) for rank in silent)
-        named = [rank for rank in silent if (self._beats[rank].phase, self._beats[rank].beats) == furthest_behind]
+        furthest_behind = min(self._beats[rank].progress for rank in silent)
+        named = [rank for rank in silent if self._beats[rank].progress == furthest_behind]
         phase = self._beats[named[0]].phase.name.lower()
         return f"{_ranks(named)} had stopped {self._silent_s(named, now):.1f} s before, while {phase}"
 

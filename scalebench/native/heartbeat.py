@@ -1,6 +1,7 @@
 """Who still works: a small file that all ranks of a launch write and the launcher reads.
 
-A hung run shows nothing else. One clock reading is one beat, so a worker that stopped is behind those that wait for it.
+A hung run shows nothing else. A worker that stopped is behind those that wait for it: in batches, else in beats. One
+clock reading is one beat; how many an earlier batch took says nothing, as not every worker takes the snapshots.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-_FIELDS = 3  # process id, phase, beats
+_FIELDS = 4  # process id, phase, batches, beats
 _ROW = 8 * _FIELDS
 
 
@@ -30,11 +31,17 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Beat:
-    """One rank's last sign of life; `beats` counts within the phase."""
+    """One rank's last sign of life; `batches` counts within the phase, `beats` within the batch."""
 
     pid: int
     phase: Phase
+    batches: int
     beats: int
+
+    @property
+    def progress(self) -> tuple[Phase, int, int]:
+        """How far it has come; compares with that of a rank of the same run."""
+        return self.phase, self.batches, self.beats
 
 
 class Heartbeat:
@@ -48,12 +55,17 @@ class Heartbeat:
 
     def enter(self, phase: Phase) -> None:
         """A new phase begins."""
-        self._row[2] = 0
+        self._row[3] = self._row[2] = 0
         self._row[1] = phase
+
+    def begin_batch(self) -> None:
+        """The next batch begins."""
+        self._row[3] = 0
+        self._row[2] += 1
 
     def beat(self) -> None:
         """Still here."""
-        self._row[2] += 1
+        self._row[3] += 1
 
 
 def create_heartbeats(path: Path, ranks: int) -> None:
@@ -64,5 +76,6 @@ def create_heartbeats(path: Path, ranks: int) -> None:
 def read_heartbeats(path: Path) -> list[Beat]:
     """The last beat of each rank."""
     return [
-        Beat(pid, Phase(phase), beats) for pid, phase, beats in struct.iter_unpack(f"={_FIELDS}q", path.read_bytes())
+        Beat(pid, Phase(phase), batches, beats)
+        for pid, phase, batches, beats in struct.iter_unpack(f"={_FIELDS}q", path.read_bytes())
     ]

@@ -125,6 +125,7 @@ class Session:
             ends.append(clock.mark)
 
         self.heart.enter(Phase.TRAINING)
+        replica.on_batch = self.heart.begin_batch
         try:
             report = train(
                 replica,

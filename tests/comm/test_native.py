@@ -63,4 +63,5 @@ def test_shared_state_conserves_and_server_keeps_the_order_of_arrival(ranks):
     assert found["handled"] == 3 * (ranks - 1)
     assert found["tickets"] == list(range(ranks - 1, 0, -1))
     assert "leaves every worker waiting" in found["deaf"]
+    assert found["served_meanwhile"] == ranks - 2  # by a server whose reply to worker 0 is still on its way
     assert found["beats"] >= 1000  # while a reply was on its way to a worker that did not take it

@@ -47,10 +47,10 @@ def rows_in(folder):
 
 
 def trains(folder):
-    """Whether a run is on its way, some hundred readings of its clock after the start and before the end."""
+    """Whether a run is on its way, some batches after the start and before the end."""
     (heartbeats,) = folder.glob("logs/*/launch-1/heartbeats")
     beat = read_heartbeats(heartbeats)[0]
-    return beat.phase == Phase.TRAINING and 100 < beat.beats < 4000
+    return beat.phase == Phase.TRAINING and 20 < beat.batches < 600
 
 
 def begun(row):

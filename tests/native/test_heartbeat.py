@@ -14,12 +14,15 @@ def test_ranks_write_and_the_launcher_reads(tmp_path):
     for _ in range(5):
         hearts[0].beat()
     assert read_heartbeats(path) == [
-        Beat(os.getpid(), Phase.TRAINING, 5),
-        Beat(0, Phase.STARTING, 0),
-        Beat(os.getpid(), Phase.STARTING, 0),
+        Beat(os.getpid(), Phase.TRAINING, 0, 5),
+        Beat(0, Phase.STARTING, 0, 0),
+        Beat(os.getpid(), Phase.STARTING, 0, 0),
     ]
+    hearts[0].begin_batch()
+    hearts[0].beat()
+    assert read_heartbeats(path)[0].progress == (Phase.TRAINING, 1, 1)
     hearts[0].enter(Phase.EVALUATING)
-    assert read_heartbeats(path)[0].beats == 0
+    assert read_heartbeats(path)[0].progress == (Phase.EVALUATING, 0, 0)
 
 
 class Clock:
@@ -58,6 +61,19 @@ def test_the_ranks_furthest_behind_are_the_ones_that_stopped(four, clock):
     pulse.feel()
     assert pulse.stopped(4) == "ranks 0, 1, 3 had stopped 5.0 s before, while training"
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
+
+
+def test_what_earlier_batches_took_says_nothing_of_who_is_behind(four, clock):
+    hearts, pulse = four
+    for rank, batches, beats_each in ((0, 9, 4), (1, 6, 40)):  # rank 1 takes the snapshots
+        hearts[rank].enter(Phase.TRAINING)
+        for _ in range(batches):
+            hearts[rank].begin_batch()
+            for _ in range(beats_each):
+                hearts[rank].beat()
+    pulse.feel()
+    clock.advance(5.0)
+    assert pulse.stopped(2) == "rank 1 had stopped 5.0 s before, while training"
 
 
 def test_a_hush_of_all_workers_is_told_once_when_it_is_unlike_them(four, clock):

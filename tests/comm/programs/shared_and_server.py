@@ -127,18 +127,30 @@ if rank == 0:
     found["tickets"] = answers[:-1]
 
 
-# A worker that takes its reply late: the server beats meanwhile, so it is not the one that has stopped.
+# A worker that takes its reply late: the others are served, and the server beats, so nobody takes it for the hung one.
 def beats_until_taken(server):
     if rank:
+        workers_mpi.recv(source=0)
+        for _ in range(3):
+            server.request(None)
+        workers_mpi.send("served", 0)
         return None
     WORLD.Send(torch.empty(0).numpy(), size - 1, tag=3)  # asks, and does not look for the answer
     deadline = time.monotonic() + 20
+    found["served_meanwhile"] = 0
+    for other in range(1, size - 1):
+        workers_mpi.send("asked", other)
+        while not (served := workers_mpi.iprobe(source=other)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        found["served_meanwhile"] += served
     started = heard = 0
     while heard < started + 1000 and time.monotonic() < deadline:
         time.sleep(0.001)
         heard = read_heartbeats(heartbeats)[0].beats
         started = started or heard
     WORLD.Recv(torch.empty(1_000_000).numpy(), size - 1, tag=5)
+    for other in range(1, size - 1):
+        workers_mpi.recv(source=other)
     return heard - started
 
 
