@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 EMPTY = "–"
+_HUGE = 1e9  # from here on a number is read by its exponent
 
 
 def is_interval(low: float, high: float) -> bool:
@@ -40,9 +41,11 @@ def seconds_with_interval(value: float, low: float, high: float) -> str:
 
 def percent(share: float) -> str:
     """Signed, so that a loss cannot be taken for a gain: `+47 %`, `-3.1 %`."""
-    if not math.isfinite(share):
-        return EMPTY
     number = 100 * share
+    if not math.isfinite(number):
+        return EMPTY
+    if abs(number) >= _HUGE:
+        return f"{number:+.1e} %"
     rounded = round(number, 0 if abs(number) >= 9.95 else 1) + 0.0  # no negative zero
     return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
 
@@ -62,10 +65,12 @@ def percent_with_interval(share: float, low: float, high: float) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with three significant digits and no exponent: `0.0123`, `1.23`, `1,230`."""
+    """`value` with three significant digits: `0.0123`, `1.23`, `1,230`; an exponent only beyond a thousand million."""
     if not math.isfinite(value):
         return EMPTY
     if value == 0:
         return "0"
+    if not 1 / _HUGE <= abs(value) < _HUGE:
+        return f"{value:.{significant - 1}e}"
     magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
     return f"{value:,.{max(0, significant - 1 - magnitude)}f}"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from scalebench.analysis import Results, agreement, differences, median_error, virtual_error
 from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
-from scalebench.analysis.formatting import deviation, seconds
+from scalebench.analysis.formatting import deviation, is_equal, seconds
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.places import counted, listed
@@ -109,6 +109,10 @@ def _metric(one: Comparison) -> Iterator[Phrase]:
     facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
     change = f"{metric_change(abs(one.difference), one.metric_name)} {'lower' if one.difference < 0 else 'higher'}"
     several = math.isfinite(one.difference_low) and one.metric_n >= METRIC_FROM
+    if several and is_equal(one.difference, one.difference_low, one.difference_high):
+        yield Phrase(f"its {word} is the same", "strong")
+        yield Phrase(f" ({one.metric:.3f}, equal with each of {one.metric_n} seeds)", "detail")
+        return
     if 1 < one.metric_n < METRIC_FROM:
         yield Phrase(f"whether its {word} differs, {one.metric_n} seeds cannot tell", "strong")
     elif not several:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scalebench.analysis.formatting import EMPTY, percent
+from scalebench.analysis.formatting import EMPTY, is_equal, percent
 
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
@@ -38,14 +38,17 @@ def metric_change(value: float, metric: str, until: float | None = None) -> str:
     scale, places, unit = (100, 1, " points") if metric == "accuracy" else (1, 3, "")
     if until is None:
         return f"{scale * value:.{places}f}{unit}"
-    return f"{scale * value:+.{places}f} to {scale * until:+.{places}f}{unit}"
+    low, high = (round(scale * end, places) + 0.0 for end in (value, until))  # no negative zero
+    return f"{low:+.{places}f} to {high:+.{places}f}{unit}"
 
 
 def metric_with_interval(value: float, low: float, high: float, *, signed: bool = False) -> str:
-    """`0.907 [0.899, 0.915]`; without an interval only the value."""
+    """`0.907 [0.899, 0.915]`; without an interval only the value; `equal` of a difference that no seed shows."""
     sign = "+" if signed else ""
     if not math.isfinite(value):
         return EMPTY
+    if signed and is_equal(value, low, high):
+        return "equal"
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{value:{sign}.3f}"
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from scalebench.analysis import summary_notes, summary_rows, summary_table
@@ -149,6 +151,15 @@ def test_an_interval_of_a_share_follows_it():
 
 def test_digits_round_across_a_power_of_ten():
     assert [digits(x) for x in (9.996, 0.09996, 1234.5, 0)] == ["10.0", "0.100", "1,234", "0"]
+
+
+@given(st.floats(allow_nan=False), st.floats(-300, 300))
+def test_no_number_is_written_out_to_its_last_digit(value, exponent):
+    """Whatever stands in a table of records, as the spread of times of 1e9 s and 1e-9 s, takes a column's width."""
+    for number in (value, 10**exponent, -(10**exponent)):
+        said = digits(number), percent(number), seconds(number), deviation(max(-600.0, min(number, 600.0)))
+        assert max(map(len, said)) <= 22, said
+    assert [digits(1e18), percent(1.5e31), digits(2e-19)] == ["1.00e+18", "+1.5e+33 %", "2.00e-19"]
 
 
 def test_what_is_far_off_is_so_many_times_off_in_either_direction():

@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.report.answer import answer, as_text
 from scalebench.report.comparison import comparisons, headline
+from scalebench.report.wording import metric_change, metric_with_interval
 from tests.records_factory import run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -72,7 +73,8 @@ def test_the_numbers_are_those_of_the_comparison(keep):
 
 
 def test_a_loss_of_time_is_said_as_one(keep):
-    slow = cell("epoch_average", [2 * time for time in SECONDS["allreduce"]], ACCURACY["allreduce"])
+    near = (0.97, 0.96, 0.975, 0.97, 0.965)
+    slow = cell("epoch_average", [2 * time for time in SECONDS["allreduce"]], near)
     text = sentence(keep, cell("allreduce"), slow)
     assert "epoch_average takes 100 % more time than per-batch allreduce" in text
     assert "100 to 100 % more" in text
@@ -84,6 +86,14 @@ def test_what_the_runs_cannot_tell_apart_is_not_told(keep):
     text = sentence(keep, cell("allreduce"), same)
     assert "whether epoch_average saves time is not shown against per-batch allreduce (" in text
     assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, and its signs say so"
+
+
+def test_seeds_that_all_agree_are_said_to_agree(keep):
+    alike = cell("epoch_average", accuracy=ACCURACY["allreduce"])
+    text = sentence(keep, cell("allreduce"), alike)
+    assert text.endswith(", and its accuracy is the same (0.968, equal with each of 5 seeds).")
+    assert metric_with_interval(0.0, 0.0, 0.0, signed=True) == "equal"
+    assert metric_change(-0.0001, "accuracy", 0.0001) == "+0.0 to +0.0 points"
 
 
 def test_times_known_to_be_alike_are_about_as_long(keep):
