@@ -53,6 +53,7 @@ from scalebench.analysis.verdicts import (
     verdict_of_time,
 )
 from scalebench.errors import UsageError, nearest
+from scalebench.strategies.registry import is_deterministic
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class _Limits:
     threshold: float
     metric_margin: float
     errors: tuple[VirtualError | None, VirtualError | None]  # of the virtual times of A and B
+    same_draws: bool = True  # whether virtual runs of both have one calibration and seed
 
     def level(self, n: int) -> float:
         """Of a difference of `n` runs of either that vary independently and have no level of their own."""
@@ -78,6 +80,14 @@ class _Limits:
         calibration check it together, so that the fewer checks count."""
         a, b = self.of_time(0), self.of_time(1)
         return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).part() if a and b else None
+
+    def repeats(self, cell: Cell) -> bool:
+        """Whether the metric of `cell` has to be that of its counterpart, if nothing was changed but the machine.
+
+        It is another one from run to run where workers merge as they arrive, unless their times are computed alike.
+        """
+        alike = cell.execution not in MEASURED and self.same_draws
+        return alike or cell.workers == 1 or is_deterministic(cell.strategy)
 
     def interval(self, execution: str, ratio: Estimate) -> str:
         """What the interval of a `ratio` is called; empty if it has none."""
@@ -119,8 +129,8 @@ def compare_studies(
         )
     overridden = refuse_unless_equal(a, b, _frame(common), ignore)
     same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
-    limits = _Limits((a.study, b.study), threshold, metric_margin, (virtual_error(a), virtual_error(b)))
-    rows = [_row(first[cell], second[cell], same_draws, limits) for cell in common]
+    limits = _Limits((a.study, b.study), threshold, metric_margin, (virtual_error(a), virtual_error(b)), same_draws)
+    rows = [_row(first[cell], second[cell], limits) for cell in common]
     _test(rows, [(first[cell], second[cell]) for cell in common])
     absent = [cell for cell in first if cell not in second]
     tried = {tuple(cell) for cell in b.runs[MATCH].itertuples(index=False)}
@@ -203,9 +213,9 @@ def _label(results: Results, name: str) -> str:
     return str(labels[0])
 
 
-def _row(a: Cell, b: Cell, same_draws: bool, limits: _Limits) -> dict[str, Any]:
+def _row(a: Cell, b: Cell, limits: _Limits) -> dict[str, Any]:
     """Two studies' cells: independent, unless they are virtual and of one calibration."""
-    paired = a.execution not in MEASURED and same_draws
+    paired = a.execution not in MEASURED and limits.same_draws
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
     if paired:
         ratio = ratio_by_draw(above, below, limits.of_ratio()) if above else NONE
@@ -232,6 +242,7 @@ def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits)
         "metric_name": a.metric_name,
         "metric_n": metric.n,
         "metric_verdict": verdict_of_metric(metric, limits.metric_margin) if metric.n else "not compared",
+        "metric_repeats": limits.repeats(a) and limits.repeats(b),
         "note": "oversubscribed" if crowded else "",
     }
     shared = a.metrics.keys() & b.metrics.keys()

@@ -32,7 +32,7 @@ COLUMNS = [
     *("ratio", "ratio_low", "ratio_high", "interval", "verdict"),
     *("test", "p", "p_adjusted", "repetitions_needed"),
     *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high"),
-    *("metric_verdict", "note"),
+    *("metric_verdict", "metric_repeats", "note"),
 ]
 
 
@@ -69,6 +69,11 @@ class Comparison:
     def metrics(self, verdict: Verdict) -> int:
         """The cells whose metric has this verdict."""
         return int((self.table["metric_verdict"] == verdict).sum())
+
+    @property
+    def repeats_worse(self) -> int:
+        """The cells whose metric regressed although it does not depend on which worker is faster."""
+        return int(((self.table["metric_verdict"] == "regression") & self.table["metric_repeats"].astype(bool)).sum())
 
     @property
     def regressed(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
 _SAID = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
-_FAIL_ON = ("regression", "metric", "failed", "undecided", "missing")
+_FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", "missing")
 
 
 @click.command()
@@ -100,6 +100,7 @@ def compare(
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("regression") > 0,
+        "repeatable-metric": found.repeats_worse > 0,
         "failed": bool(found.failed),
         "undecided": found.count("undecided") > 0,
         "missing": bool(found.missing or found.failed),
@@ -233,6 +234,9 @@ def _notes(found: Comparison) -> list[str]:
         notes.append(f"in A only: {_cells(found.missing)}")
     if found.added:
         notes.append(f"in B only: {_cells(found.added)}")
+    racing = found.table[~found.table["metric_repeats"].astype(bool)]
+    if len(racing) and not found.one_study:
+        notes.append(f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}")
     unsure = found.table[found.table["metric_verdict"] == "undecided"]
     if 0 < len(unsure) < len(found.table):
         notes.append(f"metric undecided: {_place(unsure)}")

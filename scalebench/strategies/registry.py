@@ -17,6 +17,14 @@ find = _STRATEGIES.find
 create = _STRATEGIES.create
 
 
+def is_deterministic(name: str) -> bool:
+    """Whether final weights do not depend on who is faster; of a strategy that is not installed nothing is promised."""
+    try:
+        return find(name).deterministic
+    except StudyError:
+        return False
+
+
 def register(engine: str = ANYWHERE) -> Callable[[type[_S]], type[_S]]:
     """Class decorator: this is strategy `cls.name` on `engine` (`horovod` has a real and a virtual class)."""
     return lambda cls: _STRATEGIES.add(cls, engine)

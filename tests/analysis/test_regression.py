@@ -71,6 +71,28 @@ def test_a_slower_study_regresses_in_each_cell_that_is_slower(studies):
     assert cell(found, "allreduce", 2)["ratio"] == pytest.approx(1.3)
 
 
+def test_a_metric_repeats_where_no_machine_decides_who_is_first(studies):
+    """At one worker, of one calibration, or with a barrier; two calibrations are two machines."""
+
+    def racing(study):
+        study.change(lambda row: row.strategy == "epoch_average", strategy="epoch_async")
+
+    def repeats(found):
+        return found.table.set_index(["execution", "label_a", "workers"])["metric_repeats"].to_dict()
+
+    rerun = repeats(compare_studies(*studies(both=racing)))
+    assert {cell for cell, same in rerun.items() if not same} == {
+        ("native", "epoch_async", 2),
+        ("native", "epoch_async", 4),
+    }
+    other = studies(lambda study: setattr(study, "calibration", {"tables": [1]}), both=racing)
+    elsewhere = repeats(compare_studies(*other, execution="virtual", ignore=["calibration"]))
+    assert {cell for cell, same in elsewhere.items() if not same} == {
+        ("virtual", "epoch_async", 2),
+        ("virtual", "epoch_async", 4),
+    }
+
+
 def test_a_faster_study_improves(studies):
     a, b = studies(lambda study: study.change(native, train_s=lambda row: 0.7 * row.train_s))
     found = compare_studies(a, b, execution="native")

@@ -81,6 +81,29 @@ def test_the_exit_code_is_what_was_asked_for(call, words, code):
     call(*words, code=code)
 
 
+def test_a_metric_that_depends_on_who_is_faster_alarms_only_those_who_ask_for_it(call, tmp_path):
+    """On real workers `asp` ends elsewhere each time; the same strategy with a barrier has to end where it did."""
+
+    def folder(name, strategy, lost):
+        study = make_sound()
+        study.change(lambda row: row.strategy == "epoch_average", strategy=strategy)
+        study.change(
+            lambda row: row.strategy == strategy and row.workers == 4 and row.execution == "native",
+            final_metric=lambda row: row.final_metric - lost * (1 + row.seed / 100),
+        )
+        return study.write(tmp_path / "results" / name)
+
+    for strategy, code in (("asp", 0), ("bsp", 1), ("not-installed", 0)):
+        folder(f"{strategy}-a", strategy, 0.0)
+        folder(f"{strategy}-b", strategy, 0.2)
+        words = f"{strategy}-a", f"{strategy}-b", "--fail-on"
+        out, _ = call(*words, "repeatable-metric", code=code)
+        assert out.splitlines()[-1].endswith("metric: 1 regressed, 13 unchanged (margin 0.01)"), "shown all the same"
+        varies = f"metric varies from run to run, as workers merge when they arrive: {strategy} at 2, 4 workers (native"
+        assert (varies in out) == (code == 0)
+        call(*words, "metric", code=1)
+
+
 def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
     path = tmp_path / "results" / "after" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)

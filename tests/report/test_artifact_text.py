@@ -223,7 +223,7 @@ def test_a_rerun_that_differs_from_the_records_fails(description, tmp_path, opti
     assert len(compared) == (2 if option == "--rerun" else 1)
     if option == "--rerun":
         assert "--execution native" in compared[1]
-        assert "--fail-on metric --fail-on failed" in compared[1]
+        assert "--fail-on repeatable-metric --fail-on failed" in compared[1]
     assert (
         len([line for line in asked if "pip install" in line and "scalebench-" in line and "no-deps" not in line]) == 1
     )
@@ -282,7 +282,7 @@ def test_minutes_are_what_commands_and_the_script_took(timeless, tmp_path, monke
         (Shipment(Study(), has_calibration=True), "with the calibration in the artifact give the same times", "regres"),
         (Shipment(Study(), is_stated=True), "nothing of them is measured: run again, on whatever machine, they give the"
          " same times", "regression"),
-        (Shipment(Study()), "the times of the machine that runs them", "metric"),
+        (Shipment(Study()), "the times of the machine that runs them", "repeatable-metric"),
     ],
     ids=["calibrated", "stated", "lost"],
 )  # fmt: skip
@@ -295,7 +295,7 @@ def test_what_virtual_runs_give_again_is_said_and_judged_by_what_charged_them(de
         assert "Paced" not in text
     (line,) = [line for line in script(told).splitlines() if "compare --execution virtual" in line]
     assert f"--fail-on {asked}" in line
-    assert ("--ignore calibration" in line) == (asked == "metric")
+    assert ("--ignore calibration" in line) == (asked == "repeatable-metric")
 
 
 @pytest.mark.parametrize("execution", ["native", "paced"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scalebench.errors import StudyError
 from scalebench.report.artifact.shipping import Shipment
-from scalebench.strategies import registry
+from scalebench.strategies.registry import is_deterministic
 
 _EQUAL = (
     "give the same times and metrics, to the last bit on the same processor and build of PyTorch, and up to rounding "
@@ -22,7 +21,7 @@ def expected_again(strategies: Mapping[str, Iterable[str]], shipment: Shipment) 
     """A sentence or more for each execution, in which the named `strategies` ran."""
     said = []
     for execution, names in strategies.items():
-        racing = [name for name in dict.fromkeys(names) if not _deterministic(name)]
+        racing = [name for name in dict.fromkeys(names) if not is_deterministic(name)]
         only = len(racing) == len(set(names))
         if execution == "virtual":
             said.append(_virtual(shipment, racing, only))
@@ -32,14 +31,6 @@ def expected_again(strategies: Mapping[str, Iterable[str]], shipment: Shipment) 
         if execution == "native":
             said.append(f"Native times depend on the machine: {_MACHINE} {_metrics(racing, only)}")
     return tuple(said)
-
-
-def _deterministic(name: str) -> bool:
-    """Whether its weights do not depend on who is faster; of a strategy that is not installed nothing is promised."""
-    try:
-        return registry.find(name).deterministic
-    except StudyError:
-        return False
 
 
 def _metrics(racing: list[str], only: bool) -> str:
