@@ -98,7 +98,7 @@ class Place:
     def said(self) -> str:
         return (self.folder / "said.txt").read_text()
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{what} never came; {self.said()}"

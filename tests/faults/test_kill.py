@@ -119,7 +119,7 @@ def test_a_kill_takes_the_worker_processes_with_it(place):
     assert len(family) >= 2
     command.send(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
-    place.until(lambda: not any(process.is_running() for process in family), "the end of the worker processes", 15)
+    place.until(lambda: not any(process.is_running() for process in family), "the end of the worker processes", 60)
 
 
 def test_a_study_that_repeats_until_times_are_known_goes_on_to_the_same_blocks(place):

@@ -24,7 +24,7 @@ def begun(place, *more, output="out"):
 
 
 def no_orphans(place, family):
-    place.until(lambda: not any(process.is_running() for process in family), "the end of its processes", 15)
+    place.until(lambda: not any(process.is_running() for process in family), "the end of its processes", 60)
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -55,7 +55,7 @@ def test_sigterm_is_patient_for_its_grace(said):
         send(signal.SIGTERM)
         with pytest.raises(AbandonedError):
             time.sleep(5)
-        assert 0.2 <= time.monotonic() - began < 2
+        assert 0.2 <= time.monotonic() - began < 5
     assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=3)
 
 

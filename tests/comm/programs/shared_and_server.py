@@ -112,8 +112,12 @@ def means(server):
 
 
 def tickets(server):
-    time.sleep(0.15 * (size - 2 - rank))  # the last worker asks first
-    return server.request(None).item()
+    if rank < size - 2:
+        workers_mpi.recv(source=rank + 1)  # the last worker asks first
+    ticket = server.request(None).item()
+    if rank > 0:
+        workers_mpi.send("your turn", rank - 1)
+    return ticket
 
 
 answers = WORLD.gather(with_server(Together(size - 1), means))
