@@ -20,6 +20,7 @@ from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
 from scalebench.analysis.places import PLACE, counted, listed, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
+from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 
@@ -46,6 +47,7 @@ def doubts(evidence: Evidence) -> list[Finding]:
 
 def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
     """One run has no interval; below ENOUGH_RUNS an interval of measured times is wide and no test is within reach."""
+    of_what = "" if states_steps(evidence.results) else " of the calibration"
     for execution in dict.fromkeys(evidence.table["execution"]):
         own = evidence.table[evidence.table["execution"] == execution]
         single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
@@ -62,8 +64,8 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "note",
                 "few-runs",
-                f"{_times(execution, len(few))} on {_range(few['n'])} draws of the "
-                "calibration: their spread, which the interval is made of, is hardly known",
+                f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
+                "their spread, which the interval is made of, is hardly known",
                 place(few),
                 f"--repetitions {ENOUGH_RUNS}, which tells the spread better",
             )
@@ -174,6 +176,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
     virtual = evidence.table[evidence.table["execution"] == "virtual"]
     if virtual.empty:
         return
+    spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
     error, where = virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield Finding(
@@ -183,7 +186,7 @@ def unchecked_simulation(evidence: Evidence) -> Iterator[Finding]:
             + (
                 "step times are stated, so that nothing varies and they have no interval"
                 if virtual["interval"].eq(NOTHING_VARIES).all()
-                else "their interval holds the calibration's spread only"
+                else f"their interval holds the {spread} only"
             ),
             where,
             _to_check(evidence.results),

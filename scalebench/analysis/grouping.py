@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from scalebench.analysis.intervals import interval_name, level_of, t_bounds
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import CELL as CELL
 from scalebench.analysis.reading import Results
+from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.validation import virtual_error
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
@@ -66,8 +68,9 @@ def cells(results: Results) -> pd.DataFrame:
     measured = groups[SPLIT].count().eq(table["n"], axis=0)
     table[SPLIT] = groups[SPLIT].mean().where(measured)
     table = table.reset_index()
+    named = partial(interval_name, checked=error is not None, stated=states_steps(results))
     table["interval"] = [
-        interval_name(kind, checked=error is not None, varies=is_interval(low, high)) if math.isfinite(low) else ""
+        named(kind, varies=is_interval(low, high)) if math.isfinite(low) else ""
         for kind, low, high in zip(table["execution"], table["low_s"], table["high_s"], strict=True)
     ]
     return _in_order(table)

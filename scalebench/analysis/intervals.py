@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
 CHECKED_CALIBRATION = "calibration interval with virtual-native error"
+STATED = "interval over draws at stated step times"
+CHECKED_STATED = "interval over draws at stated step times with virtual-native error"
 NOTHING_VARIES = "no interval, as nothing varies"
 
 # A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Nearest to
@@ -90,16 +92,19 @@ def level_of_ratios(*studies: Mapping[str, Any]) -> float:
     return RATIO_WHEN_STOPPED if any(study.get("until") for study in studies) else LEVEL
 
 
-def interval_name(execution: str, *, checked: bool = False, varies: bool = True) -> str:
+def interval_name(execution: str, *, checked: bool = False, varies: bool = True, stated: bool = False) -> str:
     """Virtual repetitions resample a calibration, `checked` by real runs or not; only measured ones are a sample.
 
-    What stated step times without jitter lead to does not vary, nor does one computation made twice: the bounds are the
-    value itself.
+    Of `stated` step times nothing was calibrated: their draws differ by a stated jitter, by the order in which workers
+    arrive at once, or by whom they meet. Without any of these they do not vary, nor does one computation made twice:
+    the bounds are the value itself.
     """
     if execution in ("native", "paced"):
         return CONFIDENCE
     if not varies:
         return NOTHING_VARIES
+    if stated:
+        return CHECKED_STATED if checked else STATED
     return CHECKED_CALIBRATION if checked else CALIBRATION
 
 

@@ -20,6 +20,7 @@ from scalebench.analysis.intervals import (
     unpaired_ratio,
 )
 from scalebench.analysis.reading import Results
+from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.validation import VirtualError, virtual_error
 
 NONE = Estimate(math.nan, math.nan, math.nan, 0)
@@ -66,6 +67,7 @@ class Ratios:
     def __init__(self, results: Results) -> None:
         self.level = level_of_ratios(results.study)
         self.error: VirtualError | None = virtual_error(results)
+        self.stated = states_steps(results)
 
     def of(self, top: Cell, bottom: Cell) -> Ratio:
         """T(top) / T(bottom). The noise of both is inside the interval, whichever of them is the baseline.
@@ -81,7 +83,7 @@ class Ratios:
         if top.execution == "virtual":
             median = median._replace(low=math.nan, high=math.nan)
         varies = is_interval(mean.low, mean.high)
-        name = interval_name(top.execution, checked=self.error is not None, varies=varies)
+        name = interval_name(top.execution, checked=self.error is not None, varies=varies, stated=self.stated)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 

@@ -39,7 +39,7 @@ from scalebench.analysis.intervals import (
 from scalebench.analysis.pairing import NONE, ratio_by_draw
 from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import calibration_of
+from scalebench.analysis.surroundings import calibration_of, states_steps
 from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.analysis.verdicts import (
@@ -64,6 +64,7 @@ class _Limits:
     threshold: float
     metric_margin: float
     errors: tuple[VirtualError | None, VirtualError | None]  # of the virtual times of A and B
+    stated: bool  # the step times of both
     same_draws: bool = True  # whether virtual runs of both have one calibration and seed
 
     def level(self, n: int) -> float:
@@ -94,7 +95,7 @@ class _Limits:
         if not math.isfinite(ratio.low):
             return ""
         varies = is_interval(ratio.low, ratio.high)
-        return interval_name(execution, checked=self.of_time(0) is not None, varies=varies)
+        return interval_name(execution, checked=self.of_time(0) is not None, varies=varies, stated=self.stated)
 
 
 # From `differences`.
@@ -129,7 +130,8 @@ def compare_studies(
         )
     overridden = refuse_unless_equal(a, b, _frame(common), ignore)
     same_draws = calibration_of(a) == calibration_of(b) and a.study.get("seed") == b.study.get("seed")
-    limits = _Limits((a.study, b.study), threshold, metric_margin, (virtual_error(a), virtual_error(b)), same_draws)
+    errors, stated = (virtual_error(a), virtual_error(b)), states_steps(a) and states_steps(b)
+    limits = _Limits((a.study, b.study), threshold, metric_margin, errors, stated, same_draws)
     rows = [_row(first[cell], second[cell], limits) for cell in common]
     _test(rows, [(first[cell], second[cell]) for cell in common])
     absent = [cell for cell in first if cell not in second]
@@ -170,7 +172,7 @@ def compare_strategies(
     if found.empty:
         raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
     error = virtual_error(results)
-    limits = _Limits((results.study, results.study), threshold, metric_margin, (error, error))
+    limits = _Limits((results.study, results.study), threshold, metric_margin, (error, error), states_steps(results))
     cells = {tuple(cell.key[name] for name in MATCH): cell for cell in by_block(results)}
     rows = []
     for row in found.to_dict("records"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
@@ -79,6 +80,15 @@ def calibration_of(results: Results) -> str:
         numbers = {key: value for key, value in facts.items() if key != "key"}  # the key names the question, not them
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
     return f"{path} (not found)" if given else ""
+
+
+@once
+def states_steps(results: Results) -> bool:
+    """Whether the step times of all virtual runs were stated, by the study or by its cluster, and none was measured."""
+    if results.study.get("device_step_time") is not None:
+        return True
+    virtual = results.runs[results.runs["execution"] == "virtual"]
+    return len(virtual) > 0 and not (virtual["cluster"] == "this-machine").any() and not calibration_of(results)
 
 
 def keeps_calibration(results: Results) -> bool:

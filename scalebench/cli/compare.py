@@ -211,7 +211,8 @@ def _notes(found: Comparison) -> list[str]:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
     virtual = found.table[found.table["execution"] == "virtual"]
     if len(virtual) and (virtual["ratio"] == 1).all() and (virtual["interval"] == NOTHING_VARIES).all():
-        notes.append("virtual times: equal in every draw, so that the simulation's error cancels")
+        draws = "every draw" if virtual["n_a"].max() > 1 else "the one draw there is"
+        notes.append(f"virtual times: equal in {draws}, so that the simulation's error cancels")
     elif len(virtual):
         notes.append(_simulation(found.virtual_errors))
     tests = sorted(set(found.table["test"]) - {""})

@@ -13,7 +13,7 @@ from scalebench.analysis import Results, agreement, differences, median_error, v
 from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
 from scalebench.analysis.formatting import deviation, is_equal, seconds
 from scalebench.analysis.grouping import PER_BATCH
-from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
 from scalebench.analysis.places import counted, listed
 from scalebench.report.comparison import BASELINE, Comparison, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
@@ -92,7 +92,9 @@ def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
     low, high, word = one.saved_low, one.saved_high, "less"
     if high < 0:
         low, high, word = -high, -low, "more"
-    of_each = "draws of the calibration" if one.execution == "virtual" else "runs of each"
+    of_each = "runs of each"
+    if one.execution == "virtual":
+        of_each = "draws" if one.interval in (STATED, CHECKED_STATED) else "draws of the calibration"
     interval = f"{percent_range(low, high)} {word}, {one.interval} from {one.n} {of_each}"
     if one.interval == NOTHING_VARIES:
         interval = one.interval
@@ -169,7 +171,8 @@ def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], 
         standing = _standing(first, tied, results)
         yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {standing}.")
     if since := _since(first, same):
-        yield _plain(f"Its saving is shown {since}.")
+        deterministic = first.interval == NOTHING_VARIES
+        yield _plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
     if first.costs_metric and len(rivals) > 1:
         yield _without_loss(first, rivals)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
@@ -192,7 +195,10 @@ def _standing(first: Comparison, tied: list[Comparison], results: Results) -> st
     if not tied:
         return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
     names = listed(one.label for one in tied)
-    place = f"it ties for the least time with {names}: the intervals of their differences hold zero"
+    why = "the intervals of their differences hold zero"
+    if all(_differences(one, first, results)["interval"].eq(NOTHING_VARIES).all() for one in tied):
+        why = "their times are equal"
+    place = f"it ties for the least time with {names}: {why}"
     return "; ".join([place, *_accuracy_among(first, tied, results)])
 
 

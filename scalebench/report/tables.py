@@ -225,7 +225,7 @@ def _agreement(results: Results) -> Table:
         *(STRATEGY, Column("engine", numeric=False), WORKERS),
         *(Column("native"), Column("virtual")),
         Column(
-            "virtual / native", "with the calibration interval and the native 95 % confidence interval in quadrature"
+            "virtual / native", "with the interval over draws and the native 95 % confidence interval in quadrature"
         ),
         Column("runs", "native, virtual"),
     )

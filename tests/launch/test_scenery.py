@@ -64,6 +64,22 @@ def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_a
     assert times("a") == times("c") != times("b")
 
 
+def test_the_interval_of_a_stated_jitter_is_not_called_that_of_a_calibration(scalebench):
+    jitter = ("--set", "virtual.jitter=normal", "--workers", "1,2")
+    said = scalebench(*STATED, "--name", "shaken", *jitter)
+    said += scalebench("check", "results/shaken")
+    said += scalebench("compare", "results/shaken", "--strategy", "allreduce", "--strategy", "epoch_average")
+    assert "intervals: interval over draws at stated step times" in said
+    assert "calibration interval" not in said
+
+
+def test_one_draw_is_not_every_draw(scalebench):
+    for name in ("a", "b"):
+        scalebench(*STATED, "--name", name, "--workers", "2", "--repetitions", "1")
+    said = scalebench("compare", "results/a", "results/b")
+    assert "virtual times: equal in the one draw there is" in said
+
+
 def test_engines_that_were_lost_are_not_measured_anew_beside_stated_runs(scalebench, tmp_path):
     scalebench(*STATED, "--name", "mine", "--workers", "1")
     (tmp_path / "results" / "mine" / "calibration.json").unlink()

@@ -268,3 +268,21 @@ def test_stated_step_times_have_no_interval(keep):
     text = sentence(keep, *said_of)
     assert "epoch_average takes 50 % less time" in text
     assert "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual: simulated time" in text
+
+
+def test_a_saving_without_an_interval_is_not_called_shown(keep):
+    """Of stated step times: what varies nowhere is said, and not shown by an interval."""
+    virtual = {"execution": "virtual", "engine": "virtual"}
+    times = {"allreduce": 2.0, "epoch_average": 1.0, "epoch_async": 1.0}
+    cells = [cell(name, (t,) * 3, workers=count, **virtual) for name, t in times.items() for count in (4, 8)]
+    said_beside = beside(keep, *cells)
+    assert "It takes less time at every worker count from 4 to 8." in said_beside
+    assert not any("saving is shown" in text for text in said_beside)
+    assert any("it ties for the least time with epoch_average: their times are equal" in text for text in said_beside)
+
+
+def test_draws_at_stated_step_times_are_not_of_a_calibration(keep):
+    stated = {"execution": "virtual", "engine": "virtual", "cluster": "juwels-booster"}
+    text = sentence(keep, cell("allreduce", **stated), cell("epoch_average", **stated))
+    assert "interval over draws at stated step times from 5 draws; virtual" in text
+    assert "calibration" not in text

@@ -82,7 +82,7 @@ def band_name(series: Series) -> str:
     """What its intervals are; where no time varies, they hold nothing but how far the means lie from the law."""
     if series.execution == "virtual" and series.error is None and not series.varies:
         return MISFIT
-    return interval_name(series.execution, checked=series.error is not None)
+    return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
 
 
 def drift(series: Series) -> Drift:

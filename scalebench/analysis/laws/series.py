@@ -13,6 +13,7 @@ from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.laws.workload import Workload, workload_of
 from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
+from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.validation import VirtualError, virtual_error
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -41,6 +42,7 @@ class Series:
     most_workers: float = float("inf")
     notes: tuple[str, ...] = field(default_factory=tuple)
     error: VirtualError | None = None
+    stated: bool = False  # its step times
 
     @property
     def counts(self) -> Array:
@@ -72,13 +74,13 @@ def series_of(results: Results) -> list[Series]:
     runs = timed(results)
     runs = runs[runs["strategy"] != "serial"]
     found = [
-        _series(str(execution), str(engine), str(label), group, virtual_error(results))
+        _series(str(execution), str(engine), str(label), group, results)
         for (execution, engine, label), group in runs.groupby(["execution", "engine", "label"], sort=False)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 
 
-def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, error: VirtualError | None) -> Series:
+def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, results: Results) -> Series:
     notes = []
     crowded = runs["oversubscribed"].astype(bool)
     if crowded.any():
@@ -102,7 +104,8 @@ def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, error: 
         workload_of(runs) if len(runs) else "no runs",
         _most_workers(runs) if not weak else float("inf"),
         tuple(notes),
-        error if execution == "virtual" else None,
+        virtual_error(results) if execution == "virtual" else None,
+        states_steps(results),
     )
 
 

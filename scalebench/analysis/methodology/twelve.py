@@ -50,7 +50,7 @@ TWELVE = (
         5,
         "Say whether values are deterministic; if not, give confidence intervals.",
         ("few-runs", "mixed-executions", "virtual-error"),
-        "measured times and metrics have 95 % intervals; virtual ones are named calibration intervals",
+        "measured times and metrics have 95 % intervals; virtual ones are named for what their draws vary in",
     ),
     Kept(
         6,

@@ -13,7 +13,7 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import counted
-from scalebench.analysis.surroundings import hardware, machines_of, provenance_in
+from scalebench.analysis.surroundings import hardware, machines_of, provenance_in, states_steps
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
 
@@ -141,7 +141,8 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     if error and not error.known:
         return f", no error bars: the virtual-native error is known from {counted(error.checks, 'check')} only"
     size = f" of {deviation(error.rms)}" if error else ""
-    return f", error bars: {interval_name(execution, checked=error is not None)}{size}"
+    name = interval_name(execution, checked=error is not None, stated=states_steps(results))
+    return f", error bars: {name}{size}"
 
 
 def _join(parts: list[str], separator: str = ", ") -> str:
