@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line
+from scalebench.records.plausible import largest_whole, no_time, time_columns, time_expected
 from scalebench.records.schema import READABLE, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
 
@@ -24,6 +25,7 @@ _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status
 _PIECE = 1 << 18  # bytes: small enough to stay in a cache
 _BEGINNING = 200  # characters of a line that usually hold _FIRST
 _LINE = 1 << 10  # bytes of a usual line, generously
+_DIGITS = 16  # of an attempt's number: fewer than a floating-point number tells apart
 
 
 def _is_number(cell: str) -> bool:
@@ -38,8 +40,8 @@ def _is_whole(cell: str) -> bool:
     return _is_number(cell) and (cell.isdecimal() or float(cell).is_integer())
 
 
-def _is_digits(cell: str) -> bool:
-    return cell.isascii() and cell.isdecimal()
+def _is_attempt(cell: str) -> bool:
+    return cell.isascii() and cell.isdecimal() and len(cell) < _DIGITS and int(cell) > 0
 
 
 def _is_flag(cell: str) -> bool:
@@ -51,7 +53,20 @@ _EXPECTED = {
     "number": (_is_number, "a number"),
     "flag": (_is_flag, "true or false"),
 }
-_NUMBERS = {name: _EXPECTED[kind] for name, kind in kinds(RunRow).items() if kind in _EXPECTED}
+_KINDS = {name: kind for name, kind in kinds(RunRow).items() if kind in _EXPECTED}
+_TIMES = frozenset(time_columns(RunRow))
+
+
+def _fault(name: str, cell: str) -> str:
+    """What the column `name` was expected to hold instead of `cell`, empty where nothing is wrong."""
+    readable, expected = _EXPECTED[kind := _KINDS[name]]
+    if not readable(cell):
+        return expected
+    if kind == "integer" and abs(float(cell)) > largest_whole(name):
+        return f"a whole number of at most {largest_whole(name)}"
+    if name in _TIMES and no_time(name, float(cell)):
+        return time_expected(name)
+    return ""
 
 
 def counting(run_ids: Sequence[str], attempts: Iterable[int]) -> dict[str, int]:
@@ -92,7 +107,7 @@ class Attempts:
             self._complain()
         versions, _, self.run_id, self.config_hash, attempts, self.status = firsts
         check_version(path, set(versions), READABLE)
-        if not all(map(_is_digits, set(attempts))):
+        if not all(map(_is_attempt, set(attempts))):
             self._complain()
         self.attempt = list(map(int, attempts))
 
@@ -108,9 +123,9 @@ class Attempts:
         lines = self._last_lines(count)
         first = len(self) - len(lines)
         rows = [self._cells(place, line) for place, line in enumerate(lines, start=first)]
-        for name, (readable, expected) in _NUMBERS.items():
+        for name in _KINDS:
             for cell in {row.get(name, "") for row in rows} - {""}:
-                if not readable(cell):
+                if expected := _fault(name, cell):
                     place = first + next(index for index, row in enumerate(rows) if row.get(name) == cell)
                     raise ResultsError(
                         f"{self.path}, line {place + 2}: {name} is {cell!r}, expected {expected}; "
@@ -180,8 +195,11 @@ class Attempts:
         """Name the first line whose first cells are not what they should be."""
         for place in range(len(self._lines)):
             attempt = self.row(place)["attempt"]
-            if not _is_digits(attempt):
-                raise ResultsError(f"{self.path}, line {place + 2}: attempt is {attempt!r}, expected a number")
+            if not _is_attempt(attempt):
+                raise ResultsError(
+                    f"{self.path}, line {place + 2}: attempt is {attempt!r}, expected a number from 1 up; "
+                    "repair or remove the line"
+                )
         raise ResultsError(f"{self.path}: its first cells are in quotes; save it without them")
 
 

@@ -105,3 +105,27 @@ def test_shuffled_and_repeated_cells(whole, data):
     cells = data.draw(st.one_of(st.permutations(cells), st.lists(st.sampled_from(cells), max_size=90)))
     rows[row] = ",".join(cells)
     read_all(hurt(whole, "runs.csv", "\n".join([header, *rows, ""]).encode()))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "expected"),
+    [
+        ("train_s", "inf", "1e-09 to 1e+09 s"),
+        ("comm_s", "-1e300", "at most 1e+09 s"),
+        ("parameters", "99999999999999999999", "a whole number of at most 9007199254740992"),
+        ("attempt", "9" * 5000, "a number from 1 up"),
+        ("attempt", "0", "a number from 1 up"),
+        ("others_load", "much", "a number"),
+    ],
+)
+def test_status_refuses_the_numbers_that_other_commands_refuse(whole, column, cell, expected):
+    header, *lines = (whole / "runs.csv").read_text().splitlines()
+    cells = lines[-1].split(",")
+    cells[header.split(",").index(column)] = cell
+    folder = hurt(whole, "runs.csv", "\n".join([header, *lines[:-1], ",".join(cells), ""]).encode())
+    place = f"runs.csv, line {len(lines) + 1}: {column} is "
+    with pytest.raises(ResultsError, match=place) as told:
+        progress_of(folder)
+    assert str(told.value).endswith(f"expected {expected}; repair or remove the line")
+    with pytest.raises(ResultsError, match=place):
+        load(folder)

@@ -135,3 +135,14 @@ def test_fail_fast_begins_no_run_after_the_first_failure(place, jobs):
     assert 1 <= rows(place) <= jobs
     assert place.run("all", "--set", "lr=1e30") == 1
     assert rows(place, "all") == 32
+
+
+def test_fail_fast_holds_for_real_ranks_whatever_the_jobs(place):
+    """`--jobs` is of virtual runs: real ones come one after another, and the first that fails is the last."""
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    native = ("--execution", "native", "--engine", "mpi", "--workers", "1,2", "--strategy", "allreduce")
+    words = ("run", "study.yaml", "--output", "out", *native, "--set", "lr=1e30", "--fail-fast", "--jobs", "2")
+    assert place.start(*words).wait() == 1, place.said()
+    assert rows(place) == 1, place.said()
+    assert "1 did not complete, 3 remain" in place.said()
