@@ -14,7 +14,7 @@ import pandas as pd
 
 from scalebench.analysis.blocks import timed
 from scalebench.analysis.places import counted, listed
-from scalebench.analysis.reading import CONDITION, Results
+from scalebench.analysis.reading import CONDITION, Results, clusters_of
 from scalebench.analysis.surroundings import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
@@ -108,10 +108,10 @@ def _commits(runs: pd.DataFrame) -> set[str]:
 def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
     for column in _SHARED:
         yield from _difference(column, _values(a, column), _values(b, column))
-    for column, kinds in (("cluster", None), ("host_hash", MEASURED)):
-        name = "machine" if column == "host_hash" else column
+    for name, kinds in (("cluster", None), ("machine", MEASURED)):
         for execution in sorted(set(a["execution"]) & set(b["execution"]) & set(kinds or a["execution"])):
-            own = [_values(runs[runs["execution"] == execution], column) for runs in (a, b)]
+            of_it = (runs[runs["execution"] == execution] for runs in (a, b))
+            own = [set(clusters_of(runs)) if name == "cluster" else _values(runs, "host_hash") for runs in of_it]
             here = list(_difference(name, *own))
             yield from here
             if here:

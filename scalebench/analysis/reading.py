@@ -34,6 +34,7 @@ from scalebench.records.table import check_version, columns_lacking
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
+_OF_A_CHECKSUM = 12  # digits
 _DIGITS = 1000  # of a whole number that is looked at; Python refuses to read one of more than 4,300
 # What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
@@ -143,12 +144,19 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
                 f"{last[column]}; give each configuration a study name of its own"
             )
             runs = runs[~other]
-    latest = runs.groupby("execution")["cluster"].transform("last")
-    if (runs["cluster"] != latest).any():
-        clusters = ", ".join(sorted(runs.loc[runs["cluster"] != latest, "cluster"].unique()))
-        notes.append(f"left out {counted((runs['cluster'] != latest).sum(), 'run')} of another cluster ({clusters})")
-        runs = runs[runs["cluster"] == latest]
+    clusters = clusters_of(runs)
+    other = clusters != clusters.groupby(runs["execution"]).transform("last")
+    if other.any():
+        named = ", ".join(sorted(clusters[other].unique()))
+        notes.append(f"left out {counted(other.sum(), 'run')} of another cluster ({named})")
+        runs = runs[~other]
     return runs, notes
+
+
+def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
+    """What tells the clusters of `runs` apart: names, of a file of one's own with what is in it."""
+    content = " (sha256 " + runs["cluster_sha256"].astype(_TEXT).str[:_OF_A_CHECKSUM] + ")"
+    return runs["cluster"] + content.fillna("")
 
 
 @lru_cache(maxsize=4096)

@@ -32,6 +32,11 @@ def describe_clusters() -> list[tuple[str, str]]:
     return [(name, load_cluster(name).description) for name in cluster_names()]
 
 
+def own_file(name_or_path: str) -> Path | None:
+    """The YAML file that a study's cluster is; None if it is a shipped one."""
+    return None if name_or_path in cluster_names() else Path(name_or_path)
+
+
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """The shipped cluster of that name, or the one in that YAML file.
 
@@ -41,10 +46,10 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         ClusterError: unknown name (the nearest is named), unreadable file, or a key that does not fit.
     """
     text = str(name_or_path)
-    if text in cluster_names():
+    path = own_file(text)
+    if path is None:
         path = preset(text)
     else:
-        path = Path(name_or_path)
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():
             raise ClusterError(f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}")
     raw = read_mapping(path, ClusterError, "cluster")

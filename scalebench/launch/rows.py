@@ -35,6 +35,7 @@ def rows_of(
         oversubscribed=oversubscribed or (overrun or 0.0) > PACED_OVERRUN_LIMIT,
         paced_overrun=overrun,
         cluster=run.cluster,
+        cluster_sha256=run.cluster_sha256,
         **_described(run),
         **_configured(run, facts),
         optimizer_steps=workers[0].optimizer_steps if workers else None,

@@ -1,7 +1,8 @@
-"""The files that a study's model comes from, known by their content: another content is another model.
+"""The files that a study's model and cluster come from, known by their content: another content is another model.
 
-One's own code (`--model file.py:factory`) and initial weights may change between two runs of a study, or between a
-study and its repetition. Their checksums are part of the study and of each run; what the file imports is not in them.
+One's own code (`--model file.py:factory`), initial weights and cluster file may change between two runs of a study, or
+between a study and its repetition. Their checksums are part of the study and of each run; what the code imports is not
+in them.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from scalebench.cluster.load import own_file
 from scalebench.errors import ModelError, RunError
 from scalebench.models.own import check_own, is_own
 from scalebench.study.spec import Training
 
-PINS = ("model_sha256", "init_weights_sha256")
+PINS = ("model_sha256", "init_weights_sha256", "cluster_sha256")
 _SHOWN = 12  # digits
 Pinned = TypeVar("Pinned", bound=Training)
 
 
 def pinned(training: Pinned) -> Pinned:
-    """`training` with the SHA-256 of its model's file and initial weights.
+    """`training` with the SHA-256 of its model's file, initial weights and cluster file.
 
     Raises:
         ModelError: a file is not there, or is not the one whose checksum is stated.
@@ -29,7 +31,8 @@ def pinned(training: Pinned) -> Pinned:
     files = _files(training)
     for key in PINS:
         if key not in files and getattr(training, key) is not None:
-            raise ModelError(f"{key}: there is no such file, as the model is {training.model}; leave it out")
+            of = f"cluster is {training.cluster}" if key == "cluster_sha256" else f"model is {training.model}"
+            raise ModelError(f"{key}: there is no such file, as the {of}; leave it out")
     found = {key: checksum(path) for key, path in files.items()}
     for key, digest in found.items():
         stated = getattr(training, key)
@@ -90,4 +93,7 @@ def _files(training: Training) -> dict[str, Path]:
         files["model_sha256"] = check_own(training.model.name)
     if training.init_weights is not None:
         files["init_weights_sha256"] = training.init_weights
+    cluster = own_file(training.cluster)
+    if cluster is not None and (cluster.is_file() or training.cluster_sha256 is not None):
+        files["cluster_sha256"] = cluster  # what else it may be is said where it is loaded
     return files

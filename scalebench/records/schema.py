@@ -12,6 +12,7 @@ History of SCHEMA_VERSION:
     5  runs: chance_metric.
     6  runs: collective_calls.
     7  runs: model_sha256, init_weights_sha256.
+    8  runs: cluster_sha256.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -26,12 +27,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 ADDED = {
     4: ("others_load",),
     5: ("chance_metric",),
     6: ("collective_calls",),
     7: ("model_sha256", "init_weights_sha256"),
+    8: ("cluster_sha256",),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -86,6 +88,7 @@ class RunRow(_Row):
     launcher: Annotated[str | None, Column("how the processes were started")] = None
     binding: Annotated[str | None, Column("how processes were bound to cores")] = None
     cluster: Annotated[str, Column("the cluster that was used, or that a virtual run stands for")]
+    cluster_sha256: Annotated[str | None, Column("checksum of the cluster's file, where it is one's own")] = None
 
     strategy: Annotated[str, Column("how the replicas agree")]
     strategy_options: Annotated[

@@ -203,7 +203,7 @@ def _one_of(
 def _unpin(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
     """A file that is named by a flag is another one than that whose checksum the study's file states."""
     set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
-    for key in ("model", "init_weights"):
+    for key in ("model", "init_weights", "cluster"):
         pin = f"{key}_sha256"
         if (overrides.get(key) is not None or key in set_keys) and pin in before and pin not in set_keys:
             raw.pop(pin, None)

@@ -141,6 +141,7 @@ class Training(Stated):
     evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
     target_metric: float | None = None
     cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")
+    cluster_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
     device_step_time: PositiveFloat | None = Field(None, description="seconds of one local step on the stated device")
     threads_per_worker: PositiveInt = 1
     warmup_steps: NonNegativeInt = 10

@@ -68,6 +68,14 @@ CASES = {
 }
 
 
+def test_a_cluster_is_another_one_with_another_content(compare):
+    said = (
+        "cluster is this-machine and this-machine (sha256 aaaaaaaaaaaa). Make them equal, or override with --ignore c"
+    )
+    with pytest.raises(ResultsError, match=re.escape(said)):
+        compare(rows(cluster_sha256="a" * 64))
+
+
 @pytest.mark.parametrize("key", CASES)
 def test_a_key_that_differs_is_named_and_can_be_overridden(compare, key):
     doctor, said = CASES[key]

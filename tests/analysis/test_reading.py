@@ -93,6 +93,18 @@ def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
     assert results.notes == ["left out 1 run of another cluster (juwels-booster)"]
 
 
+def test_two_contents_of_a_cluster_file_are_two_clusters(study):
+    ours = {"cluster": "ours.yaml", "cluster_sha256": "a" * 64}
+    rows = [
+        run_row(run_id="v1", **ours),
+        run_row(run_id="v2", workers=2, **(ours | {"cluster_sha256": "b" * 64})),
+        run_row(run_id="n", execution="native", engine="mpi", cluster="this-machine"),
+    ]
+    results = study(rows=rows)
+    assert set(results.runs["run_id"]) == {"n", "v2"}
+    assert results.notes == ["left out 1 run of another cluster (ours.yaml (sha256 aaaaaaaaaaaa))"]
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "message"),
     [

@@ -1,4 +1,4 @@
-"""The content of the files that a study's model comes from belongs to the study."""
+"""The content of the files that a study's model and cluster come from belongs to the study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,16 @@ OTHER = NET.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.0), ")
 RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1",
        "--strategy", "serial", "--workers", "1", "--cluster", "juwels-booster", "--device-step-time", "0.002",
        "--repetitions", "1")  # fmt: skip
-KEYS = {"model_sha256": "net.py", "init_weights_sha256": "start.npz"}
+CLUSTER = """\
+name: ours
+nodes: 2
+node: {cores: this-machine, workers_per_node: 2, source: sinfo}
+links:
+  intra: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 2.0e+10, source: assumed}
+  inter: {latency_s: 2.0e-6, bandwidth_bytes_per_s: 1.0e+10, source: assumed}
+reduction: {seconds_per_byte: 2.0e-12, source: assumed}
+"""
+KEYS = {"model_sha256": "net.py", "init_weights_sha256": "start.npz", "cluster_sha256": "ours.yaml"}
 
 
 def sha256(path):
@@ -42,16 +51,19 @@ def scalebench(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     weights("start.npz", 0.0)
+    Path("ours.yaml").write_text(CLUSTER)
 
     return invoke
 
 
-FILES = ("--model", "net.py:build", "--init-weights", "start.npz")
+FILES = ("--model", "net.py:build", "--init-weights", "start.npz", "--cluster", "ours.yaml")
 
 
 def change(key):
     if key == "model_sha256":
         Path("net.py").write_text(OTHER)
+    elif key == "cluster_sha256":
+        Path("ours.yaml").write_text(CLUSTER.replace("2.0e-6", "9.0e-6"))
     else:
         weights("start.npz", 1.0)
 
@@ -78,14 +90,19 @@ def test_a_study_does_not_go_on_with_another_content(scalebench, key):
 
 
 def test_a_content_that_changes_while_the_study_runs_ends_the_run_that_meets_it(scalebench):
-    study = plan_study(load_study(None, {"model": "net.py:build", "dataset": "wine", "init_weights": "start.npz"}, []))
-    run = study.sweep.runs[0]
+    stated = {"model": "net.py:build", "dataset": "wine", "init_weights": "start.npz", "cluster": "ours.yaml"}
+    stated |= {"device_step_time": 0.002, "workers": [1, 2], "execution": "virtual"}
+    run = plan_study(load_study(None, stated, [])).sweep.runs[0]
     require_unchanged(run)
     Path("net.py").write_text(OTHER)
     with pytest.raises(RunError, match=r"^net\.py has changed since the study began .* put it back and retry, or"):
         require_unchanged(run)
-    Path("start.npz").unlink()
     Path("net.py").write_text(NET)
+    change("cluster_sha256")
+    with pytest.raises(RunError, match=r"^ours\.yaml has changed since the study began"):
+        require_unchanged(run)
+    Path("ours.yaml").write_text(CLUSTER)
+    Path("start.npz").unlink()
     with pytest.raises(RunError, match=r"cannot read start\.npz"):
         require_unchanged(run)
 
@@ -95,6 +112,8 @@ def test_a_checksum_may_be_stated_and_is_held(scalebench):
     assert pinned(load_study(None, stated, [])).model_sha256 == sha256("net.py")
     with pytest.raises(ModelError, match="has changed since"):
         pinned(load_study(None, stated | {"model_sha256": "0" * 64}, []))
+    with pytest.raises(ModelError, match="cluster_sha256: there is no such file, as the cluster is this-machine"):
+        pinned(load_study(None, {"cluster_sha256": "0" * 64}, []))
     with pytest.raises(ModelError, match="model_sha256: there is no such file, as the model is mlp"):
         pinned(load_study(None, {"model": "mlp", "model_sha256": "0" * 64}, []))
 
@@ -117,7 +136,7 @@ def test_an_artifact_finds_the_files_from_wherever_it_is_packed(scalebench, tmp_
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     made = write_artifact(Path("../results/mine"), tmp_path / "out", Paper())
-    assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["net.py", "start.npz"]
+    assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["net.py", "ours.yaml", "start.npz"]
     assert made.description.shipment.missing == []
 
 
@@ -135,5 +154,8 @@ def test_an_artifact_has_the_files_that_ran_and_no_other(scalebench, tmp_path, m
         assert getattr(kept, name) == row[name] == sha256(inputs / file), "what was hidden is another content"
     change("model_sha256")
     made = write_artifact(Path("results/mine"), tmp_path / "again", Paper())
-    assert [path.name for path in (made.folder / "inputs").iterdir()] == ["start.npz"]
+    assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["ours.yaml", "start.npz"]
     assert any("inputs/net.py has changed since the study began and is not packed" in one for one in made.remarks)
+    change("cluster_sha256")
+    made = write_artifact(Path("results/mine"), tmp_path / "third", Paper())
+    assert any("inputs/ours.yaml has changed since the study began and is not packed" in one for one in made.remarks)

@@ -9,6 +9,7 @@ import numpy as np
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.reading import clusters_of
 from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware, keeps_calibration, machines_of
 
 
@@ -83,11 +84,12 @@ class MixedMachines(Rule):
                 "keep host_hash, or say on which machine they were measured and how that is known",
             )
         for execution, own in evidence.rows.groupby("execution"):
-            if own["cluster"].nunique() > 1:
+            clusters = clusters_of(own)
+            if clusters.nunique() > 1:
                 yield self.finding(
                     "error",
-                    f"{execution} runs of {own['cluster'].nunique()} clusters: {listed(own['cluster'].unique(), 4)}",
-                    place(own[own["cluster"] != own["cluster"].iloc[-1]]),
+                    f"{execution} runs of {clusters.nunique()} clusters: {listed(clusters.unique(), 4)}",
+                    place(own[clusters != clusters.iloc[-1]]),
                     "give each cluster a study of its own (--name)",
                 )
 

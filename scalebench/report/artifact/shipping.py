@@ -11,13 +11,13 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.cluster.load import load_cluster, preset
+from scalebench.cluster.load import load_cluster, own_file, preset
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.models.own import is_own
@@ -40,6 +40,7 @@ class Shipment:
     """What was copied: `study` as it is in the artifact (None: the records have no study.yaml), and what is missing.
 
     `cluster` is the file that stands for the machine of the records, where virtual runs were made on this machine.
+    `sizes` are what clusters that read theirs from the machine they are loaded on have there.
     `is_stated`: its virtual runs are of a machine all of whose costs are stated, so that no calibration charges them.
     Relative paths of the study are seen from the folder that it was `begun_in`. `changed` are those of the missing ones
     that are there, but not as they were when the study began.
@@ -51,8 +52,16 @@ class Shipment:
     needs_data: bool = False
     has_calibration: bool = False
     is_stated: bool = False
+    sizes: dict[str, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+
+    def settled(self, cluster: str) -> str:
+        """The text of a cluster's file: one that reads its size where it is loaded has that of the records' machine."""
+        text = redact(cluster)
+        for key, size in self.sizes.items():
+            text = re.sub(rf"\b({key}: *){_HERE}\b", rf"\g<1>{size}", text)
+        return text
 
 
 def ship_records(folder: Path, target: Path, name: str) -> Shipment:
@@ -62,7 +71,7 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         ResultsError: a file cannot be read.
         StudyError: study.yaml is not one of this version.
     """
-    shipment, moved = Shipment(begun_in=begun_in(folder) or Path()), dict[str, str]()
+    shipment, moved = Shipment(begun_in=begun_in(folder) or Path(), sizes=_sizes(folder)), dict[str, str]()
     records = target / "results" / name
     records.mkdir(parents=True)
     calibration = folder / CALIBRATION
@@ -74,8 +83,7 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
             shipment.is_stated = _cluster(study, shipment).compute != _HERE
         shipment.study = _ship_inputs(study, target, moved, shipment)
         if study.cluster == _HERE:
-            shipment.cluster = _ship(preset(_HERE), target, shipment)
-        _settle_machine(target / "inputs", recorded_machines(folder))
+            shipment.cluster = _ship(preset(_HERE), target, shipment, shipment.settled)
         (records / "study.yaml").write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
     for table in ("runs.csv", "epochs.csv", "planned.json", DURATIONS):
         if (folder / table).is_file():
@@ -116,33 +124,32 @@ def _facts(file: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _settle_machine(inputs: Path, machines: list[dict[str, Any]]) -> None:
-    """Clusters that read their size from the machine they are loaded on get that of the records' machine."""
+def _sizes(folder: Path) -> dict[str, float]:
+    """The size of the records' machine by the keys of a cluster; empty where it is not known."""
+    machines = recorded_machines(folder)
     cpu = machines[-1].get("cpu") if machines else None
     if not isinstance(cpu, dict) or not cpu.get("usable_cores"):
-        return
+        return {}
     memory = round(machines[-1].get("memory_mib", 0) / 1024, 1)
-    sizes = {"cores": cpu["usable_cores"], "workers_per_node": cpu["usable_cores"], "memory_gib": memory}
-    for file in [*inputs.glob("*.yaml"), *inputs.glob("*.yml")]:
-        text = file.read_text(encoding="utf-8")
-        for key, size in sizes.items():
-            text = re.sub(rf"\b({key}: *){_HERE}\b", rf"\g<1>{size}", text)
-        file.write_text(text, encoding="utf-8")
+    return {"cores": cpu["usable_cores"], "workers_per_node": cpu["usable_cores"], "memory_gib": memory}
 
 
 def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Shipment) -> Study:
     changes: dict[str, object] = {"calibration": None}
     path, _, factory = study.model.name.rpartition(":")
     if is_own(study.model.name):
-        place, digest = _ship_pinned(Path(path), study.model_sha256, target, moved, shipment)
+        place, digest = _ship_pinned(Path(path), study.model_sha256, target, moved, shipment, redact_code)
         moved[study.model.name] = f"{place}:{factory}"
         changes["model"] = study.model.model_copy(update={"name": moved[study.model.name]})
         changes["model_sha256"] = digest
-    if Path(study.cluster).suffix in (".yaml", ".yml"):
-        moved[study.cluster] = _ship(Path(study.cluster), target, shipment)
-        changes["cluster"] = moved[study.cluster]
+    cluster = own_file(study.cluster)
+    if cluster is not None:
+        place, digest = _ship_pinned(cluster, study.cluster_sha256, target, moved, shipment, shipment.settled)
+        moved[study.cluster] = place
+        changes["cluster"], changes["cluster_sha256"] = place, digest
     if study.init_weights is not None:
-        place, digest = _ship_pinned(study.init_weights, study.init_weights_sha256, target, moved, shipment)
+        pin = study.init_weights_sha256
+        place, digest = _ship_pinned(study.init_weights, pin, target, moved, shipment, None)
         changes["init_weights"], changes["init_weights_sha256"] = Path(place), digest
     if study.data_dir is not None:
         shipment.needs_data = True
@@ -151,7 +158,12 @@ def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Sh
 
 
 def _ship_pinned(
-    file: Path, pin: str | None, target: Path, moved: dict[str, str], shipment: Shipment
+    file: Path,
+    pin: str | None,
+    target: Path,
+    moved: dict[str, str],
+    shipment: Shipment,
+    hide: Callable[[str], str] | None,
 ) -> tuple[str, str | None]:
     """Ship an input if it is the one that the runs were made with; its place, and the checksum of what is there.
 
@@ -163,7 +175,7 @@ def _ship_pinned(
         shipment.missing.append(place)
         shipment.changed.append(place)
         return place, pin
-    place = _ship(file, target, shipment)
+    place = _ship(file, target, shipment, hide)
     if not (target / place).is_file():
         return place, pin
     digest = checksum(target / place)
@@ -172,16 +184,18 @@ def _ship_pinned(
     return place, digest
 
 
-def _ship(file: Path, target: Path, shipment: Shipment) -> str:
-    """Copy an input; return its place in the artifact, the same whether or not it is still there to be copied."""
+def _ship(file: Path, target: Path, shipment: Shipment, hide: Callable[[str], str] | None) -> str:
+    """Copy an input, a text without what `hide` takes out of it; return its place in the artifact.
+
+    The place is the same whether or not the file is still there to be copied.
+    """
     place = f"inputs/{slug(file.name)}"
     source = shipment.begun_in / file.expanduser()
     if not source.is_file():
         shipment.missing.append(place)
         return place
     (target / "inputs").mkdir(exist_ok=True)
-    if source.suffix in (".yaml", ".yml", ".py"):
-        hide = redact_code if source.suffix == ".py" else redact
+    if hide is not None:
         (target / place).write_text(hide(_read(source)), encoding="utf-8")
     else:
         shutil.copyfile(source, target / place)
