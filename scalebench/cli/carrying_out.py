@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,21 @@ def carry_out(
     if tally.interrupted is not None:
         return 128 + tally.interrupted
     return 1 if tally.failed else 0
+
+
+def seen_from_its_beginning(folder: Path) -> Path:
+    """`folder`, which holds a study, after going to where that was begun, if that is known.
+
+    Relative paths of the study, and those in its own code, mean there what they meant.
+    """
+    from scalebench.records.progress import begun_in
+
+    place = begun_in(folder)
+    if place is None or place == Path.cwd():
+        return folder
+    folder = folder.resolve()
+    os.chdir(place)
+    return folder
 
 
 def results_console() -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import rich_click as click
@@ -22,9 +21,9 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.
     """
-    from scalebench.cli.carrying_out import carry_out
+    from scalebench.cli.carrying_out import carry_out, seen_from_its_beginning
     from scalebench.launch.planning import plan_study
-    from scalebench.records.progress import begun_in, progress_of
+    from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
     folder = study_folder(results)
@@ -36,10 +35,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     if not failures:
         click.echo(f"no failed runs in {folder}/")
         return 0
-    place = begun_in(folder)
-    if place is not None and place != Path.cwd():
-        folder = folder.resolve()
-        os.chdir(place)  # where the study's relative paths, and those in its own code, mean what they meant
+    folder = seen_from_its_beginning(folder)
     study = load_study(folder / "study.yaml", {}, [])
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
 
-from scalebench.cli.carrying_out import carry_out, results_console
+from scalebench.cli.carrying_out import carry_out, results_console, seen_from_its_beginning
 from scalebench.cli.options import keep_going_option, verbosity_options
 from scalebench.cli.progress import number_of
 from scalebench.errors import ModelError
@@ -85,11 +88,16 @@ def run(
     Virtual runs at every worker count, native ones (real processes) where the cores allow; every number says which
     it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped. Ctrl-C finishes the
     runs under way, a second one abandons them.
+
+    A study.yaml in a folder of results goes on there, wherever that is, unless other options than those of how to run
+    it make it another study.
     """
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     strategies = list(flags.pop("strategies")) or None
+    if study is not None and not (new or strategies or sets or until or _chosen("output", *flags)):
+        study, output = _where_it_lies(study, output)
     if until is not None:
         sets = (*sets, f"until.ci_width={until}")
     wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
@@ -110,6 +118,28 @@ def run(
         _show(plan, jobs)
         return 0
     return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)
+
+
+def _chosen(*names: str) -> bool:
+    """Whether the command line has one of these options."""
+    context = get_current_context()
+    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)
+
+
+def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
+    """The file `study` and the folder of its results: its own, seen from where it was begun, if it is a study's."""
+    from scalebench.errors import StudyError
+    from scalebench.records.progress import begun_in
+    from scalebench.study.load import load_study
+
+    folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
+    if study.name != "study.yaml" or begun_in(folder) is None:
+        return study, output
+    with suppress(StudyError):  # said where it is read again
+        if load_study(study, {}, []).name == folder.name:
+            folder = seen_from_its_beginning(folder)
+            return folder / study.name, folder.parent
+    return study, output
 
 
 def _begun_elsewhere(study: Path | None) -> str:

@@ -106,6 +106,23 @@ def test_retry_sees_relative_paths_from_where_the_study_was_begun(half_failed, t
     assert "2 runs completed, 3 were there before" in half_failed("retry", "moved/results/mine", "--jobs", "1")
 
 
+def test_run_on_the_study_of_a_folder_of_results_goes_on_there(half_failed, tmp_path, monkeypatch):
+    """`calibration: given.json` is seen from where the study was begun; other options make it a study of its own."""
+    path = tmp_path / "results" / "mine" / "runs.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if ",allreduce," not in line))
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    study = "../results/mine/study.yaml"
+    assert "mine: 5 runs" in half_failed("run", study, "--dry-run")
+    monkeypatch.chdir(tmp_path / "else")
+    said = half_failed("run", study, "--workers", "1", "--calibration", "../given.json", "--jobs", "1")
+    assert "3 runs completed; results in results/mine/" in said
+    said = half_failed("run", study, "--jobs", "1")
+    assert f"4 runs completed, 1 were there before; results in {path.parent}/" in said
+    assert Path.cwd() == tmp_path
+
+
 def test_retry_of_results_elsewhere_finds_its_own_model_and_the_records_name_nobody(scalebench, tmp_path, monkeypatch):
     for folder in ("home/carlotta/work", "scratch", "else"):
         (tmp_path / folder).mkdir(parents=True)
