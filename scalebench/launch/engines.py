@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from scalebench.comm.base import Capability
@@ -40,6 +42,7 @@ _PROVIDES = {
     "nccl": _TORCH,
 }
 NAMES = tuple(_PROVIDES)
+_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES names one
 PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1}  # threads that move bytes beside compute
 
 
@@ -76,10 +79,24 @@ def physical_cores() -> int:
         return cores()
 
 
+def gpus() -> int:
+    """How many NVIDIA GPUs this process may use: those it is given, else all that the driver lists."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:  # CUDA reads up to the first that is none
+        return len(list(takewhile(_GPU.fullmatch, (each.strip() for each in given.split(",")))))
+    listed = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def is_oversubscribed(
     engine: str, workers: int, threads_per_worker: int = 1, available_cores: int | None = None
 ) -> bool:
-    """Whether workers x (compute + progress threads) exceed the cores. A lone worker moves no bytes."""
+    """Whether workers x (compute + progress threads) exceed the cores. A lone worker moves no bytes.
+
+    Workers of nccl compute on GPUs, one each: more of them than GPUs are refused, not crowded.
+    """
+    if engine == "nccl":
+        return False
     progress = PROGRESS_THREADS[engine] if workers > 1 else 0
     return workers * (threads_per_worker + progress) > (available_cores or cores())
 

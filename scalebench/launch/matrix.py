@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalebench.comm.base import Capability
+from scalebench.launch.engine_choice import VIRTUAL_PROVIDES
 from scalebench.launch.engines import NAMES, provides
-from scalebench.launch.sweep import VIRTUAL_PROVIDES
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.strategies.torch_averagers import TorchAverager
@@ -60,8 +60,8 @@ def matrix_markdown() -> str:
         "# Strategies and engines",
         "",
         "A strategy is written once and runs on every engine that provides what it requires; anything else is refused",
-        "before a run starts. ● marks the engine that `--engine auto` takes (`nccl` instead where there is a GPU and",
-        "the strategy names it), ○ one that `--engine` may name, – one that lacks something. `virtual` is the",
+        "before a run starts. ● marks the engine that `--engine auto` takes (`nccl` instead where there are several",
+        "GPUs and the strategy names it), ○ one that `--engine` may name, – one that lacks something. `virtual` is the",
         "simulated cluster, in which the same class trains for real and time is computed.",
         "",
         "*Generated from the code; after a change run `python -m scalebench.launch.matrix docs/strategies.md`.*",

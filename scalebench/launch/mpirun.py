@@ -296,10 +296,8 @@ class _Launch:
         if nodes := Nodes.of_launch(self._folder):
             outcome.facts["machines"] = nodes.of(run.workers + server_ranks(run))
         if run.execution == "native":
-            gpus = outcome.facts.get("gpus_per_node") or 0
-            crowded = engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
-            if gpus:
-                crowded = outcome.facts["workers_per_node"] > gpus
+            processes = run.workers + server_ranks(run)
+            crowded = engines.is_oversubscribed(run.engine, processes, run.threads_per_worker)
             outcome.facts["oversubscribed"] = crowded
         elif outcome.workers:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]

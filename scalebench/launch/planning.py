@@ -67,7 +67,7 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
 
 
 def is_oversubscribed(run: Run) -> bool:
-    """Whether the run's processes want more cores, or GPUs, than there are. Paced runs sleep; their overrun tells."""
+    """Whether the run's processes want more cores than there are. Paced runs sleep; their overrun tells."""
     if run.execution != "native":
         return False
     return engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)

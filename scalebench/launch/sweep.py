@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,19 +12,14 @@ from typing import Any
 import numpy as np
 
 from scalebench.cluster.spec import Cluster, require_step_times
-from scalebench.comm.base import Capability
-from scalebench.errors import EngineError, StudyError
+from scalebench.errors import StudyError
 from scalebench.jitter import STATED
 from scalebench.launch import engines
-from scalebench.records.provenance import JOB_IDS
+from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, check_provided, in_job, native_points
 from scalebench.strategies import registry
-from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
 from scalebench.study.unevenness import VirtualOptions
 
-_ONLY_NATIVE = frozenset({Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP})
-VIRTUAL_PROVIDES = frozenset(Capability) - _ONLY_NATIVE
-_NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
 # What a run's result does not depend on: changing it repeats no run.
 _NOT_HASHED = {
     "study",
@@ -102,10 +96,10 @@ class _Cell:
 def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: bool = True) -> Sweep:
     """Every run of `study`.
 
-    `auto` is virtual at every worker count plus native where the cores allow. Serial runs once, at one worker, for
-    each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a seeded draw.
-    With `until`, every run has its place in the order as if all blocks were run to the last. Without `timed`, virtual
-    runs need no step times: nobody asks how long they take.
+    `auto` is virtual at every worker count plus native where the cores, or GPUs, allow. Serial runs once, at one
+    worker, for each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a
+    seeded draw. With `until`, every run has its place in the order as if all blocks were run to the last. Without
+    `timed`, virtual runs need no step times: nobody asks how long they take.
 
     Raises:
         StudyError: unknown strategy or option, or nothing is left to run.
@@ -141,61 +135,15 @@ def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> 
     cells: list[_Cell] = []
     if study.execution in ("auto", "virtual"):
         virtual = registry.create(component.name, component.options, "virtual")
-        _check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
+        check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
         cells += [_Cell("virtual", "virtual", component, workers) for workers in counts]
     if study.execution == "virtual":
         return cells
-    engine = _engine_for(study, known)
-    reason = engines.available(engine)
-    if reason is not None:
-        if study.execution != "auto":
-            raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
-        notes.append(f"{component.name}: no native runs, {reason}")
+    native = native_points(study, component, counts, cores, notes)
+    if native is None:
         return cells
-    strategy = registry.create(component.name, component.options, engine)
-    if study.execution == "auto" and not _able(strategy):
-        notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
-        return cells
-    _check_provided(strategy, engine, engines.provides(engine))
-    if not engines.carries(engine, study.dtype):
-        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
-    if study.execution == "auto":
-        counts = [workers for workers in counts if workers * study.threads_per_worker <= cores]
     execution: Execution = "native" if study.execution == "auto" else study.execution
-    return cells + [_Cell(execution, engine, component, workers) for workers in counts]
-
-
-def _engine_for(study: Study, strategy: Strategy) -> str:
-    if study.engine == "auto":
-        if "nccl" in strategy.engines and engines.available("nccl") is None:
-            return "nccl"
-        return strategy.engines[0]
-    return study.engine
-
-
-def _check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
-    missing = strategy.needs - provided
-    if missing:
-        able = _able(strategy)
-        step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
-        raise EngineError(
-            f"strategy {strategy.name} cannot run on engine {engine}, which has no {_listed(missing)}; use {step}"
-        )
-
-
-def _able(strategy: Strategy) -> list[str]:
-    """The native engines that carry all that these options need."""
-    able = []
-    for name in engines.NAMES:
-        on_engine = registry.find(strategy.name, name)
-        needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
-        if needs <= engines.provides(name):
-            able.append(name)
-    return able
-
-
-def _listed(capabilities: frozenset[Capability]) -> str:
-    return ", ".join(sorted(str(capability) for capability in capabilities))
+    return cells + [_Cell(execution, native.engine, component, workers) for workers in native.workers]
 
 
 def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:
@@ -211,7 +159,7 @@ def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes:
 
 def _on_one_node(cell: _Cell, cluster: Cluster) -> int:
     """How many workers a node holds: the cluster's, but real ranks outside a batch scheduler's job are all here."""
-    here = cell.execution != "virtual" and not any(name in os.environ for name in JOB_IDS)
+    here = cell.execution != "virtual" and not in_job()
     return cell.workers if here else cluster.node.workers_per_node
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+from scalebench.errors import EngineError
 
 
 def device_name(device: torch.device) -> str:
@@ -18,6 +21,25 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return "cpu"
+
+
+def gpu_name(device: torch.device) -> str:
+    """What tells it from every other GPU, of this node and of others; which number it has depends on who asks."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def require_gpus_of_their_own(names: Sequence[str]) -> None:
+    """NCCL takes one rank for each GPU.
+
+    Raises:
+        EngineError: two workers have the same; `names` are of all workers, in their order.
+    """
+    for worker, name in enumerate(names):
+        if (first := names.index(name)) < worker:
+            raise EngineError(
+                f"engine nccl takes a GPU for each worker, but workers {first} and {worker} share one "
+                f"({len(set(names))} GPUs for {len(names)} workers); start fewer on a node, or use --engine gloo"
+            )
 
 
 def forget_peak_memory(device: torch.device) -> None:

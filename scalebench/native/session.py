@@ -29,7 +29,13 @@ from scalebench.native.connection import connected
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
-from scalebench.native.resources import device_name, forget_peak_memory, peak_memory
+from scalebench.native.resources import (
+    device_name,
+    forget_peak_memory,
+    gpu_name,
+    peak_memory,
+    require_gpus_of_their_own,
+)
 from scalebench.native.waiting import Waits, by_epoch, waits
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
@@ -207,7 +213,6 @@ class Session:
             "nodes": self.nodes,
             "workers_per_node": self.workers_per_node,
             "device": device_name(self.device),
-            "gpus_per_node": torch.cuda.device_count() if self.device.type == "cuda" else 0,
             "launcher": self.job.launcher,
             "binding": self.job.binding,
             "engine": self.run.engine,
@@ -220,6 +225,7 @@ class Session:
                 raise EngineError("engine nccl needs a CUDA GPU on every node; use --engine gloo")
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
+            require_gpus_of_their_own(self.mpi.allgather(gpu_name(device)))
             return device
         return torch.device("cpu")
 

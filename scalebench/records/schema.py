@@ -80,7 +80,7 @@ class RunRow(_Row):
     ]
     engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl"], Column("what carried the communication")]
     oversubscribed: Annotated[
-        bool, Column("more workers x (compute + progress threads) than cores, or workers than GPUs: never a baseline")
+        bool, Column("more workers x (compute + progress threads) than cores: never a baseline")
     ]
     paced_overrun: Annotated[
         float | None, Column("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")

@@ -26,6 +26,16 @@ def test_progress_threads_count_as_busy_cores():
     assert engines.is_oversubscribed("mpi", 2, threads_per_worker=2, available_cores=2)
     assert engines.is_oversubscribed("horovod", 2, available_cores=2)
     assert not engines.is_oversubscribed("gloo", 1, available_cores=1)
+    assert not engines.is_oversubscribed("nccl", 8, available_cores=2), "they compute on GPUs"
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [("0,1,3", 3), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,-1,1", 1), ("GPU-3a5e,MIG-GPU-1/2/0", 2)],
+)
+def test_the_gpus_a_process_is_given_count(monkeypatch, given, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert engines.gpus() == count
 
 
 def test_what_is_missing_is_said_with_the_command_that_adds_it(monkeypatch):

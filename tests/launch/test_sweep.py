@@ -111,6 +111,25 @@ def test_an_engine_that_is_asked_for_is_taken():
     assert {run.engine for run in runs} == {"gloo"}
 
 
+def test_a_worker_of_nccl_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(engines, "available", lambda name: None)
+    monkeypatch.setattr(engines, "gpus", lambda: 4)
+    study = {"strategies": ["allreduce", "ddp", "asp"], "workers": "1,2,4,8"}
+    native = {point[1:] for point in points(sweep(**study, execution="auto").runs) if point[0] == "native"}
+    assert {point for point in native if point[1] == "ddp"} == {("nccl", "ddp", n) for n in (1, 2, 4)}
+    assert {engine for engine, strategy, _ in native if strategy == "asp"} == {"mpi"}
+    with pytest.raises(EngineError, match=r"ddp: engine nccl takes a GPU for each worker, and here are 4 for 8; use"):
+        sweep(**study | {"strategies": ["ddp"]}, execution="native")
+    monkeypatch.setattr(engines, "gpus", lambda: 1)
+    assert "nccl" not in {point[1] for point in points(sweep(**study, execution="auto").runs)}, "it would be alone"
+    with pytest.raises(EngineError, match=r"here is 1 for 8; use --workers 1\.\.1, or --engine gloo"):
+        sweep(**study | {"strategies": ["ddp"]}, execution="native", engine="nccl")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    on_nodes = points(sweep(**study | {"strategies": ["ddp"]}, execution="native").runs)
+    assert on_nodes == {("native", "nccl", "ddp", n) for n in (1, 2, 4, 8)}, "other nodes have others"
+
+
 def test_daso_knows_which_workers_share_a_node(monkeypatch):
     """Virtually those of the cluster; real ranks are all on this machine, unless a scheduler spreads them."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):

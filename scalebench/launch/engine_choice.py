@@ -1,0 +1,106 @@
+"""Which engine carries a strategy's real runs, and how many workers it holds here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scalebench.comm.base import Capability
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+from scalebench.records.provenance import JOB_IDS
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+from scalebench.study.spec import Component, Study
+
+VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
+_NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
+
+
+class NativePoints(NamedTuple):
+    """Where a strategy runs on real processes."""
+
+    engine: str
+    workers: list[int]
+
+
+def native_points(
+    study: Study, component: Component, counts: Sequence[int], cores: int, notes: list[str]
+) -> NativePoints | None:
+    """The real runs of a strategy at the worker `counts`; under `auto` those that this node holds, else all.
+
+    None under `auto` where nothing can carry it: why is added to `notes`.
+
+    Raises:
+        EngineError: the engine that was asked for is missing, cannot carry the strategy, or wants more GPUs.
+    """
+    auto = study.execution == "auto"
+    known = registry.create(component.name, component.options)
+    engine = _engine_for(study, known)
+    reason = engines.available(engine)
+    if reason is not None:
+        if not auto:
+            raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
+        notes.append(f"{component.name}: no native runs, {reason}")
+        return None
+    strategy = registry.create(component.name, component.options, engine)
+    if auto and not _able(strategy):
+        notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
+        return None
+    check_provided(strategy, engine, engines.provides(engine))
+    if not engines.carries(engine, study.dtype):
+        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
+    if auto:
+        most = engines.gpus() if engine == "nccl" else cores // study.threads_per_worker
+        return NativePoints(engine, [workers for workers in counts if workers <= most])
+    if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
+        raise EngineError(
+            f"strategy {component.name}: engine nccl takes a GPU for each worker, and here "
+            f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
+        )
+    return NativePoints(engine, list(counts))
+
+
+def in_job() -> bool:
+    """Whether a batch scheduler runs this, so that real ranks may be on other nodes than this one."""
+    return any(name in os.environ for name in JOB_IDS)
+
+
+def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
+    """Refuse an engine that lacks what `strategy`, with its options, needs.
+
+    Raises:
+        EngineError: it names what is missing, and the engines that have it.
+    """
+    missing = strategy.needs - provided
+    if missing:
+        able = _able(strategy)
+        step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
+        raise EngineError(
+            f"strategy {strategy.name} cannot run on engine {engine}, which has no {_listed(missing)}; use {step}"
+        )
+
+
+def _engine_for(study: Study, strategy: Strategy) -> str:
+    if study.engine != "auto":
+        return study.engine
+    on_gpus = "nccl" in strategy.engines and engines.available("nccl") is None
+    if on_gpus and (in_job() or engines.gpus() > 1):  # a lone GPU holds one worker: nothing is communicated
+        return "nccl"
+    return strategy.engines[0]
+
+
+def _able(strategy: Strategy) -> list[str]:
+    """The native engines that carry all that these options need."""
+    able = []
+    for name in engines.NAMES:
+        on_engine = registry.find(strategy.name, name)
+        needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
+        if needs <= engines.provides(name):
+            able.append(name)
+    return able
+
+
+def _listed(capabilities: frozenset[Capability]) -> str:
+    return ", ".join(sorted(str(capability) for capability in capabilities))
