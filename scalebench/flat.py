@@ -5,6 +5,8 @@ One buffer makes averaging one collective, the optimizer one kernel and a snapsh
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -14,19 +16,42 @@ from torch import Tensor, nn
 def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
     """Move every trainable parameter of `model` into one buffer; return it and the buffer of the gradients.
 
-    Both are (n,) in the order of `model.parameters()`; parameters keep their shapes and values.
+    Both are (n,) in the order of `model.parameters()`; parameters keep their shapes and values. The model's statistics
+    follow the parameters, in the same storage.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    first = trainable[0]
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in trainable])
-    gradients = torch.zeros_like(flat, device=first.device)
-    for parameter, value, gradient in zip(trainable, views(trainable, flat), views(trainable, gradients), strict=True):
-        parameter.data = value
-        parameter.grad = gradient
+    flat, gradients, _ = side_by_side(model)
     return flat, gradients
 
 
-def views(parameters: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
+def side_by_side(model: nn.Module, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """`flatten`, and room for `room` times as many numbers as there are parameters; nothing is in it yet.
+
+    One storage holds parameters, statistics (floating-point buffers of the parameters' dtype) and the room, in this
+    order, so that whatever of it is averaged is one piece.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    statistics = _statistics(model, trainable[0])
+    moved = [*trainable, *statistics]
+    n, held = (sum(tensor.numel() for tensor in tensors) for tensors in (trainable, moved))
+    whole = trainable[0].detach().new_empty(held + room * n)
+    torch.cat([tensor.detach().reshape(-1) for tensor in moved], out=whole[:held])
+    for tensor, value in zip(moved, views(moved, whole), strict=True):
+        tensor.data = value
+    gradients = torch.zeros_like(whole[:n])
+    for parameter, gradient in zip(trainable, views(trainable, gradients), strict=True):
+        parameter.grad = gradient
+    return whole[:n], gradients, whole[held:]
+
+
+def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:
+    """Buffers that can be moved: none that shares memory, which would then be two."""
+    places = Counter(tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    fitting = (buffer for buffer in model.buffers() if buffer.dtype == like.dtype and buffer.is_contiguous())
+    storages = ((buffer, buffer.untyped_storage()) for buffer in fitting)
+    return [buffer for buffer, own in storages if places[own.data_ptr()] == 1 and own.nbytes() == buffer.nbytes > 0]
+
+
+def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
     """The pieces of `flat` that have the shapes of `parameters`, in their order."""
     ends = [0]
     for parameter in parameters:

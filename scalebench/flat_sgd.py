@@ -18,8 +18,10 @@ class FlatSgd(torch.optim.SGD):
     """v <- m v + (g + d w), w <- w - eta v; with `nesterov` w <- w - eta (g + d w + m v). v starts as the first change.
 
     Options, groups and state are those of `torch.optim.SGD`; `parameters` is one tensor with a dense gradient. Step
-    hooks and closures, which nobody here has, are not called.
+    hooks and closures, which nobody here has, are not called. v lies in `room`, if that is given.
     """
+
+    room: Tensor | None = None  # a copy has none
 
     def __init__(
         self,
@@ -46,10 +48,20 @@ class FlatSgd(torch.optim.SGD):
                 state = self.state[parameter]
                 velocity = state.get("momentum_buffer")
                 if velocity is None:
-                    velocity = state["momentum_buffer"] = change.clone()
+                    state["momentum_buffer"] = velocity = self._room_like(parameter).copy_(change)
                 else:
                     velocity.mul_(group["momentum"]).add_(change)
                 change = change.add(velocity, alpha=group["momentum"]) if group["nesterov"] else velocity
             parameter.add_(change, alpha=-group["lr"])
+
+    def begin(self) -> None:
+        """State as before the first step, where others want to see it: v = 0."""
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        if group["momentum"]:
+            self.state[parameter]["momentum_buffer"] = self._room_like(parameter).zero_()
+
+    def _room_like(self, parameter: Tensor) -> Tensor:
+        return torch.empty_like(parameter) if self.room is None else self.room
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it in a profiler's record

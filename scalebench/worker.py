@@ -19,10 +19,11 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
-from scalebench.flat import flatten, is_finite, views
+from scalebench.flat import is_finite, side_by_side, views
+from scalebench.flat_sgd import FlatSgd
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model, loss_for
-from scalebench.optimizers import BY_LAYER, build_optimizer, learning_rate
+from scalebench.optimizers import BY_LAYER, SgdOptions, build_optimizer, check_optimizer, learning_rate
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run
@@ -71,7 +72,9 @@ class Replica:
         self.model = build_model(
             run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
         ).to(self.device)
-        self.parameters, self.gradients = flatten(self.model)
+        options = check_optimizer(run.optimizer)
+        velocities = int(isinstance(options, SgdOptions) and options.momentum > 0)
+        self.parameters, self.gradients, velocity = side_by_side(self.model, room=velocities)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
         self.initial = self.parameters.clone()
@@ -85,6 +88,8 @@ class Replica:
         by_layer = run.optimizer.name in BY_LAYER
         stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
         self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
+        if isinstance(self.optimizer, FlatSgd) and velocities:
+            self.optimizer.room = velocity
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)

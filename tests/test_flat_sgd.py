@@ -19,9 +19,16 @@ MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
 DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
 
 
-@given(momentum=MOMENTA, decay=DECAYS, nesterov=st.booleans(), double=st.booleans(), seed=st.integers(0, 1000))
+@given(
+    momentum=MOMENTA,
+    decay=DECAYS,
+    nesterov=st.booleans(),
+    double=st.booleans(),
+    room=st.booleans(),
+    seed=st.integers(0, 1000),
+)
 def test_it_is_torchs_sgd_bit_for_bit_also_when_the_rate_changes(
-    momentum: float, decay: float, nesterov: bool, double: bool, seed: int
+    momentum: float, decay: float, nesterov: bool, double: bool, room: bool, seed: int
 ) -> None:
     options = {"momentum": momentum, "weight_decay": decay, "nesterov": nesterov and momentum > 0}
     generator = torch.Generator().manual_seed(seed)
@@ -29,6 +36,8 @@ def test_it_is_torchs_sgd_bit_for_bit_also_when_the_rate_changes(
     start = torch.randn(257, generator=generator, dtype=dtype)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
     flat, plain = FlatSgd([ours], 0.1, **options), torch.optim.SGD([theirs], lr=0.1, foreach=False, **options)
+    if room:
+        flat.room = torch.full_like(start, torch.nan)
     for step in range(5):
         gradient = torch.randn(257, generator=generator, dtype=dtype)
         for parameter, optimizer in ((ours, flat), (theirs, plain)):
@@ -39,6 +48,21 @@ def test_it_is_torchs_sgd_bit_for_bit_also_when_the_rate_changes(
     remembered = [dict(optimizer.state).get(p, {}) for optimizer, p in ((flat, ours), (plain, theirs))]
     assert remembered[0].keys() == remembered[1].keys()
     assert all(torch.equal(remembered[0][name], remembered[1][name]) for name in remembered[0])
+
+
+def test_velocity_lies_in_its_room_also_after_it_was_forgotten() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = FlatSgd([parameter], 1.0, momentum=0.5)
+    optimizer.room = torch.full((3,), torch.nan)
+    parameter.grad = torch.ones(3)
+    for _ in range(2):
+        optimizer.step()
+        optimizer.step()
+        assert optimizer.state[parameter]["momentum_buffer"] is optimizer.room
+        assert optimizer.room.tolist() == [1.5] * 3
+        optimizer.state.clear()
+    optimizer.begin()
+    assert optimizer.room.tolist() == [0] * 3
 
 
 def test_a_copy_goes_on_where_the_original_stood() -> None:

@@ -18,43 +18,77 @@ if TYPE_CHECKING:
 LARGE = 1 << 20  # bytes
 
 
+def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory in as few tensors as can be: those that follow one another in a storage are one flat view.
+
+    Looked up anew at each call, in microseconds: a forward pass may put another tensor in a buffer's place.
+    """
+    if len(tensors) == 1:
+        return list(tensors)
+    found: list[Tensor] = []
+    first, dtype, begin, end, limit = tensors[0], None, 0, 0, 0
+    for tensor in tensors:
+        place, nbytes = tensor.data_ptr(), tensor.nbytes
+        if place == end and tensor.dtype is dtype and place + nbytes <= limit and tensor.is_contiguous():
+            end += nbytes
+            continue
+        if found:
+            found[-1] = _over(first, end - begin)
+        found.append(tensor)
+        first, begin, end, limit = tensor, place, place + nbytes, 0
+        if tensor.is_contiguous():
+            storage = tensor.untyped_storage()  # what lies behind its end is another's, however near
+            dtype, limit = tensor.dtype, storage.data_ptr() + storage.nbytes()
+    found[-1] = _over(first, end - begin)
+    return found
+
+
+def _over(first: Tensor, nbytes: int) -> Tensor:
+    """`nbytes` from where `first` begins, which is itself if it has so many."""
+    return first if first.nbytes == nbytes else first.as_strided((nbytes // first.itemsize,), (1,))
+
+
 def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """The tensors as one flat vector of `dtype` (default: the first one's); a tensor that is alone is it itself."""
-    dtype = dtype or tensors[0].dtype
-    if len(tensors) == 1 and tensors[0].dtype == dtype:
-        return tensors[0]
+    """The tensors as one flat vector of `dtype` (default: the first one's).
+
+    Where they lie side by side, as one alone does, it is they themselves, else a copy.
+    """
+    dtype, pieces = dtype or tensors[0].dtype, joined(tensors)
+    if len(pieces) == 1 and pieces[0].dtype == dtype:
+        return pieces[0]
     import torch
 
     return torch.cat(
-        [each if each.dim() == 1 and each.dtype == dtype else each.reshape(-1).to(dtype) for each in tensors]
+        [each if each.dim() == 1 and each.dtype == dtype else each.reshape(-1).to(dtype) for each in pieces]
     )  # most lie as they are to travel: two calls less for each
 
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Put what `packed` made, and somebody changed, back into the tensors."""
-    if len(tensors) == 1:
-        if vector is not tensors[0]:
-            tensors[0].copy_(vector.view_as(tensors[0]))
+    pieces = joined(tensors)
+    if len(pieces) == 1:
+        if vector.data_ptr() != pieces[0].data_ptr():
+            pieces[0].copy_(vector.view_as(pieces[0]))
         return
     import torch
 
-    pieces = zip(torch.split_with_sizes(vector, [tensor.numel() for tensor in tensors]), tensors, strict=True)
-    shaped = [piece if tensor.dim() == 1 else piece.view_as(tensor) for piece, tensor in pieces]
-    torch._foreach_copy_(list(tensors), shaped)
+    cut = zip(torch.split_with_sizes(vector, [piece.numel() for piece in pieces]), pieces, strict=True)
+    shaped = [values if piece.dim() == 1 else values.view_as(piece) for values, piece in cut]
+    torch._foreach_copy_(pieces, shaped)
 
 
 def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
     """The mean of each of `tensors` over the workers, in one synchronisation; `weight` is this worker's.
 
-    Small tensors travel as one vector; large ones from where they lie, for to copy them would cost more than a call.
+    What lies side by side travels from there, as one; of the rest what is large does so too, for to copy it would cost
+    more than a call, and what is small as one vector.
     """
+    tensors = joined(tensors)
+    if len(tensors) == 1:
+        comm.mean_(tensors, weight)
+        return
     dtype = tensors[0].dtype
     apart = [tensor for tensor in tensors if tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()]
-    if not apart or len(tensors) == 1:
-        vector = packed(tensors)
-        comm.mean_([vector], weight)
-        unpack_(vector, tensors)
-        return
     lying = {id(tensor) for tensor in apart}
     small = [tensor for tensor in tensors if id(tensor) not in lying]
     if not small:
@@ -87,9 +121,9 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
 
     Asked for at every step: the modules, which stay, are listed once; a forward pass may replace their buffers.
     """
-    if not hasattr(worker.state, "modules"):
-        worker.state.modules = list(worker.model.modules())
-    held = [buffer for module in worker.state.modules if module._buffers for buffer in module._buffers.values()]
+    if not hasattr(worker.state, "buffers_of_modules"):
+        worker.state.buffers_of_modules = [module._buffers for module in worker.model.modules()]
+    held = [buffer for buffers in worker.state.buffers_of_modules if buffers for buffer in buffers.values()]
     floating = {id(buffer): buffer for buffer in held if buffer is not None and buffer.is_floating_point()}
     return list(floating.values())
 
@@ -126,6 +160,11 @@ def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
 
 def _begin(optimizer: Optimizer) -> None:
     """The state as it is before the first step: torch's optimizers start from zeros, but make them in that step."""
+    from scalebench.flat_sgd import FlatSgd
+
+    if isinstance(optimizer, FlatSgd):
+        optimizer.begin()
+        return
     import torch
 
     twin = copy.deepcopy(optimizer)

@@ -75,12 +75,13 @@ WITH_POLICIES = {
     "daso-fixed-policies": {"daso-fixed": {**DASO, "global_skip": 3, "wait": 2, **POLICIES}},
     "daso-heat-policies": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, **POLICIES}},
 }
-APART = "apart"  # large tensors are averaged where they lie
+APART = "apart"  # a buffer is replaced in each forward pass; what is large is averaged where it lies
 ALL_APART = {
     f"{APART}-local_sgd": {"local_sgd": {"steps": 5, **POLICIES}},
     f"{APART}-epoch_average": {"epoch_average": {"optimizer_state": "average"}},
 }
 UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
+REPLACING = {**UNEVEN, "model": {f"{Path(__file__).parent / 'models' / 'replacing.py'}:build": {"replaces": True}}}
 
 
 def launched(engine, runs, references, blobs, tmp_path):
@@ -141,7 +142,7 @@ def compare(runs, found, blobs, scenery):
 def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, scenery, tmp_path):
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
     runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
-    runs += native_runs("mpi", ALL_APART, make_run, **UNEVEN)
+    runs += native_runs("mpi", ALL_APART, make_run, **REPLACING)
     runs += native_runs("mpi", {"epoch_async-policies": {"epoch_async": POLICIES}}, make_run, counts=(1,), **UNEVEN)
     averaged = {"epoch_average-moving": {"epoch_average": {}}}
     for shuffle, values in MOVING.items():
@@ -163,7 +164,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             assert found[run.run_id]["messages"].tolist() == [6 * run.epochs] + [2 * run.epochs] * 3
         elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # how many rows move, x, how many, y
             assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [2 * (run.epochs - 1)] * 4
-        elif run.run_id.startswith(APART):  # the statistics, the parameters, the momentum
+        elif run.run_id.startswith(APART):  # the buffer, the parameters, the momentum
             assert calls == [3 * sync for sync in syncs]
         else:
             assert calls == syncs, f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
@@ -175,7 +176,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
 
 def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, scenery, tmp_path):
     torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
-    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **UNEVEN)
+    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **REPLACING)
     runs += native_runs("gloo", torchs, make_run, counts=(2,))
     pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
     runs += native_runs("gloo", pair, make_run, counts=(2,))

@@ -29,7 +29,7 @@ from scalebench.worker import Replica
 from tests.strategies import daso_case
 
 WHOLE = replica_state.LARGE
-LARGE = 100  # bytes: parameters and momentum then travel from where they lie, and the statistics of BatchNorm as one
+LARGE = 100  # bytes: parameters and momentum are more, and travel from where they lie; a buffer of five is less
 
 
 class Counted(MPI.Intracomm):
