@@ -101,7 +101,7 @@ def test_the_answer_comes_first_and_in_one_sentence(read):
     at = shown.index("How much time does synchronising less often save")
     assert at < 200
     assert re.match(
-        r".*?At 64 workers, epoch_\w+ takes \d+ % less time than per-batch allreduce \(", shown[at : at + 250]
+        r".*?At 64 workers, epoch_\w+ takes \d+\s% less time than per-batch allreduce \(", shown[at : at + 250]
     )
     headings = [tag for tag, _ in read.elements if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == "h1"
