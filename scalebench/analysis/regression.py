@@ -166,6 +166,8 @@ def compare_strategies(
         UsageError: `a` or `b` has no completed run, or they have no cell in common.
     """
     labels = [_label(results, name) for name in (a, b)]
+    if labels[0] == labels[1]:
+        raise UsageError(f"{labels[0]} differs in nothing from itself; name two strategies")
     found = differences(results, labels[1], labels[0])  # its ratio is that of the first to the second
     if execution is not None:
         found = found[found["execution"] == execution]

@@ -24,17 +24,17 @@ COMMANDS = {
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
     "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
     "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
-    "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, tables, method, origin."),
+    "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, method."),
     "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
     "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
     "artifact": (
         "scalebench.cli.artifact:artifact",
-        "Pack a study for a reviewer: description, records, figures, script.",
+        "Pack a study for a reviewer, with a script.",
     ),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
     "trace": (
         "scalebench.cli.trace:trace",
-        "Trace one short run: what each worker did when, as figure and trace file.",
+        "Trace one short run: what each worker did, and when.",
     ),
     "list": ("scalebench.cli.list:list_", "List strategies, data sets, models, clusters or figures."),
     "doctor": ("scalebench.cli.doctor:doctor", "Say what this machine has, and what adds the rest."),
@@ -89,7 +89,8 @@ class LazyGroup(Group):
             error.show()
             sys.exit(error.exit_code)
         except click.UsageError as error:
-            path = error.ctx.command_path if error.ctx else "scalebench"
+            named = [word for word in (sys.argv[1:] if args is None else args) if word in COMMANDS][:1]
+            path = error.ctx.command_path if error.ctx else " ".join(["scalebench", *named])
             _leave(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)
         except click.ClickException as error:
             _leave(error.format_message(), error.exit_code)

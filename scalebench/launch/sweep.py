@@ -120,8 +120,8 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: b
     _check_paced(study, cluster, cells, sweep.notes)
     if study.until and any(cell.execution == "virtual" for cell in cells):
         sweep.notes.append(
-            "virtual points repeat until the mean of the calibration's draws is known so well; how far the calibration "
-            "and the simulation may be off is in their interval beside it, and no repetition narrows that"
+            "virtual points repeat until the mean of their draws is known so well; how far calibration and "
+            "simulation may be off is in their interval beside it, and no repetition narrows that"
         )
     runs = _ordered(study, cells)
     sweep.runs = [run for run in runs if run.repetition < study.repetitions]

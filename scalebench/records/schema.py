@@ -79,9 +79,7 @@ class RunRow(_Row):
         Column("how the number was obtained; ratios never join two of them"),
     ]
     engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl"], Column("what carried the communication")]
-    oversubscribed: Annotated[
-        bool, Column("more workers x (compute + progress threads) than cores: never a baseline")
-    ]
+    oversubscribed: Annotated[bool, Column("more workers x (compute + progress threads) than cores: never a baseline")]
     paced_overrun: Annotated[
         float | None, Column("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")
     ] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -21,7 +22,7 @@ def parse_share(value: Any) -> float:
         share = float(value) if not isinstance(value, bool) else None
     except (TypeError, ValueError, OverflowError):
         share = None
-    if share is None:
+    if share is None or not math.isfinite(share):
         raise ValueError(f"{_EXPECTED}, got {str(value)[:40]!r}")
     if share > 1:
         raise ValueError(f"{_EXPECTED}, got {share:g}; write {share:g}% for per cent")

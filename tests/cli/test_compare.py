@@ -139,6 +139,8 @@ def test_programs_read_the_cells(call):
     [
         (["before", "other"], "before and other cannot be compared: lr is 0.1 and 0.5. Make them equal, or override"),
         (["before"], "name a second folder, or two strategies of the first (--strategy NAME, twice)"),
+        (["before", *2 * ["--strategy", "serial"]], "serial differs in nothing from itself; name two strategies"),
+        (["before", *2 * ["--strategy", "serial"], "--threshold", "1e400"], "such as 5% or 0.05, got '1e400'"),
         (["before", "--strategy", "allreduce"], "name a second folder, or two strategies"),
         (["before", "--strategy", "allreduce", "--strategy", "ddp"], "no completed run of strategy 'ddp'"),
         (["before", "none"], "none holds no runs.csv"),

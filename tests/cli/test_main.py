@@ -89,6 +89,7 @@ def test_no_arguments_show_the_help() -> None:
         (["--nope"], "No such option '--nope' (see 'scalebench --help')"),
         (["list"], "Missing argument"),
         (["list", "startegies"], "'startegies' is not one of"),
+        (["run", "--set"], "Option '--set' requires an argument (see 'scalebench run --help')"),
         (["schema", "--nope"], "No such option '--nope' (see 'scalebench schema --help')"),
         (["-q", "-v", "schema"], "--quiet and --verbose exclude each other"),
     ],
