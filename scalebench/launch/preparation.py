@@ -48,7 +48,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         try:
             made.plans[workers] = Plan.of(study, workers, study.seed, made.datasets[workers])
         except DataError as error:
-            raise DataError(f"at {workers} workers: {error}") from None
+            raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} workers: {note}")
     made.notes += _few_steps(study, made) + _too_few_steps(study, made) + _long_steps(study)
