@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.styles import Look
 
 _COLUMNS = 3
-_BEYOND = 4.0  # times the largest measured count
+_BEYOND = 2.0  # times the largest measured count
 _PER_OCTAVE = 12
 
 
@@ -119,6 +119,8 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
 
 
 def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Band, color: str, *, sure: bool) -> None:
+    import numpy as np
+
     from scalebench.analysis.formatting import percent
     from scalebench.figures.drawing.styles import KNEE
 
@@ -132,7 +134,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         low, high = panel.ax.get_ylim()
         panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
         # A wide band must not hide the points.
-        panel.ax.set_ylim(max(low / 2, min(low, band.low.min())), min(high * 2, max(high, band.high.max())))
+        panel.ax.set_ylim(max(low / 2, min(low, np.nanmin(band.low))), min(high * 2, max(high, np.nanmax(band.high))))
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **KNEE, zorder=5)

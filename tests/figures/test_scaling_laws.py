@@ -40,10 +40,10 @@ def test_the_drawn_curve_is_the_fitted_law_with_its_band(drawn):
         assert (curve["low"] < curve["y"]).all()
         assert (curve["y"] < curve["high"]).all()
         assert curve["x"].min() == 1
-        assert curve["x"].max() == 256  # four times what was measured
+        assert curve["x"].max() == 128  # twice what was measured
         knee = table[(table["series"] == label) & (table["quantity"] == "knee")]
         assert scaling.advice is not None
-        shown = scaling.advice.knee.workers <= 256 and not scaling.advice.knee.is_guessed
+        shown = scaling.advice.knee.workers <= 128 and not scaling.advice.knee.is_guessed
         assert knee["x"].tolist() == ([scaling.advice.knee.workers] if shown else [])
 
 
@@ -65,6 +65,15 @@ def test_one_repetition_has_a_law_without_a_band(tmp_path):
     plot(results, tmp_path, ["scaling-laws"], ["svg"])
     table = pd.read_csv(tmp_path / "synthetic" / "scaling-laws.csv")
     assert "low" not in table or table.loc[table["quantity"].str.startswith("law: ", na=False), "low"].isna().all()
+
+
+def test_five_counts_have_a_band_as_far_as_they_go(tmp_path):
+    results = keep(tmp_path / "five", workers=(1, 2, 4, 8, 16), native_workers=())
+    plot(results, tmp_path, ["scaling-laws"], ["svg"])
+    table = pd.read_csv(tmp_path / "synthetic" / "scaling-laws.csv")
+    curve = table[table["quantity"].str.startswith("law: ", na=False)]
+    assert curve["x"].max() == 32
+    assert (curve["low"].notna() == (curve["x"] <= 16)).all()
 
 
 def test_below_four_counts_the_figure_is_refused(tmp_path):

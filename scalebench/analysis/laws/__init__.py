@@ -1,7 +1,7 @@
 """Scaling laws: which law a strategy's times follow, how sure that is, and how many workers it makes worth running."""
 
 from scalebench.analysis.laws.advice import Advice, Count
-from scalebench.analysis.laws.bands import Band, band_name, curve, no_band
+from scalebench.analysis.laws.bands import Band, band_name, curve, no_band, reach
 from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.extrap import write_extrap
 from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
@@ -19,6 +19,7 @@ __all__ = [
     "band_name",
     "curve",
     "no_band",
+    "reach",
     "scaling_laws",
     "scaling_of",
     "series_of",

@@ -10,8 +10,9 @@ With S the speedup over one worker (in weak scaling N T1 / T) and E = S / N the 
 - The *fastest* N has the least time (strong scaling) or the largest scaled speedup (weak).
 
 Their intervals reach from the estimate to where the band of the elasticity no longer contains 1/2, or that of the
-efficiency the one asked for. A law is followed up to 16 times the largest measured N, as long as a worker has a whole
-batch.
+efficiency the one asked for: they hold N wherever the band at N holds the truth, so that they cover at least as often.
+They have no end where the curve has no band (`reach`), and err on one side only then. A law is followed up to 16 times
+the largest measured N, as long as a worker has a whole batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.laws.bands import Band, linear, no_band
+from scalebench.analysis.laws.bands import Band, linear, no_band, reach
 from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.series import Series
 
@@ -111,26 +112,41 @@ def _whole_around(at: Array, place: int) -> Array:
 
 
 def _knee_interval(at: Array, knee: int, found: Sequence[Candidate], series: Series) -> tuple[float, float]:
-    inner = at[(at >= math.sqrt(2)) & (at <= at[-1] / math.sqrt(2))]
+    end = reach(series)
+    inner = at[(at >= math.sqrt(2)) & (at <= min(at[-1] / math.sqrt(2), end * (1 + _ROUNDING)))]
     points = np.concatenate([inner * math.sqrt(2), inner / math.sqrt(2)])
     slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(2)
     band = linear(found, series, points, slope)
-    return _around(inner, Band(*(part + series.weak for part in (band.centre, band.low, band.high))), 0.5, knee)
+    elasticity = Band(*(part + series.weak for part in (band.centre, band.low, band.high)))
+    low, high = _around(inner, elasticity, 0.5, knee)
+    return np.floor(low), np.ceil(high)  # the best whole number is one of the two beside the best of all
 
 
 def _worth_interval(
     at: Array, worth: int, found: Sequence[Candidate], series: Series, efficiency: float
 ) -> tuple[float, float]:
-    points = np.concatenate([np.ones(1), at[1:]])
-    against_one = np.hstack([np.ones((len(at) - 1, 1)), -np.eye(len(at) - 1)])
+    inner = at[(at > 1) & (at <= reach(series) * (1 + _ROUNDING))]
+    points = np.concatenate([np.ones(1), inner])
+    against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
     band = linear(found, series, points, against_one)
-    share = Band(*(part - (not series.weak) * np.log(at[1:]) for part in (band.centre, band.low, band.high)))
-    return _around(at[1:], share, math.log(efficiency), worth)
+    share = Band(*(part - (not series.weak) * np.log(inner) for part in (band.centre, band.low, band.high)))
+    low, high = _around(inner, share, math.log(efficiency), worth)
+    return np.floor(low), np.floor(high)
 
 
 def _around(at: Array, band: Band, level: float, centre: int) -> tuple[float, float]:
     """Where, on the way down and up from `centre`, the band leaves `level`: 1 or infinity where it does not."""
-    surely_above = at[(band.low > level) & (at <= centre)]
-    surely_below = at[(band.high < level) & (at >= centre)]
-    low = float(surely_above[-1]) if len(surely_above) else 1.0
-    return low, float(surely_below[0]) if len(surely_below) else math.inf
+    surely_above = np.flatnonzero((band.low > level) & (at <= centre))
+    surely_below = np.flatnonzero((band.high < level) & (at >= centre))
+    low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
+    high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre) if len(surely_below) else math.inf
+    return low, high
+
+
+def _crossing(at: Array, limit: Array, level: float, place: int) -> float:
+    """The N between `at[place]` and the next at which `limit` is `level`, by a straight line over log N."""
+    if not 0 <= place < len(at) - 1:
+        return float(at[np.clip(place, 0, len(at) - 1)])
+    (left, right), (before, after) = np.log(at[place : place + 2]), limit[place : place + 2]
+    share = (before - level) / (before - after) if before > after else 1.0
+    return float(np.exp(left + np.clip(share, 0.0, 1.0) * (right - left)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalebench.analysis.laws.advice import Advice, advise
-from scalebench.analysis.laws.bands import drift, no_band, parameter_interval
+from scalebench.analysis.laws.bands import drift, no_band, no_extrapolation, parameter_interval
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
@@ -87,6 +87,8 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
         notes.append(unsure)
     elif series.execution in MEASURED and drift(series).variance > 0:
         notes.append("whole repetitions were slower or faster than others: the intervals hold 92 to 95 % instead of 95")
+    if not unsure and no_extrapolation(series):
+        notes.append(no_extrapolation(series))
     if best.misfit > POOR_FIT:
         worst = int(np.argmax(np.abs(best.residuals)))
         notes.append(

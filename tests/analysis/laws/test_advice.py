@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.analysis.laws.advice import advise
+from scalebench.analysis.laws.bands import linear, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
@@ -48,6 +49,36 @@ def test_usl_is_fastest_at_its_peak(sigma, kappa):
     assert speed[told.fastest.workers - 1] == pytest.approx(speed.max(), rel=1e-8)
     assert (speed**2 / n)[told.knee.workers - 1] == pytest.approx((speed**2 / n).max(), rel=1e-8)
     assert told.worth.workers == n[speed / n >= 0.5 - 1e-9][-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_worth_holds_every_count_at_which_the_band_of_the_efficiency_holds_what_was_asked(seed: int):
+    # What makes its coverage at least that of the band: it is read off the band at all N between the counts as well.
+    series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=np.random.default_rng(seed))
+    found, _ = candidates(laws_for(series)[0], series)
+    told = advise(found, series, 0.5).worth
+    n = np.arange(2, 129, dtype=float)
+    against_one = np.hstack([np.ones((len(n), 1)), -np.eye(len(n))])
+    band = linear(found, series, np.append(1.0, n), against_one)
+    level = math.log(0.5) + np.log(n)
+    inside = n[(band.low <= level) & (level <= band.high)]
+    assert told.low <= inside[0]
+    assert inside[-1] == told.high
+    assert told.low >= inside[0] - 1  # and no more than these, and the last that is surely worth running
+
+
+def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
+    for counts in ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32)):
+        for seed in range(6):
+            random = np.random.default_rng(seed)
+            series = following(amdahl(), (0.97, 0.03), counts, repetitions=3, noise=0.01, random=random)
+            found, _ = candidates(laws_for(series)[0], series)
+            told = advise(found, series, 0.5)
+            for count in (told.knee, told.worth):
+                assert 1 <= count.low <= min(count.workers, reach(series))
+                assert count.high <= reach(series) + 1 or math.isinf(count.high)
+                if len(counts) == 5:  # a knee at 32 of counts up to 16
+                    assert math.isinf(count.high)
 
 
 def test_gustafson_without_losses_never_ends():

@@ -10,7 +10,7 @@ from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
 from benchmarks.laws_coverage import Coverage, coverage
-from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parameter_interval
+from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parameter_interval, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
@@ -43,42 +43,65 @@ def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "curve", "beyond"), [("lognormal", 1.12, 1.6), ("drift", 1.18, 1.45), ("outliers", 1.18, 2.1)]
+    ("counts", "kind", "spread", "curve", "beyond"),
+    [
+        (5, "lognormal", 0.03, 1.12, None),
+        (5, "lognormal", 0.1, 1.4, None),
+        (5, "drift", 0.03, 1.18, None),
+        (5, "outliers", 0.03, 1.18, None),
+        (6, "lognormal", 0.03, 1.1, 1.45),
+        (6, "outliers", 0.03, 1.17, 1.8),
+    ],
 )
-def test_nominal_95_percent_covers_93_to_98_with_a_band_of_use(kind: Noise, curve: float, beyond: float):
+def test_nominal_95_percent_covers_93_to_97_with_a_band_of_use(
+    counts: int, kind: Noise, spread: float, curve: float, beyond: float | None
+):
     # The fewest counts and repetitions that have a band, ten true laws; the choice of the law is part of what is
-    # covered. 36 studies of each leave standard errors of 0.6 % at the measured counts and 1 % one doubling beyond, of
-    # which one is allowed for; with 80 and 200 of each they are at 95.5 to 97.6 and at 96.0 to 97.8 %
-    # (docs/scaling-laws.md). A band that held everything would be as wide as anything: upper / lower limit is at most
-    # `curve` and `beyond` in the mean of the laws, some 6 % above what it is.
-    found = {truth: coverage(truth, 5, 3, kind, 36, advice=False) for truth in ALL}
-    assert 0.93 - 0.006 <= np.mean([one.curve for one in found.values()]) <= 0.98 + 0.006
-    assert 0.93 - 0.01 <= np.mean([one.beyond for one in found.values()]) <= 0.98 + 0.01
-    assert min(one.curve for one in found.values()) > 0.87
+    # covered. 80 studies of each leave standard errors of 0.5 % at the measured counts and 0.7 % one doubling beyond,
+    # of which one is allowed for; docs/scaling-laws.md has the numbers of more. A band that held everything would be as
+    # wide as anything: upper / lower limit is at most `curve` and `beyond` in the mean of the laws.
+    found = {truth: coverage(truth, counts, 3, kind, 80, spread=spread, advice=False) for truth in ALL}
+    assert 0.93 - 0.005 <= np.mean([one.curve for one in found.values()]) <= 0.97 + 0.005
+    assert min(one.curve for one in found.values()) > 0.88
     assert np.mean([one.curve_width for one in found.values()]) < curve
-    assert np.mean([one.beyond_width for one in found.values()]) < beyond
+    if beyond is None:
+        assert all(np.isnan(one.beyond) for one in found.values())
+    else:
+        assert 0.93 - 0.007 <= np.mean([one.beyond for one in found.values()]) <= 0.97 + 0.007
+        assert np.mean([one.beyond_width for one in found.values()]) < beyond
 
 
 def test_intervals_of_parameters_knee_and_worth_cover_and_are_no_wider_than_stated():
-    # Of parameters 93 to 98 %, standard error 0.7 %. Those of knee and worth hold 97 to 100 %: wider than they say, as
-    # they hold every law that has some weight. So what they may not be is without end where the counts show the truth.
+    # Of parameters 93 to 97 %, standard error 0.7 %. Those of knee and worth are conservative: they end at whole
+    # numbers outside the limits, and have no upper end where it would be beyond the largest count, so that they err on one side
+    # only. What they may not be is without end where the counts show the truth.
     found = {truth: coverage(truth, 5, 3, "lognormal", 24) for truth in ALL}
-    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.98 + 0.007
+    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.007
     assert widest(found, "parameters_width") < 5
     assert np.mean([one.knee for one in found.values()]) > 0.95
     assert np.mean([one.worth for one in found.values()]) > 0.95
-    assert widest(found, "knee_width", "usl, early peak") < 1.4
-    assert widest(found, "worth_width", *TRUTHS) < 2.5
+    assert widest(found, "knee_width", "usl, early peak") < 1.5
+    assert widest(found, "worth_width", "usl, early peak") < 1.4
 
 
-def test_with_seven_counts_knee_and_worth_are_known_to_a_third_and_to_a_half():
+def test_with_seven_counts_knee_and_worth_are_known_to_a_third():
     found = {truth: coverage(truth, 7, 3, "lognormal", 12) for truth in ALL}
-    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.98 + 0.01
+    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.01
     assert widest(found, "parameters_width") < 1.2
-    assert np.mean([one.knee for one in found.values()]) > 0.97
-    assert np.mean([one.worth for one in found.values()]) > 0.97
+    assert np.mean([one.knee for one in found.values()]) > 0.95
+    assert np.mean([one.worth for one in found.values()]) > 0.95
     assert widest(found, "knee_width", *(set(TRUTHS) - {"trees, each batch"}), "weak, usl") < 1.4
-    assert widest(found, "worth_width", *TRUTHS, "weak, usl", "weak, servers each epoch") < 1.7
+    assert widest(found, "worth_width", *(set(TRUTHS) - {"trees, each batch"}), "weak, usl") < 1.35
+
+
+def test_a_curve_has_a_band_one_doubling_beyond_from_six_counts_on():
+    for counts, end in (((1, 2, 4, 8, 16), 16), ((1, 2, 4, 8, 16, 24), 48)):
+        series = following(amdahl(), (0.95, 0.05), counts, noise=0.03, random=np.random.default_rng(0))
+        assert reach(series) == end
+        band = curve(candidates(laws_for(series)[0], series)[0], series, np.array([1.0, end, end + 1]))
+        assert np.isfinite(band.centre).all()
+        for limit in (band.low, band.high):
+            assert np.isfinite(limit).tolist() == [True, True, False]
 
 
 def test_repetitions_that_are_slow_as_a_whole_widen_the_band_but_not_the_shape():
@@ -166,7 +189,7 @@ def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated()
 
 def test_laws_that_disagree_widen_the_band_where_they_do():
     random = np.random.default_rng(0)
-    series = following(amdahl(), (0.95, 0.05), (1, 2, 4, 8, 16), repetitions=3, noise=0.03, random=random)
+    series = following(amdahl(), (0.95, 0.05), (1, 2, 4, 8, 16, 32), repetitions=3, noise=0.03, random=random)
     found, _ = candidates(laws_for(series)[0], series)
     alone = [Candidate(found[0].fit, series, found[0].aicc, 1.0)]
     at = np.array([4.0, 64.0])

@@ -99,6 +99,12 @@ def test_four_counts_have_a_law_without_intervals(study):
     assert "no intervals: they want 5 worker counts, there are 4" in scaling.notes
 
 
+@pytest.mark.parametrize(("counts", "said"), [((1, 2, 4, 8, 16), True), ((1, 2, 4, 8, 16, 32), False)])
+def test_five_counts_have_no_band_beyond_themselves_and_say_how_many_would(study, counts, said):
+    (scaling,) = scaling_laws(study(rows=rows(counts=counts)))
+    assert ("no band beyond 16 workers: it wants 6 worker counts, there are 5" in scaling.notes) == said
+
+
 def test_a_batch_cut_to_the_shard_is_another_computation(study):
     small = rows(counts=(32,), batch_per_worker=4, train_s=9.0)
     (scaling,) = scaling_laws(study(rows=rows() + small))

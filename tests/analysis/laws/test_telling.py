@@ -89,9 +89,12 @@ def test_brackets_around_times_that_do_not_vary_are_the_misfit_of_the_law(jitter
     text = printed(scaling)
     assert "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held." in text
     assert "calibration" not in text
+    assert "conservative" not in text
 
 
 def test_brackets_around_draws_of_a_calibration_are_its_interval():
     drawn = following(amdahl(), (0.95, 0.05), noise=0.01, random=np.random.default_rng(0), **VIRTUAL)
     assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
-    assert "In brackets: calibration interval, of parameters" in printed(scaling_of(drawn))
+    text = printed(scaling_of(drawn))
+    assert "In brackets: calibration interval, of parameters" in text
+    assert "Those of knee and largest N are conservative: they hold it in 97 to 100 % of simulations." in text
