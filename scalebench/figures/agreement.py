@@ -66,7 +66,7 @@ class Agreement(Figure):
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
-            "Geometric means; error bars in (b): the virtual interval and the native 95 % confidence interval in quadrature.",
+            "Geometric means; bars in (b): the virtual interval and the native 95 % confidence interval in quadrature.",
             median,
             "No timing of these native runs enters the calibration.",
             describe_oversubscription(table),
