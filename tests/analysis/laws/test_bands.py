@@ -73,8 +73,8 @@ def test_nominal_95_percent_covers_93_to_97_with_a_band_of_use(
 
 def test_intervals_of_parameters_knee_and_worth_cover_and_are_no_wider_than_stated():
     # Of parameters 93 to 97 %, standard error 0.7 %. Those of knee and worth are conservative: they end at whole
-    # numbers outside the limits, and have no upper end where it would be beyond the largest count, so that they err on one side
-    # only. What they may not be is without end where the counts show the truth.
+    # numbers outside the limits, and have no upper end where it would be beyond the largest count, so that they err on
+    # one side only. What they may not be is without end where the counts show the truth.
     found = {truth: coverage(truth, 5, 3, "lognormal", 24) for truth in ALL}
     assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.007
     assert widest(found, "parameters_width") < 5
