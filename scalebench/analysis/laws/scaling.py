@@ -86,7 +86,7 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     if unsure:
         notes.append(unsure)
     elif series.execution in MEASURED and drift(series).variance > 0:
-        notes.append("whole repetitions were slower or faster than others: the intervals hold 92 to 95 % instead of 95")
+        notes.append("whole repetitions were slower or faster than others, and the intervals are wider for it")
     if not unsure and no_extrapolation(series):
         notes.append(no_extrapolation(series))
     if best.misfit > POOR_FIT:
