@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -13,16 +15,34 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
+    with whole_file(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A file to write text to, which takes the place of `path` at the end, on the disk before this returns.
+
+    A link stays one, what it leads to is replaced; a device or a pipe is written to, and never replaced by a file.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        with path.open("w", encoding="utf-8") as device:
+            yield device
+        return
+    path = Path(os.path.realpath(path))
     fresh = path.with_name(path.name + ".new")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
         sync_folder(path.parent)
-    except OSError:
+    except BaseException:
         fresh.unlink(missing_ok=True)
         raise
 

@@ -12,7 +12,13 @@ from scalebench.cli.options import results_argument, study_folder
 @click.command()
 @results_argument
 @click.option("--parquet", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="One file per table.")
-@click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="One file.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="One file; - is the screen.",
+)
 @click.option(
     "--mlflow-dir",
     metavar="DIR",
@@ -28,15 +34,18 @@ def export(results: Path | None, parquet: Path | None, json_file: Path | None, m
     if parquet is None and json_file is None and mlflow_dir is None:
         raise click.UsageError("name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR")
     from scalebench.analysis import load
-    from scalebench.export import write_json, write_mlflow, write_parquet
+    from scalebench.export import json_text, write_json, write_mlflow, write_parquet
 
     found = load(study_folder(results))
     written = write_parquet(found, parquet) if parquet is not None else []
-    if json_file is not None:
+    if json_file == Path("-"):
+        for piece in json_text(found):
+            click.echo(piece, nl=False)
+    elif json_file is not None:
         written.append(write_json(found, json_file))
     if mlflow_dir is not None:
         written.append(write_mlflow(found, mlflow_dir))
     for path in written:
-        click.echo(path)
+        click.echo(path, err=json_file == Path("-"))
     for note in found.notes:
         click.echo(note, err=True)

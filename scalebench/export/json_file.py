@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.export.tables import columns_of, tables, writing
 from scalebench.records.schema import SCHEMA_VERSION
+from scalebench.whole_file import whole_file
 
 FORMAT_VERSION = 1
 _ROWS_AT_ONCE = 10_000
@@ -30,22 +30,13 @@ def write_json(results: Results, file: Path) -> Path:
     Raises:
         ResultsError: `file` cannot be written.
     """
-    fresh = file.with_name(file.name + ".new")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with fresh.open("w", encoding="utf-8") as stream:
-                stream.writelines(_text(results))
-                stream.flush()
-                os.fsync(stream.fileno())
-            fresh.replace(file)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+    with writing(file), whole_file(file) as stream:
+        stream.writelines(json_text(results))
     return file
 
 
-def _text(results: Results) -> Iterator[str]:
+def json_text(results: Results) -> Iterator[str]:
+    """The same, piece by piece."""
     found = tables(results)
     meanings = {name: columns_of(name) for name in found}
     head: dict[str, Any] = {

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import stat
 import sys
 
 import pytest
@@ -34,6 +38,25 @@ def test_it_says_what_it_wrote(export, tmp_path):
     assert said[:-1] == [f"out/{name}" for name in names]
     assert (tmp_path / said[-1] / "meta.yaml").is_file()
     assert all((tmp_path / path).exists() for path in said)
+
+
+def test_json_goes_to_the_screen_or_to_a_pipe_too(export, tmp_path):
+    assert json.loads(export("--json", "-"))["format"] == "scalebench-results"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reading = os.open(pipe, os.O_RDWR)  # with whom no end of it waits for the other
+    os.set_blocking(reading, False)
+    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 1 << 20)
+    export("--json", str(pipe))
+    assert os.read(reading, 1 << 20).startswith(b"{")
+    os.close(reading)
+    assert stat.S_ISFIFO(pipe.stat().st_mode), "a device or a pipe is never replaced by a file"
+
+
+def test_a_link_stays_one(export, tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    export("--json", "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text())["format"] == "scalebench-results"
 
 
 def test_without_a_format_it_says_which_there_are(export):
