@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """Explain STRATEGY: rule, options, synchronisations and bytes per epoch, engines, source.
 
+    Written as for `run --strategy`: a name, or 'NAME: {option: value}'.
     With any flag the formulas are evaluated too, for a study with these flags over the default one.
     """
     from scalebench.launch.matrix import describe_strategies
@@ -40,8 +41,10 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
     from scalebench.strategies.traffic import MOVED_BY, MOVED_HOW, readable
 
+    name, given = _said(name)
     cls = registry.find(name)
     options, others = _sorted_out(sets, cls)
+    options = given | options
     strategy = registry.create(name, options)
     asked = others or any(value is not None for value in flags.values())
     plan = _plan(strategy, options, flags, others) if asked else None
@@ -74,6 +77,22 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     page.fact("engines", ", ".join(entry.engines))
     if plan is not None:
         _evaluated(page, plan)
+
+
+def _said(strategy: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `STRATEGY`, which is written as for `run --strategy`."""
+    from scalebench.errors import StudyError
+    from scalebench.study.load import written_component
+    from scalebench.study.spec import Component
+
+    said = written_component(strategy, "STRATEGY")
+    if isinstance(said, str):
+        return said, {}
+    try:
+        component = Component.model_validate(said)
+    except ValueError:
+        raise StudyError(f"STRATEGY {strategy!r}: expected a name, or 'NAME: {{option: value}}'") from None
+    return component.name, component.options
 
 
 def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any], list[str]]:

@@ -17,7 +17,7 @@ from scalebench.cli.options import results_argument, study_folder
     "json_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="One file; - is the screen.",
+    help="One file; - is standard output.",
 )
 @click.option(
     "--mlflow-dir",

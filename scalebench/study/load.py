@@ -141,11 +141,12 @@ def _plain(component: dict[str, Any]) -> Any:
 def _said(key: str, value: Any) -> Any:
     """The flag's `value`: of a component, YAML that is a mapping is its name with its options."""
     if key == "strategies":
-        return [_component(item, "--strategy") for item in value]
-    return _component(value, f"--{key}") if key in _SHORTCUTS else value
+        return [written_component(item, "--strategy") for item in value]
+    return written_component(value, f"--{key}") if key in _SHORTCUTS else value
 
 
-def _component(value: Any, flag: str) -> Any:
+def written_component(value: Any, flag: str) -> Any:
+    """What `flag` says of a strategy, model, data set or optimizer: a mapping as a file has it, or only its name."""
     if not isinstance(value, str) or not re.search(r":\s|\{", value):
         return value
     said = parse(value, f"{flag} {value!r}", StudyError)

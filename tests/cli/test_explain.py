@@ -121,3 +121,13 @@ def test_no_torch_is_loaded_to_explain() -> None:
         [sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True
     )
     assert done.stdout.endswith("False\n"), done.stderr
+
+
+def test_a_strategy_is_written_as_for_run() -> None:
+    assert explain("local_sgd: {steps: 4}", "--workers", "2") == explain(
+        "local_sgd", "--set", "steps=4", "--workers", "2"
+    )
+    for words, said in (("local_sgd: 4", "STRATEGY 'local_sgd: 4': expected a name"), ("nix: {a: 1}", "'nix'")):
+        result = CliRunner().invoke(main, ["explain", words])
+        assert result.exit_code == 2
+        assert said in result.output

@@ -40,7 +40,7 @@ def test_it_says_what_it_wrote(export, tmp_path):
     assert all((tmp_path / path).exists() for path in said)
 
 
-def test_json_goes_to_the_screen_or_to_a_pipe_too(export, tmp_path):
+def test_json_goes_to_standard_output_or_a_pipe_too(export, tmp_path):
     assert json.loads(export("--json", "-"))["format"] == "scalebench-results"
     os.mkfifo(pipe := tmp_path / "pipe")
     reading = os.open(pipe, os.O_RDWR)  # with whom no end of it waits for the other
