@@ -17,6 +17,7 @@ import pandas as pd
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.bounds import LEVEL, Array, Bounds
 from scalebench.analysis.intervals import Estimate
+from scalebench.analysis.places import counted
 from scalebench.analysis.reading import CELL, Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
@@ -38,8 +39,8 @@ def bootstrap_interval(
     """
     if len(seconds) < BOOTSTRAP_FROM:
         raise UsageError(
-            f"no bootstrap of {len(seconds)} repetitions: it is offered from {BOOTSTRAP_FROM}, as with fewer its "
-            "interval is too narrow (3 to 5 cover 75 to 83 % instead of 95); use the t interval, or "
+            f"no bootstrap of {counted(len(seconds), 'repetition')}: it is offered from {BOOTSTRAP_FROM}, as with "
+            "fewer its interval is too narrow (3 to 5 cover 75 to 83 % instead of 95); use the t interval, or "
             f"--repetitions {BOOTSTRAP_FROM}"
         )
     random = np.random.default_rng([seed, len(seconds)])
@@ -86,7 +87,7 @@ def _row(cell: Cell, resamples: int, seed: int) -> dict[str, object]:
     seconds, n = list(cell.seconds.values()), len(cell.seconds)
     row = {name: cell.key[name] for name in CELL} | {"n": n}
     if n < BOOTSTRAP_FROM:
-        few = f"{n} repetitions; offered from {BOOTSTRAP_FROM}"
+        few = f"{counted(n, 'repetition')}; offered from {BOOTSTRAP_FROM}"
         return row | {"trimmed_s": math.nan, "low_s": math.nan, "high_s": math.nan, "interval": "", "note": few}
     found = bootstrap_interval(seconds, resamples=resamples, seed=seed)
     numbers = {"trimmed_s": found.centre, "low_s": found.low, "high_s": found.high}

@@ -89,8 +89,9 @@ def wide_spread(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "spread",
-                f"{_of(len(wide), len(own))} {execution} cells vary by more than {100 * SPREAD_LIMIT:.0f} % between "
-                f"repetitions, at most by {_share(wide['spread'].iloc[0])}{worst}",
+                f"{_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
+                f"more than {100 * SPREAD_LIMIT:.0f} % between repetitions, at most by "
+                f"{_share(wide['spread'].iloc[0])}{worst}",
                 place(wide),
                 "look for other work on the machine, bind the processes, or repeat more often and read the medians",
             )
@@ -104,7 +105,7 @@ def odd_runs(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "odd-runs",
-                f"in {_of(len(odd), len(own))} {execution} cells the mean time lies outside the median's interval: "
+                f"in {_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's interval: "
                 "single runs were unlike the others and move the mean",
                 place(odd),
                 "quote the median and its interval (median_s, median_low_s, median_high_s)",
@@ -123,8 +124,8 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "two-groups",
-                f"the times of {_of(len(split), len(known))} {execution} cells fall into two groups: the machine seems "
-                "to have had two states, and a mean of both describes neither",
+                f"the times of {_of(len(split), len(known), f'{execution} cell')} fall into two groups: the machine "
+                "seems to have had two states, and a mean of both describes neither",
                 place(_rows(split)),
                 "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
             )
@@ -222,8 +223,8 @@ def unsettled_signs(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "note",
             "unsettled",
-            f"whether time is saved against allreduce is open in {_of(len(own), several)} {execution} comparisons: the "
-            "interval of the reduction holds zero",
+            f"whether time is saved against allreduce is open in {_of(len(own), several, f'{execution} comparison')}: "
+            "the interval of the reduction holds zero",
             place(own),
             _to_settle(own),
         )
@@ -269,8 +270,8 @@ def _times(execution: str, count: int) -> str:
     return f"{counted(count, 'cell')} of {execution} times {'rest' if count > 1 else 'rests'}"
 
 
-def _of(count: int, total: int) -> str:
-    return f"{count} of {total}"
+def _of(count: int, total: int, noun: str) -> str:
+    return f"{count} of {counted(total, noun)}" if total > 1 else f"the only {noun}"
 
 
 def _share(value: float) -> str:

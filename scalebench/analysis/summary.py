@@ -104,7 +104,7 @@ def _notes(evidence: Evidence) -> list[str]:
         kinds = ", ".join(f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items())
         first = failed.iloc[0]
         why = f": {first['error']}" if isinstance(first["error"], str) else ""
-        notes.append(f"{kinds} of {len(results.runs)} runs, not in the table; first {first['run_id']}{why}")
+        notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
     return notes
 
 

@@ -217,9 +217,9 @@ def _verdict(
 ) -> dict[str, object]:
     note, needed = "", 0
     if b.oversubscribed:
-        note = f"{b.label} is oversubscribed at {b.workers} workers and so no baseline"
+        note = f"{b.label} is oversubscribed at {counted(b.workers, 'worker')} and so no baseline"
     elif a.oversubscribed:
-        note = f"{a.label} is oversubscribed at {a.workers} workers and so not tested"
+        note = f"{a.label} is oversubscribed at {counted(a.workers, 'worker')} and so not tested"
     elif a.execution not in MEASURED:
         note = f"{a.execution} times get no test"
     elif test is None:

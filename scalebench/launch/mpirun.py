@@ -92,7 +92,7 @@ def launch(
                     on_outcome(run, Outcome(run.run_id, "failed", f"the launch failed before its runs: {watch.cause}"))
                 break
             if left:
-                log(f"launching the remaining {len(left)} runs again ({watch.cause})")
+                log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
 
 
 def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:

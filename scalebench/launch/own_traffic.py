@@ -64,7 +64,7 @@ class OwnTraffic:
             return []
         self._told.add(key)
         return [
-            f"{run.strategy} at {run.workers} workers: {counted:,.0f} {what} were counted, its {name} says "
-            f"{stated:,.0f}; the records hold what was counted, `explain` prints the formula: override it "
-            "(docs/own-strategy.md)"
+            f"{run.strategy} at {run.workers} worker{'s' * (run.workers > 1)}: {counted:,.0f} {what} were counted, "
+            f"its {name} says {stated:,.0f}; the records hold what was counted, `explain` prints the formula: override "
+            "it (docs/own-strategy.md)"
         ]

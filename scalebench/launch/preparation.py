@@ -50,7 +50,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         except DataError as error:
             raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
         for note in made.plans[workers].notes:
-            made.notes.append(f"{workers} workers: {note}")
+            made.notes.append(f"{workers} worker{'s' * (workers > 1)}: {note}")
     made.notes += _few_steps(study, made) + _too_few_steps(study, made) + _long_steps(study)
     return made
 

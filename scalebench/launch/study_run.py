@@ -132,8 +132,8 @@ def _too_wide(replication: Replication, until: Until | None) -> list[str]:
     if until is None or not wide:
         return []
     return [
-        f"{len(wide)} points are still wider than {100 * until.ci_width:.3g} % of their time: "
-        f"{', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
+        f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than {100 * until.ci_width:.3g} % of the "
+        f"time: {', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
     ]
 
 

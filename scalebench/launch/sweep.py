@@ -151,7 +151,7 @@ def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes:
         strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
         strategy.check_training(study)
         set_up = strategy.check(cell.workers, _on_one_node(cell, cluster))
-        found = [f"{cell.strategy} at {cell.workers} workers: {warning}" for warning in set_up]
+        found = [f"{cell.strategy} at {cell.workers} worker{'s' * (cell.workers > 1)}: {warning}" for warning in set_up]
         if cell.workers > 1:
             found += [f"{cell.strategy}: {warning}" for warning in strategy.advice(study)]
         notes += [note for note in found if note not in notes]

@@ -243,7 +243,8 @@ def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:
 def _why_none(results: Results) -> str:
     runs = results.completed
     if runs.empty:
-        return f"none of {len(results.runs)} runs was completed"
+        made = len(results.runs)
+        return "their only run was not completed" if made == 1 else f"none of {made} runs was completed"
     if runs["strategy"].isin(PER_BATCH).all():
         return "no strategy in them synchronises less often than every batch"
     if not (runs["strategy"] == BASELINE).any():

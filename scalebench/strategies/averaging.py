@@ -197,7 +197,8 @@ def too_seldom(option: str, period: int, epochs: int) -> list[str]:
     """A warning where not one period of so many epochs fits into the training."""
     if period <= epochs:
         return []
-    return [f"{option} {period} is more than the {epochs} epochs: replicas do not meet before training ends"]
+    training = f"the {epochs} epoch{'s' * (epochs > 1)}"
+    return [f"{option} {period} is more than {training}: replicas do not meet before training ends"]
 
 
 def last_step(strategy: Averaging, worker: Worker, epoch: int) -> int:

@@ -75,8 +75,8 @@ class Daso(Averaging):
         if epochs > blocking:
             return []
         return [
-            f"never cycles: {epochs} epochs are no more than its {self.warm_up_epochs} of warm-up and "
-            f"{self.cool_down_epochs} of cool-down, so that it blocks after every batch"
+            f"never cycles: {epochs} epoch{'s are' if epochs > 1 else ' is'} no more than its {self.warm_up_epochs} of "
+            f"warm-up and {self.cool_down_epochs} of cool-down, so that it blocks after every batch"
         ]
 
     def setup(self, worker: Worker) -> None:

@@ -60,6 +60,8 @@ def test_wide_spread_is_told_with_the_widest(study):
     assert found.where == "allreduce at 2, 4 workers (native mpi)"
     assert found.what.endswith("(allreduce at 4 workers (native mpi))")
     assert "2 of 2 native cells vary by more than 10 %" in found.what
+    (alone,) = [one for one in claims.findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3]))) if one.rule == "spread"]
+    assert alone.what.startswith("the only native cell varies by more than 10 %")
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
 

@@ -228,7 +228,8 @@ def test_from_which_worker_count_on_a_saving_is_shown(keep):
 @pytest.mark.parametrize(
     ("cells", "why"),
     [
-        ([cell("allreduce", (1.0,), status="failed")], "none of 1 runs was completed"),
+        ([cell("allreduce", (1.0,), status="failed")], "their only run was not completed"),
+        ([cell("allreduce", status="failed")], "none of 5 runs was completed"),
         ([cell("allreduce"), cell("horovod", (2.0,))], "no strategy in them synchronises less often than every batch"),
         ([cell("epoch_average")], "there is no completed run of the baseline, per-batch allreduce"),
         ([cell("allreduce", workers=1), cell("epoch_average", workers=1)], "all runs have one worker"),

@@ -45,6 +45,7 @@ def test_an_option_of_another_compression_is_refused(name, option, compression, 
 def test_an_interval_longer_than_the_training_is_warned_of_once(name, option):
     (note,) = notes({name: {option: 7}}, epochs=6)
     assert note.endswith(f"{option} 7 is more than the 6 epochs: replicas do not meet before training ends")
+    assert "is more than the 1 epoch: " in notes({name: {option: 2}}, epochs=1)[0]
     assert notes({name: {option: 6}}, epochs=6) == []
     assert notes({name: {option: 7}}, workers="1", epochs=6) == []
 

@@ -84,13 +84,13 @@ def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, results
     notes = []
     crowded = runs["oversubscribed"].astype(bool)
     if crowded.any():
-        notes.append(f"oversubscribed runs left out, at {_listed(runs.loc[crowded, 'workers'])} workers")
+        notes.append(f"oversubscribed runs left out, at {_listed(runs.loc[crowded, 'workers'])}")
     runs = runs[~crowded]
     if (runs["batch_policy"] == "per_worker").any() and runs["batch_per_worker"].notna().any():
         usual = runs["batch_per_worker"].mode().max()
         small = (runs["batch_per_worker"] != usual).fillna(False).astype(bool)
         if small.any():
-            notes.append(f"another batch than {usual}, and so left out: {_listed(runs.loc[small, 'workers'])} workers")
+            notes.append(f"another batch than {usual}, and so left out: {_listed(runs.loc[small, 'workers'])}")
         runs = runs[~small]
     weak = bool((runs["scaling"] == "weak").any())
     return Series(
@@ -118,4 +118,5 @@ def _most_workers(runs: pd.DataFrame) -> float:
 
 
 def _listed(counts: pd.Series[int]) -> str:
-    return ", ".join(str(count) for count in sorted(set(counts)))
+    several = sorted(set(counts))
+    return f"{', '.join(map(str, several))} worker{'' if several == [1] else 's'}"

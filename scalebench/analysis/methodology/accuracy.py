@@ -51,7 +51,7 @@ class MetricCost(Rule):
             yield self.finding(
                 "warning",
                 f"{name} lies below that of allreduce by more than its interval, by up to "
-                f"{-worst['metric_difference']:.3f} ({worst['label']}, {worst['workers']} workers)",
+                f"{-worst['metric_difference']:.3f} ({worst['label']}, {counted(worst['workers'], 'worker')})",
                 place(own),
                 "give the metric beside every time saved, or compare times to a target metric",
             )

@@ -103,7 +103,7 @@ class UnevenRepetitions(Rule):
             if len(fewer):
                 yield self.finding(
                     "warning",
-                    f"{counted(len(fewer), 'cell')} of {listed(sorted(fewer['made'].unique()))} runs where others "
+                    f"{counted(len(fewer), 'cell')} of {_runs(fewer['made'])} where others "
                     f"({execution}) have {own['made'].max()}",
                     place(fewer),
                     "run the study to its end, or state the number of runs of each cell",
@@ -113,3 +113,8 @@ class UnevenRepetitions(Rule):
 def _statuses(runs: pd.DataFrame) -> str:
     counts = runs["status"].value_counts().sort_index()
     return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def _runs(numbers: pd.Series[int]) -> str:
+    several = sorted(set(numbers))
+    return f"{listed(several)} run{'' if several == [1] else 's'}"

@@ -52,7 +52,7 @@ class UnequalSteps(Rule):
             yield self.finding(
                 "warning",
                 f"steps per epoch differ between strategies: {worst['label']} takes {worst['steps_per_epoch']} at "
-                f"{worst['workers']} workers where the baselines take {worst['expected']}",
+                f"{counted(worst['workers'], 'worker')} where the baselines take {worst['expected']}",
                 place(other),
                 "compare times at equal steps, or time to a target metric; state the steps beside each time",
             )

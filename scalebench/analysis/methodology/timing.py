@@ -105,7 +105,7 @@ class WarmUp(Rule):
             yield self.finding(
                 "warning",
                 f"the first epoch is slower than the later ones by {percent(slow.median() - 1)} (median) in "
-                f"{len(slow)} of {len(slower)} runs: the warm-up is too short",
+                f"{len(slow)} of {counted(len(slower), 'run')}: the warm-up is too short",
                 place(runs[runs["run_id"].isin(slow.index)]),
                 "more warm-up steps (--set warmup_steps=...), or more epochs",
             )

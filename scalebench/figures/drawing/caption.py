@@ -121,7 +121,7 @@ def _batch(runs: pd.DataFrame) -> str:
     if not any(step != "–" for step in steps):
         return f"{policy}."
     if len(set(steps)) == 1:
-        return f"{policy}: {steps[0]} steps per epoch."
+        return f"{policy}: {steps[0]} step{'' if steps[0] == '1' else 's'} per epoch."
     return f"{policy}: {'/'.join(steps)} steps per epoch at {'/'.join(str(count) for count in counts)} workers."
 
 
