@@ -103,7 +103,8 @@ def _scenery(
     """What virtual runs are charged by, measured now or before; None if none is left. `charged`: some were already."""
     if not conduct.left(virtual=True):
         return None
-    reporter.phase("calibration", 0)
+    if plan.cluster.compute == "this-machine":  # of others nothing is measured: their step times are stated
+        reporter.phase("calibration", 0)
     return scenery_for(
         plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
         folder=folder, cache=cache_folder("engines"), host=host, charged=charged, note=reporter.note,

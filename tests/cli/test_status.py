@@ -225,7 +225,7 @@ def test_a_study_of_stated_step_times_goes_on(scalebench, tmp_path, stated):
     """On another machine nothing of it is measured; on this one the engines are, which stay with it."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     words = ("run", "study.yaml", "--jobs", "1", "--device-step-time", "0.02", *stated)
-    scalebench(*words)
+    assert ("calibration ..." in scalebench(*words)) == (not stated)
     assert "5 were there before" in scalebench(*words, "--set", "repetitions=2")
     assert load("results/mine").completed["repetition"].tolist().count(1) == 5
 
