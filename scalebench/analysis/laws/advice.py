@@ -112,26 +112,30 @@ def _whole_around(at: Array, place: int) -> Array:
 
 
 def _knee_interval(at: Array, knee: int, found: Sequence[Candidate], series: Series) -> tuple[float, float]:
-    end = reach(series)
-    inner = at[(at >= math.sqrt(2)) & (at <= min(at[-1] / math.sqrt(2), end * (1 + _ROUNDING)))]
+    inner = _up_to(min(at[-1] / math.sqrt(2), reach(series)), at[at >= math.sqrt(2)])
     points = np.concatenate([inner * math.sqrt(2), inner / math.sqrt(2)])
     slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(2)
     band = linear(found, series, points, slope)
     elasticity = Band(*(part + series.weak for part in (band.centre, band.low, band.high)))
     low, high = _around(inner, elasticity, 0.5, knee)
-    return np.floor(low), np.ceil(high)  # the best whole number is one of the two beside the best of all
+    return _floor(low), -_floor(-high)  # the best whole number is one of the two beside the best of all
 
 
 def _worth_interval(
     at: Array, worth: int, found: Sequence[Candidate], series: Series, efficiency: float
 ) -> tuple[float, float]:
-    inner = at[(at > 1) & (at <= reach(series) * (1 + _ROUNDING))]
+    inner = _up_to(min(at[-1], reach(series)), at[1:])
     points = np.concatenate([np.ones(1), inner])
     against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
     band = linear(found, series, points, against_one)
     share = Band(*(part - (not series.weak) * np.log(inner) for part in (band.centre, band.low, band.high)))
     low, high = _around(inner, share, math.log(efficiency), worth)
-    return np.floor(low), np.floor(high)
+    return _floor(low), _floor(high)
+
+
+def _up_to(end: float, at: Array) -> Array:
+    """What of `at` is below `end`, and `end`."""
+    return np.append(at[at < end * (1 - _ROUNDING)], end)
 
 
 def _around(at: Array, band: Band, level: float, centre: int) -> tuple[float, float]:
@@ -141,6 +145,11 @@ def _around(at: Array, band: Band, level: float, centre: int) -> tuple[float, fl
     low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
     high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre) if len(surely_below) else math.inf
     return low, high
+
+
+def _floor(n: float) -> float:
+    """The whole number below `n`, or `n` itself where it is one but for rounding."""
+    return float(np.floor(n + 1e3 * _ROUNDING))
 
 
 def _crossing(at: Array, limit: Array, level: float, place: int) -> float:

@@ -158,18 +158,17 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
 
 
 def count_text(count: Count) -> str:
-    """`28 [23, 36]`, `beyond 898` where the search ended there, `146 [79, ?]` where the interval has no end.
+    """`28 [23, 36]`, `beyond 898 [53, ?]` where the search ended there, `146 [79, ?]` where the interval has no end.
 
     What lies beyond the data without an interval is no number that anybody should run: `beyond the data`.
     """
     if count.is_guessed:
         return "beyond the data"
-    if count.reaches_end:
-        return f"beyond {count.workers:,}"
+    named = f"beyond {count.workers:,}" if count.reaches_end else f"{count.workers:,}"
     if math.isnan(count.low):
-        return f"{count.workers:,}"
+        return named
     high = "?" if math.isinf(count.high) else f"{math.floor(count.high):,}"
-    return f"{count.workers:,} [{math.floor(count.low):,}, {high}]"
+    return f"{named} [{math.floor(count.low):,}, {high}]"
 
 
 def _count_values(count: Count) -> dict[str, Any]:

@@ -81,6 +81,13 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
                     assert math.isinf(count.high)
 
 
+def test_what_is_surely_worth_running_as_far_as_the_band_goes_begins_there():
+    series = following(amdahl(), (0.9999, 0.0001), repetitions=3, noise=0.003, random=np.random.default_rng(0))
+    told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
+    assert told.worth.low == told.knee.low == 128
+    assert math.isinf(told.worth.high)
+
+
 def test_gustafson_without_losses_never_ends():
     told = advice(gustafson(), (1.0, 0.0))
     assert told.knee.reaches_end

@@ -42,7 +42,7 @@ def test_a_bandwidth_that_is_not_seen_is_bounded_from_below():
         (Count(28, math.nan, math.nan, False, 64), "28"),
         (Count(146, 79.0, math.inf, False, 64), "146 [79, ?]"),
         (Count(146, math.nan, math.nan, False, 64), "beyond the data"),
-        (Count(898, 500.0, math.inf, True, 64), "beyond 898"),
+        (Count(898, 500.0, math.inf, True, 64), "beyond 898 [500, ?]"),
         (Count(898, math.nan, math.nan, True, 64), "beyond the data"),
     ],
 )
