@@ -54,7 +54,7 @@ def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
     assert "+50 % │" in line, "a ratio that does not vary has no interval to show"
     rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
     notes = summary_notes(study(rows=rows))
-    (note,) = [note for note in notes if "vary by more than 10 %" in note]
+    (note,) = [note for note in notes if "1 of 2 native cells varies by more than 10 %" in note]
     assert note.endswith("; in epoch_average at 2 workers (native mpi)"), "two places in a row would read as one"
 
 
