@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,29 +88,45 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
         few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
         if few:
             worst = min(few.values())
-            counts = ", ".join(str(workers) for workers in few)
             notes.append(
-                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {counts} workers (down to "
-                f"{worst}); there it can save at most {1 - 1 / worst:.0%} of the communication"
+                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {_listed(few)} workers "
+                f"(down to {worst}); there it can save at most {1 - 1 / worst:.0%} of the communication"
             )
     return notes
 
 
 def _too_few_steps(study: Study, made: Preparation) -> list[str]:
-    """Where the whole training is shorter than one interval of local steps."""
+    """Where the whole training ends before the first interval of local steps does, or before it begins."""
     notes = []
     for component in study.strategies:
         strategy = registry.create(component.name, component.options)
-        if strategy.sync_unit != "batch" or "accumulate" in type(strategy).model_fields:
+        if strategy.sync_unit != "batch":
             continue
-        steps = {workers: study.epochs * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
-        few = {workers: count for workers, count in steps.items() if count < strategy.sync_every}
-        if few:
+        never, short = {}, {}  # worker count -> steps of the training, and how many of them are local
+        for workers, plan in made.plans.items():
+            begins, meets = strategy.first_interval(plan.steps(0))
+            steps = study.epochs * plan.steps(0)
+            if workers > 1 and 0 < begins >= steps:
+                never[workers] = steps
+            elif workers > 1 and meets > steps:
+                short[workers] = (steps - begins, meets - begins)
+        if never:
+            fewest = min(never.values())
             notes.append(
-                f"{component}: {strategy.sync_every} local steps between synchronisations, but the training has "
-                f"{min(few.values())} at {', '.join(map(str, few))} workers: replicas do not meet before it ends"
+                f"{component}: averages gradients after every batch to the end: the training has {fewest} "
+                f"step{'s' * (fewest > 1)} at {_listed(never)} workers, so that local SGD never begins"
+            )
+        if short:
+            local, needed = min(short.values())
+            notes.append(
+                f"{component}: {needed} local steps before the first synchronisation, but the training has "
+                f"{local} at {_listed(short)} workers: replicas do not meet before it ends"
             )
     return notes
+
+
+def _listed(workers: Iterable[int]) -> str:
+    return ", ".join(map(str, workers))
 
 
 def _long_steps(study: Study) -> list[str]:

@@ -44,6 +44,9 @@ class Accumulating(PerBatch):
     def sync_every(self) -> int:
         return self.accumulate
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return 0, min(self.accumulate, steps)  # an epoch's last step may have fewer
+
     @property
     def updates(self) -> str:
         """Optimizer steps of an epoch: a formula of traffic.py."""

@@ -113,6 +113,9 @@ class Periodic(Averaging):
     def sync_every(self) -> int:
         return self.steps
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return 0, self.first or self.steps
+
     def due(self, taken: int) -> bool:
         """Whether replicas synchronise after `taken` steps."""
         first = self.first or self.steps

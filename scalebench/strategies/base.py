@@ -137,6 +137,13 @@ class Strategy(Choice):
         """How many `sync_unit`s lie between two synchronisations."""
         return 1
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        """After how many batches replicas begin to train alone, and after how many they next meet, at the latest.
+
+        Of a `sync_unit` of batches, in epochs of `steps` of them.
+        """
+        return 0, self.sync_every
+
     @property
     def needs(self) -> frozenset[Capability]:
         """What these options ask of an engine: `requires`, or more."""

@@ -49,6 +49,9 @@ class Daso(Averaging):
         """The skips of a training of `epochs` epochs, from its beginning."""
         raise NotImplementedError
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return 0, min(self.sync_every, steps)  # every epoch's last batch blocks
+
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         devices = self.devices_per_node or workers_per_node
         if devices >= workers:

@@ -48,6 +48,9 @@ class PostLocalSgd(Periodic):
         "averages": "means of the weights: each `steps` steps after `start`, and where a partial interval ends training"
     }
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return self.start, self.start + super().first_interval(steps)[1]
+
     def due(self, taken: int) -> bool:
         return super().due(taken - self.start)
 
@@ -135,6 +138,9 @@ class HierarchicalLocalSgd(Averaging):
     @property
     def sync_every(self) -> int:
         return min(self.groups.values())
+
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return 0, self.first or self.sync_every
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
         check_groups(self.name, self.groups, workers)

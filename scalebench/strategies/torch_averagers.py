@@ -41,6 +41,9 @@ class TorchAverager(Strategy):
     def sync_every(self) -> int:
         return self.rule.sync_every
 
+    def first_interval(self, steps: int) -> tuple[int, int]:
+        return self.rule.first_interval(steps)
+
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.rule.in_agreement(worker, epoch)
 

@@ -56,12 +56,37 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
     study = Study.model_validate({**values, "strategies": [{"local_sgd": {"steps": 15}}, {"local_sgd": {"steps": 18}}]})
     few = [note for note in plan_study(study).notes if "replicas do not meet" in note]
     assert few == [
-        "local_sgd(steps=15): 15 local steps between synchronisations, but the training has 10 at 4 workers: replicas "
-        "do not meet before it ends",
-        "local_sgd(steps=18): 18 local steps between synchronisations, but the training has 10 at 4 workers: replicas "
-        "do not meet before it ends",
+        "local_sgd(steps=15): 15 local steps before the first synchronisation, but the training has 10 at 4 workers: "
+        "replicas do not meet before it ends",
+        "local_sgd(steps=18): 18 local steps before the first synchronisation, but the training has 10 at 4 workers: "
+        "replicas do not meet before it ends",
     ]
     assert not [note for note in plan_study(study.model_copy(update={"epochs": 4})).notes if "do not meet" in note]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ({"daso-fixed": {"global_skip": 30, "devices_per_node": 2}}, None),  # the last batch of an epoch blocks
+        ({"allreduce": {"accumulate": 30}}, None),  # an epoch's last step has fewer
+        ({"post_local_sgd": {"start": 4, "steps": 6}}, None),
+        ({"post_local_sgd": {"start": 10}}, "averages gradients after every batch to the end: the training has 10 "),
+        ({"torch_post_local_sgd": {"start": 99}}, "averages gradients after every batch to the end: the training has "),
+        ({"post_local_sgd": {"start": 4, "steps": 7}}, "7 local steps before the first synchronisation, but the "),
+        ({"local_sgd": {"steps": 2, "first": 11}}, "11 local steps before the first synchronisation, but the training"),
+        ({"local_sgd": {"steps": 99, "first": 1}}, None),
+        ({"hierarchical_local_sgd": {"groups": {2: 20, 4: 40}}}, "20 local steps before the first synchronisation, "),
+        ({"hierarchical_local_sgd": {"groups": {2: 20, 4: 40}, "first": 5}}, None),
+        ({"gossip": {"every": 11}}, "11 local steps before the first synchronisation, but the training has 10 at 4 w"),
+    ],
+)
+def test_a_strategy_says_itself_when_its_replicas_first_meet(strategy, said):
+    """142 wines by 8: 5 steps at 4 workers, 10 in two epochs."""
+    values = {"execution": "virtual", "workers": "4", "dataset": "wine", "epochs": 2, "batch_per_worker": 8}
+    found = plan_study(Study.model_validate({**values, "strategies": [strategy]})).notes
+    found = [note for note in found if "do not meet" in note or "never begins" in note]
+    assert len(found) == (said is not None)
+    assert all(f": {said}" in note for note in found)
 
 
 def test_diloco_with_an_inner_optimizer_that_is_not_the_papers_is_warned_of():
