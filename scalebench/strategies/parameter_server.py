@@ -133,6 +133,12 @@ class Asynchronous(ParameterServerStrategy):
 
     scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
 
+    @property
+    def merge_policy(self) -> str:
+        if self.gate(workers=2, total=1).in_rounds:
+            return f"{self.scale} of the round"
+        return f"{super().merge_policy}{', scale sum' if self.scale == 'sum' else ''}"
+
     def _application(self, workers: int) -> dict[str, Any]:
         if self.scale == "mean":
             return {"share": 1.0 / workers}

@@ -85,6 +85,23 @@ def test_every_averaging_strategy_states_its_policies(name, make_run):
     assert known["buffers"].default == ("keep" if name.startswith("dislib") else "average")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "policy"),
+    [
+        ("bsp", {}, "mean of the round"),
+        ("ssp", {}, "each push at once"),
+        ("asp", {"scale": "sum"}, "each push at once, scale sum"),
+        ("elastic_bsp", {"scale": "sum"}, "each push at once, scale sum"),
+        ("ssp", {"staleness": 0}, "mean of the round"),
+        ("ssp", {"staleness": 0, "scale": "sum"}, "sum of the round"),
+        ("dssp", {"lower": 0, "upper": 0}, "mean of the round"),
+        ("dssp", {"lower": 0, "upper": 1}, "each push at once"),
+    ],
+)
+def test_a_servers_policy_tells_rounds_from_single_pushes_and_sums_from_means(name, options, policy):
+    assert registry.create(name, options).merge_policy == policy
+
+
 def test_the_rows_say_which_policies_were_in_force(make_run, play):
     def row(strategy):
         outcome, _ = play(strategy, 4)
