@@ -154,13 +154,12 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
     where = f"virtual, on {cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
     steps = outcome.facts["steps_per_epoch"]
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
-    slow = "".join(
-        f", worker {rank} {by:g} times as slow"
-        for rank, by in sorted(run.virtual.slowdown.items())
-        if rank < run.workers
-    )
-    crowded = "; oversubscribed: more processes than cores" if outcome.facts.get("oversubscribed") else ""
-    about = f"{where}{crowded}; {run.model} on {run.dataset}, {epochs}{slow if run.execution == 'virtual' else ''}"
+    uneven = [] if run.execution == "native" else run.virtual.in_words(run.workers)
+    crowded = ""
+    if outcome.facts.get("oversubscribed"):  # of paced runs: more than 1 % of their steps were slower than the pace
+        paced = run.execution == "paced"
+        crowded = "; its steps took longer than paced" if paced else "; oversubscribed: more processes than cores"
+    about = f"{where}{crowded}; {', '.join([f'{run.model} on {run.dataset}', epochs, *uneven])}"
     return redact(about, names=False)  # paths of a model or cluster of one's own
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
 
 from scalebench.errors import StudyError
-from scalebench.jitter import MOST_SIGMA
+from scalebench.jitter import MOST_SIGMA, STATED
 from scalebench.stated import Stated
 
 
@@ -68,6 +68,22 @@ class Unevenness(Stated):
         return (
             f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, got {self.jitter_sigma:g}; use lognormal"
         )
+
+    def in_words(self, workers: int) -> list[str]:
+        """What is uneven at so many workers, a clause each; a jitter only where its law is stated."""
+        said = [f"worker {rank} {by:g} times as slow" for rank, by in sorted(self.slowdown.items()) if rank < workers]
+        said += [
+            f"worker {window.rank} {window.factor:g} times as slow from {window.from_s:g} to {window.until_s:g} s"
+            for window in self.slow_windows
+            if window.rank < workers
+        ]
+        for link, by in self.slow_links.items():
+            one, _, other = link.partition("-")
+            where = f"the way between nodes {one} and {other}" if other else f"the cards of node {one}"
+            said.append(f"{where} {by:g} times as slow")
+        if self.jitter in STATED and self.jitter_sigma:
+            said.append(f"{self.jitter} jitter of {self.jitter_sigma:g}")
+        return said
 
     def slowness(self, rank: int) -> Callable[[float], float] | None:
         """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
