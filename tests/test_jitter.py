@@ -58,3 +58,19 @@ def test_a_law_that_would_turn_time_back_is_refused(kind, sigma):
 def test_without_jitter_every_step_is_alike():
     assert jitter_source("none", 0.1, seed=0, worker=0)(5) == 1.0
     assert jitter_source("measured", 0.1, seed=0, worker=0)(5) == 1.0
+
+
+@pytest.mark.parametrize("said", [{}, {"jitter": "measured"}, {"jitter": "none"}])
+def test_a_deviation_of_no_stated_jitter_is_refused(said):
+    kind = said.get("jitter", "measured")
+    with pytest.raises(StudyError, match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write a jitter of n"):
+        VirtualOptions(jitter_sigma=0.2, **said).over(Unevenness())
+    assert VirtualOptions(jitter_sigma=0.05, **said).over(Unevenness()).jitter == kind  # as files with defaults say it
+    assert VirtualOptions(**said).over(Unevenness(jitter_sigma=0.2)).jitter == kind
+
+
+def test_a_deviation_may_be_of_the_clusters_jitter():
+    merged = VirtualOptions(jitter_sigma=0.2).over(Unevenness(jitter="lognormal"))
+    assert (merged.jitter, merged.jitter_sigma) == ("lognormal", 0.2)
+    with pytest.raises(StudyError, match="has no effect with jitter: none"):
+        VirtualOptions(jitter="none", jitter_sigma=0.2).over(Unevenness(jitter="lognormal"))

@@ -201,6 +201,20 @@ def test_flags_slow_links_of_a_study(play, scenery):
     assert slow.workers[0].compute_s == fast.workers[0].compute_s
 
 
+def test_a_slowdown_that_natively_sizes_shards_is_not_called_left_out():
+    study = Study(
+        strategies=["epoch_average"], workers=[2], engine="mpi", execution="native", repetitions=1, dataset="wine",
+        partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 4.0}, "slow_windows": [
+            {"rank": 0, "until_s": 2, "factor": 3}]},
+    )  # fmt: skip
+    sized, left = expand(study, load_cluster("this-machine")).notes
+    assert sized.startswith("native runs: slowdown is not injected, but still sizes the shards of balance: speed")
+    assert left.startswith("native runs: slow_windows left out, for")
+    assert expand(study.model_copy(update={"partition": Study().partition}), load_cluster("this-machine")).notes == [
+        left.replace("slow_windows left", "slowdown, slow_windows left")
+    ]
+
+
 def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
     file = tmp_path / "uneven.yaml"
     preset = (Path(__file__).parents[1] / "scalebench/cluster/presets/ethernet-10g.yaml").read_text()

@@ -171,19 +171,30 @@ def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list
             "say its seconds with --device-step-time, or name a cluster that has step times for this model"
         )
     if any(cell.execution == "native" for cell in cells):
-        notes += _left_out(study.virtual)
+        notes += _left_out(study)
 
 
-def _left_out(options: VirtualOptions) -> list[str]:
+def _left_out(study: Study) -> list[str]:
     """What a study or its cluster states of workers and links that native runs do not have."""
+    options, notes = study.virtual, []
     named = [key for key in ("slowdown", "slow_windows", "slow_links") if getattr(options, key)]
     named += ["jitter"] if options.jitter in STATED else []
-    if not named:
-        return []
-    return [
-        f"native runs: {', '.join(named)} left out, for they go at the machine's own pace; "
-        "--execution paced injects them"
-    ]
+    if "slowdown" in named and _by_speed(study):
+        named.remove("slowdown")
+        notes.append(
+            "native runs: slowdown is not injected, but still sizes the shards of balance: speed, which is right only "
+            "if the devices really differ so; --execution paced injects it"
+        )
+    if named:
+        notes.append(
+            f"native runs: {', '.join(named)} left out, for they go at the machine's own pace; "
+            "--execution paced injects them"
+        )
+    return notes
+
+
+def _by_speed(study: Study) -> bool:
+    return study.partition.options.get("balance") == "speed"
 
 
 def _distinct(cells: list[_Cell]) -> list[_Cell]:
@@ -212,8 +223,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     if cell.execution == "paced":
         shared["virtual"] = _injected(study.virtual)
     elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
-        balanced = study.partition.options.get("balance") == "speed"
-        shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if balanced else {})
+        shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if _by_speed(study) else {})
     run = Run.model_construct(
         **shared,
         study=study.name,

@@ -109,6 +109,14 @@ class VirtualOptions(Unevenness):
         """
         said = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
         both = self.model_copy(update=said)
-        if fault := both.too_wide():
+        if fault := both.too_wide() or self._of_no_jitter(both.jitter):
             raise StudyError(f"virtual: {fault}")
         return both
+
+    def _of_no_jitter(self, jitter: str) -> str:
+        """What is wrong with a deviation said beside a `jitter` that takes none; a file with all defaults says 0.05."""
+        sigma = self.jitter_sigma
+        if jitter in STATED or sigma == type(self).model_fields["jitter_sigma"].default:
+            return ""
+        laws = ", ".join(STATED)
+        return f"jitter_sigma {sigma:g} has no effect with jitter: {jitter}; write a jitter of {laws}"
