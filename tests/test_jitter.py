@@ -63,7 +63,9 @@ def test_without_jitter_every_step_is_alike():
 @pytest.mark.parametrize("said", [{}, {"jitter": "measured"}, {"jitter": "none"}])
 def test_a_deviation_of_no_stated_jitter_is_refused(said):
     kind = said.get("jitter", "measured")
-    with pytest.raises(StudyError, match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write a jitter of n"):
+    with pytest.raises(
+        StudyError, match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write jitter: n"
+    ):
         VirtualOptions(jitter_sigma=0.2, **said).over(Unevenness())
     assert VirtualOptions(jitter_sigma=0.05, **said).over(Unevenness()).jitter == kind  # as files with defaults say it
     assert VirtualOptions(**said).over(Unevenness(jitter_sigma=0.2)).jitter == kind

@@ -118,5 +118,5 @@ class VirtualOptions(Unevenness):
         sigma = self.jitter_sigma
         if jitter in STATED or sigma == type(self).model_fields["jitter_sigma"].default:
             return ""
-        laws = ", ".join(STATED)
-        return f"jitter_sigma {sigma:g} has no effect with jitter: {jitter}; write a jitter of {laws}"
+        laws = " or ".join([", ".join(STATED[:-1]), STATED[-1]])
+        return f"jitter_sigma {sigma:g} has no effect with jitter: {jitter}; write jitter: {laws}"
