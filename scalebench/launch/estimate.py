@@ -26,9 +26,14 @@ class Estimate:
         """`about 12 min and 0.390 core-hours of training compute`, with the most where that is more."""
         wall, hours = roughly(self.wall_s), _hours(self.core_hours)
         if self.most > 1:
-            wall = f"{wall} to {roughly(self.wall_s * self.most)}"
-            hours = f"{hours} to {_hours(self.core_hours * self.most)}"
+            wall = _span(wall, roughly(self.wall_s * self.most))
+            hours = _span(hours, _hours(self.core_hours * self.most))
         return f"about {wall} and {hours} core-hours of training compute"
+
+
+def _span(low: str, high: str) -> str:
+    """From one to the other; one alone where both read alike."""
+    return low if low == high else f"{low} to {high}"
 
 
 def _hours(hours: float) -> str:

@@ -13,9 +13,10 @@ A cell with a failed run is left as it is until that run has been made again.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from scalebench.records.progress import group_of
 from scalebench.study.spec import Run, Until
 
 _BASELINES = ("allreduce", "horovod", "ddp")  # at the same worker count; and serial, which has only one
@@ -34,8 +35,21 @@ class Cell(NamedTuple):
         return cls(run.execution, run.engine, str(run.strategy), run.workers)
 
     def __str__(self) -> str:
-        where = self.execution if self.execution == self.engine else f"{self.execution} {self.engine}"
-        return f"{self.strategy} at {self.workers} ({where})"
+        return together([self])
+
+
+def together(cells: Iterable[Cell]) -> str:
+    """Every one of `cells`, in few words: `ddp, horovod at 2, 4 (virtual); ddp at 2 (native gloo)`."""
+    at: dict[tuple[str, str], list[int]] = {}
+    for cell in cells:
+        at.setdefault((group_of(cell.execution, cell.engine), cell.strategy), []).append(cell.workers)
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (group, strategy), counts in at.items():
+        alike.setdefault((group, tuple(sorted(counts))), []).append(strategy)
+    return "; ".join(
+        f"{', '.join(strategies)} at {', '.join(map(str, counts))} ({group})"
+        for (group, counts), strategies in alike.items()
+    )
 
 
 class Replication:

@@ -18,7 +18,7 @@ from scalebench.launch.lock import study_lock
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
-from scalebench.launch.replication import Replication
+from scalebench.launch.replication import Replication, together
 from scalebench.launch.resume import keep_study
 from scalebench.launch.scenery import given_calibration, scenery_for
 from scalebench.launch.sweep import is_virtual
@@ -134,7 +134,7 @@ def _too_wide(replication: Replication, until: Until | None) -> list[str]:
         return []
     return [
         f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than {100 * until.ci_width:.3g} % of the "
-        f"time: {', '.join(map(str, wide[:3]))}{' ...' if len(wide) > 3 else ''}"
+        f"time: {together(wide)}"
     ]
 
 

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.load import load_cluster
-from scalebench.launch.replication import Cell, Replication, relative_width
+from scalebench.launch.replication import Cell, Replication, relative_width, together
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
@@ -157,3 +157,9 @@ def test_stopping_when_it_is_narrow_costs_the_coverage_that_the_page_states():
 
     assert coverage(3) == pytest.approx(0.951, abs=0.006)
     assert coverage(5) == pytest.approx(0.961, abs=0.006)
+
+
+def test_points_are_all_named_those_of_like_counts_together():
+    native = [Cell("native", "mpi", name, workers) for name in ("allreduce", "localsgd") for workers in (4, 2)]
+    cells = [*native, Cell("native", "gloo", "ddp", 2), Cell("virtual", "virtual", "ddp", 2)]
+    assert together(cells) == "allreduce, localsgd at 2, 4 (native mpi); ddp at 2 (native gloo); ddp at 2 (virtual)"
