@@ -53,6 +53,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} worker{'s' * (workers > 1)}: {note}")
     made.notes += _few_steps(study, made) + _too_few_steps(study, made) + _long_steps(study)
+    made.notes += _idle_schedule(study, made)
     return made
 
 
@@ -141,4 +142,24 @@ def _long_steps(study: Study) -> list[str]:
     return [
         f"{', '.join(alone)}: lr_policy linear multiplies the learning rate by up to {most}, for replicas whose "
         "batch does not grow: they may train badly or diverge; use lr_policy constant for them"
+    ]
+
+
+def _idle_schedule(study: Study, made: Preparation) -> list[str]:
+    """Where training ends before the learning rate's schedule has done anything, or all of it."""
+    epochs, every = study.epochs, study.lr_decay_every or 0
+    trained = f"the training has {epochs} epoch{'s' * (epochs > 1)}"
+    if study.lr_policy == "linear" and study.lr_warmup_epochs >= epochs and max(made.plans) > 1:
+        return [f"lr_warmup_epochs {study.lr_warmup_epochs}, but {trained}: lr times the workers is never reached"]
+    if study.lr_policy == "step" and every >= epochs:
+        return [f"lr_decay_every {every}, in epochs, but {trained}: the learning rate never decays"]
+    if study.lr_policy != "optimizer_steps":
+        return []
+    steps = {workers: epochs * plan.steps(0) for workers, plan in made.plans.items()}
+    never = {workers: count for workers, count in steps.items() if every >= count}
+    if not never:
+        return []
+    return [
+        f"lr_decay_every {every}, in optimizer steps, but the training has at most {max(never.values())} at "
+        f"{_listed(never)} worker{'s' * (list(never) != [1])}: the learning rate never decays there"
     ]

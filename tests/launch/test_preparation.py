@@ -32,6 +32,30 @@ def test_a_learning_rate_that_grows_with_the_workers_is_not_for_replicas_that_st
     assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
 
 
+@pytest.mark.parametrize(
+    ("workers", "said", "noted"),
+    [
+        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 3}, "lr_warmup_epochs 3, but the training has 3 epochs: "),
+        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 2}, None),
+        ("1", {"lr_policy": "linear", "lr_warmup_epochs": 3}, None),
+        ("1", {"lr_policy": "step", "lr_decay_every": 3}, "lr_decay_every 3, in epochs, but the training has 3 epochs"),
+        ("1", {"lr_policy": "step", "lr_decay_every": 2}, None),
+        (
+            "1,2,4",  # 142 wines by 8: 54, 27 and 15 steps
+            {"lr_policy": "optimizer_steps", "lr_decay_every": 27},
+            "lr_decay_every 27, in optimizer steps, but the training has at most 27 at 2, 4 workers: the learning ",
+        ),
+        ("1,2,4", {"lr_policy": "optimizer_steps", "lr_decay_every": 14}, None),
+        ("1", {}, None),
+    ],
+)
+def test_a_schedule_that_training_ends_before_is_noted(workers, said, noted):
+    found = notes(["allreduce"], workers, epochs=3, batch_per_worker=8, execution="virtual", **said)
+    found = [note for note in found if note.startswith("lr_")]
+    assert len(found) == (noted is not None)
+    assert all(note.startswith(noted) for note in found)
+
+
 def test_it_is_said_which_points_are_oversubscribed_and_why(monkeypatch):
     monkeypatch.setattr(engines, "cores", lambda: 2)
     monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
