@@ -132,8 +132,15 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
 
 
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
-    mean = _mean(worker.compute_s for worker in workers)
-    return max(worker.compute_s or 0.0 for worker in workers) / mean if mean else None
+    """max_i c_i / mean_i c_i, c_i = compute_s / optimizer_steps of worker i: how much slower a step of the slowest is.
+
+    Per step, for who skips rounds or is chosen less often computes less, and is not faster for that. Over the workers
+    that took a step; None where compute is not told apart, or nobody computed.
+    """
+    stepped = [worker for worker in workers if worker.optimizer_steps]
+    each = [None if worker.compute_s is None else worker.compute_s / worker.optimizer_steps for worker in stepped]
+    mean = _mean(each)
+    return max(seconds or 0.0 for seconds in each) / mean if mean else None
 
 
 def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:

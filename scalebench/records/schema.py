@@ -162,7 +162,10 @@ class RunRow(_Row):
     ] = None
     straggler_factor: Annotated[
         float | None,
-        Column("compute_s of the worker with the most of it over the mean of all; empty where compute_s is"),
+        Column(
+            "compute_s per optimizer step, of the slowest worker over the mean of all that took one; empty where "
+            "compute_s is"
+        ),
     ] = None
     data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[

@@ -82,6 +82,31 @@ def test_the_straggler_factor_is_the_most_compute_over_the_mean(make_run):
     assert convert(make_run("ddp", 2), blank)[0].straggler_factor is None
 
 
+def test_who_takes_fewer_steps_is_no_faster_for_that(make_run, play):
+    """Seconds a step: 0.1, and 0.12 of one that took half the steps; who took none is left out."""
+    half, none = worker(1, 1.0, compute_s=0.6), worker(2, 1.0, compute_s=0.0)
+    half.optimizer_steps, none.optimizer_steps = 5, 0
+    outcome = Outcome("test-run", "completed", "", [worker(0, 1.2, compute_s=1.0), half, none], [])
+    assert convert(make_run("allreduce", 3), outcome)[0].straggler_factor == pytest.approx(0.12 / 0.11)
+    idle = Outcome("test-run", "completed", "", [none], [])
+    assert convert(make_run("allreduce", 3), idle)[0].straggler_factor is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slowdown", "factor"),
+    [
+        ({"fedavg": {"fraction": 0.5}}, {}, 1.0),
+        ("bsp_backup", {2: 3.0}, 3.0 / 1.5),
+    ],
+)
+def test_a_factor_of_equal_or_slow_workers_is_theirs_whoever_took_part(make_run, play, strategy, slowdown, factor):
+    virtual = {"slowdown": slowdown, "jitter": "none"}
+    outcome, _ = play(strategy, 4, virtual=virtual, epochs=3)
+    assert len({worker.optimizer_steps for worker in outcome.workers}) > 1
+    row, _ = convert(make_run(strategy, 4, virtual=virtual, epochs=3), outcome)
+    assert row.straggler_factor == pytest.approx(factor)
+
+
 def test_a_virtual_straggler_is_recorded(make_run, play):
     run = make_run("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
     outcome, _ = play("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
