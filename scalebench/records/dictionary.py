@@ -60,11 +60,11 @@ collectives for it. One call carries one synchronisation, whatever is averaged a
 - An average of more than 8 MiB x K, K workers: to divide all of it once it is there would take longer. By `mpi` and
   `horovod` it goes in pieces of 8 MiB x K, one after the other, each divided while it is in the cache; by `gloo` in two
   halves, the first of which is divided while the second travels.
-- Where what is averaged together does not lie side by side. Parameters, floating-point buffers and SGD's momentum do, in
-  this order, and go as one from where they lie. Apart lie Adam's moments, momentum where the buffers between it and the
-  parameters are not averaged, a buffer of another dtype and one that the model's forward pass replaces by a new tensor:
-  each piece of more than 1 MiB then goes from where it lies, in a call or in pieces, for to copy it takes longer than a
-  call; the rest goes as one vector.
+- Where what is averaged together does not lie side by side. Parameters, floating-point buffers and SGD's momentum do,
+  in this order, and go as one from where they lie. Apart lie Adam's moments, momentum where the buffers between it
+  and the parameters are not averaged, a buffer of another dtype and one that the model's forward pass replaces by a
+  new tensor: each piece of more than 1 MiB then goes from where it lies, in a call or in pieces, for to copy it takes
+  longer than a call; the rest goes as one vector.
 - Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
   sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
 - Rows that change workers (`shuffle`), by `mpi` and `gloo`: how many, then the rows.
