@@ -12,7 +12,7 @@ from typing import Any
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
-from tests.records_factory import study_rows
+from tests.records_factory import in_proportion, study_rows
 
 HOST, PACKAGES = "cafe", "beef"
 
@@ -31,7 +31,9 @@ class Doctored:
     epochs: dict[str, list[EpochRow]]
     provenance: list[dict[str, Any]] = field(default_factory=lambda: [described()])
     study: dict[str, Any] = field(default_factory=lambda: {"name": "synthetic"})
-    calibration: dict[str, Any] = field(default_factory=lambda: {"key": "of this machine", "tables": []})
+    calibration: Any = field(
+        default_factory=lambda: {"key": "of this machine", "tables": [{"steps": 1}], "engines": {}}
+    )
     unmade: list[Planned] = field(default_factory=list)
 
     def change(self, where: Callable[[RunRow], bool] = lambda row: True, **changes: Any) -> None:
@@ -59,12 +61,14 @@ class Doctored:
         with Store(folder, fsync=False) as store:
             for row in self.rows:
                 epochs = self.epochs.get(row.run_id, [])
-                store.append(row, [epoch.model_copy(update={"attempt": row.attempt}) for epoch in epochs])
+                store.append(
+                    in_proportion(row), [epoch.model_copy(update={"attempt": row.attempt}) for epoch in epochs]
+                )
             for facts in self.provenance:
                 store.keep_provenance(facts)
             if self.study:
                 store.keep_study(self.study)
-        if self.calibration:
+        if self.calibration is not None:
             (folder / "calibration.json").write_text(json.dumps(self.calibration))
         planned = {
             row.run_id: Planned(row.run_id, row.config_hash, group_of(row.execution, row.engine)) for row in self.rows

@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+from scalebench.records.plausible import WITHIN
 from scalebench.records.schema import EpochRow, RunRow
 
 STRATEGIES = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -59,6 +60,16 @@ def run_row(**changes: Any) -> RunRow:
         "final_metric": 0.97,
     }
     return RunRow(**{**values, **changes})
+
+
+def in_proportion(row: RunRow) -> RunRow:
+    """`row`, whose train_s a test has changed, with parts that are not longer than it."""
+    if row.train_s is None or row.train_s <= 0:
+        return row
+    parts = {part: getattr(row, part) for part, whole in WITHIN.items() if whole == "train_s"}
+    longest = max((value for value in parts.values() if value is not None), default=0.0)
+    factor = min(1.0, row.train_s / longest) if longest > 0 else 1.0
+    return row.model_copy(update={part: None if v is None else v * factor for part, v in parts.items()})
 
 
 def epoch_row(**changes: Any) -> EpochRow:

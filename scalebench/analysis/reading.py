@@ -23,6 +23,8 @@ from scalebench.records.cells import from_line, to_text
 from scalebench.records.plausible import (
     LARGEST,
     METRICS,
+    ROUNDING,
+    WITHIN,
     largest_whole,
     no_time,
     other_columns,
@@ -252,7 +254,31 @@ def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) ->
             row = int(bad.to_numpy().argmax())
             expected = "virtual" if simulated.iloc[row] else "a native engine"
             raise _bad_cell(path, row, "engine", table["engine"].iloc[row], f"{expected} for this execution")
+        _check_moments(path, table["started_utc"])
         _check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
+        _check_parts(path, table)
+
+
+def _check_moments(path: Path, moments: pd.Series[str]) -> None:
+    """A moment that a spreadsheet wrote in its own way would leave its run without one, and unnoticed."""
+    given = moments.notna().to_numpy(dtype=bool)
+    read = pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").notna().to_numpy(dtype=bool)
+    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
+    bad = given & ~(read & dashed)
+    if bad.any():
+        row = int(bad.argmax())
+        raise _bad_cell(path, row, "started_utc", moments.iloc[row], "ISO 8601 (2026-11-20T12:00:00+00:00)")
+
+
+def _check_parts(path: Path, table: pd.DataFrame) -> None:
+    """No part of a completed run is longer than the whole; what took no time at all is left to `check`."""
+    completed = (table["status"] == "completed").to_numpy(dtype=bool)
+    for part, whole in WITHIN.items():
+        parts, wholes = (table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole))
+        bad = completed & (wholes > 0) & (parts > wholes * (1 + ROUNDING))
+        if bad.any():
+            row = int(bad.argmax())
+            raise _bad_cell(path, row, part, table[part].iloc[row], f"at most {whole}, which is {wholes[row]:g}")
 
 
 def _check_completed(

@@ -43,8 +43,10 @@ def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dic
     found: dict[str, dict[str, Any] | None] = {}
     for name in runs["provenance"].dropna().unique():
         found |= nodes_in(files[name]) if name in files else {}
-    for host in runs.loc[~runs["provenance"].isin(files), "host_hash"].dropna().unique():
-        found.setdefault(host, hosts.get(host))
+    named = runs[["provenance", "host_hash"]].drop_duplicates().dropna(subset=["host_hash"])
+    for name, host in named.itertuples(index=False):  # a row's own machine is among its file's nodes, or is another
+        if name not in files or host not in nodes_in(files[name]):
+            found.setdefault(host, hosts.get(host))
     return found
 
 
@@ -92,8 +94,19 @@ def states_steps(results: Results) -> bool:
 
 
 def keeps_calibration(results: Results) -> bool:
-    """Whether the folder holds, and can read, what its virtual runs on this machine were charged by."""
-    return any(True for _ in _mapping(results.folder / CALIBRATION))
+    """Whether the folder holds a file of what its virtual runs on this machine were charged by."""
+    return (results.folder / CALIBRATION).is_file()
+
+
+def reads_calibration(results: Results) -> bool:
+    """Whether that file holds tables of step times and costs of engines; of stated step times there is no table."""
+    kinds = {"key": str, "tables": list, "engines": dict}
+    return any(
+        all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
+        and all(isinstance(table, dict) and table for table in facts["tables"])
+        and bool(facts["tables"] or results.study.get("device_step_time") is not None)
+        for facts in _mapping(results.folder / CALIBRATION)
+    )
 
 
 def _mapping(path: Path) -> Iterator[dict[str, Any]]:

@@ -123,6 +123,18 @@ def test_two_contents_of_a_cluster_file_are_two_clusters(study):
         ("comm_s", "-inf", "comm_s is '-inf', expected at most 1e+09 s"),
         ("final_metric", "7.5", "final_metric is '7.5', expected an accuracy from 0 to 1"),
         ("best_metric", "-0.5", "best_metric is '-0.5', expected an accuracy from 0 to 1"),
+        ("time_to_target_s", "99999", "time_to_target_s is '99999.0', expected at most train_s, which is 1"),
+        ("time_to_target_s", "1.00001", "time_to_target_s is '1.00001', expected at most train_s, which is 1"),
+        ("compute_s", "99999", "compute_s is '99999.0', expected at most train_s, which is 1"),
+        ("comm_s", "1.5", "comm_s is '1.5', expected at most train_s, which is 1"),
+        ("wait_s", "2", "wait_s is '2.0', expected at most train_s, which is 1"),
+        ("data_s", "2", "data_s is '2.0', expected at most train_s, which is 1"),
+        ("other_s", "2", "other_s is '2.0', expected at most train_s, which is 1"),
+        ("epochs_to_target", "7", "epochs_to_target is '7', expected at most epochs, which is 6"),
+        *(
+            ("started_utc", moment, f"started_utc is '{moment}', expected ISO 8601 (2026-11-20T12:00:00+00:00)")
+            for moment in ("22.11.2026 03:00", "11/22/2026 3:00", "2026/11/22 03:00", "46348.125", "20261122", "now")
+        ),
         ("bytes_sent_per_worker", "inf", "bytes_sent_per_worker is 'inf', expected a number of at most 1e+150"),
         ("workers", 20 * "9", f"workers is '{20 * '9'}', expected a whole number of at most 9007199254740992"),
         ("repetition", f"-{20 * '9'}", f"repetition is '-{20 * '9'}', expected a whole number of at most"),
@@ -141,6 +153,26 @@ def test_a_damaged_cell_is_named(study, column, cell, message):
     with pytest.raises(ResultsError) as caught:
         load(folder)
     assert str(caught.value).startswith(f"{folder}/runs.csv, line 3: {message}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "time_to_target_s": 1.0,
+            "epochs_to_target": 6,
+            "compute_s": 1.0 + 1e-9,
+            "comm_s": 0.0,
+        },  # the end is the target
+        {"train_s": 0.0, "compute_s": 0.4},  # of no statistic, and named by `check`
+        {"status": "timeout", "train_s": 0.5, "time_to_target_s": 0.6},
+        *({"started_utc": moment} for moment in (None, "2026-11-20T12:00:00Z", "2026-11-20T12:00:00.123+00:00")),
+        {"started_utc": "2026-11-20 12:00"},
+    ],
+)
+def test_parts_of_a_whole_and_moments_of_iso_8601_are_read(study, changes):
+    rows = [run_row(run_id="a"), run_row(run_id="b", repetition=1, **changes)]
+    assert len(study(rows=rows).runs) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pandas as pd
 
+from scalebench.analysis.blocks import timed
+from scalebench.analysis.bounds import relative_width
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
+from scalebench.analysis.intervals import level_of
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
 
@@ -108,6 +112,61 @@ class UnevenRepetitions(Rule):
                     place(fewer),
                     "run the study to its end, or state the number of runs of each cell",
                 )
+
+
+@RULES.add
+class EpochsMissing(Rule):
+    """Times alone: how the metric developed, and whether a run was as fast all along, is in epochs.csv."""
+
+    name = "epochs-missing"
+    summary = "every completed run has its epochs in epochs.csv"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        keys = ["run_id", "attempt"]
+        epochs = pd.MultiIndex.from_frame(evidence.results.epochs[keys].drop_duplicates())
+        without = evidence.runs[~pd.MultiIndex.from_frame(evidence.runs[keys]).isin(epochs)]
+        if len(without):
+            found = f"lacks {counted(len(without), 'completed run')} of {len(evidence.runs):,}"
+            if not (evidence.results.folder / "epochs.csv").is_file():
+                found = "is missing"
+            yield self.finding(
+                "warning",
+                f"epochs.csv {found}: convergence, and the first epoch against later ones, cannot be checked",
+                place(without),
+                "keep the whole folder that `scalebench run` wrote",
+            )
+
+
+@RULES.add
+class StillWide(Rule):
+    """`until` ends at `at_most` runs: a point that is not as narrow as asked by then stays so."""
+
+    name = "still-wide"
+    summary = "with `until`, every interval is as narrow as asked"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        until = evidence.results.study.get("until")
+        if not isinstance(until, Mapping) or not isinstance(until.get("ci_width"), int | float):
+            return
+        asked, runs = float(until["ci_width"]), timed(evidence.results)
+        sizes = runs.groupby(CELL, dropna=False)["train_s"].transform("size")
+        widths = [
+            float(
+                relative_width(np.log(own["train_s"].to_numpy(dtype=float)), level_of(evidence.results.study, len(own)))
+            )
+            for _, own in runs[sizes > 1].groupby(CELL, dropna=False)
+        ]
+        last = runs[sizes > 1].groupby(CELL, dropna=False).tail(1)
+        at = runs[sizes > 1].groupby(CELL, dropna=False).ngroup()
+        wide = last[[widths[at[index]] > asked for index in last.index]]
+        if len(wide):
+            yield self.finding(
+                "note",
+                f"{counted(len(wide), 'point')} of {len(last):,} {'is' if len(wide) == 1 else 'are'} wider than the "
+                f"{100 * asked:.3g} % of the time that was asked for, up to {100 * max(widths):.2g} %",
+                place(wide),
+                "raise at_most and run the study again, which goes on, or state the widths that were reached",
+            )
 
 
 def _statuses(runs: pd.DataFrame) -> str:

@@ -10,7 +10,14 @@ from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
 from scalebench.analysis.places import counted, listed, place
 from scalebench.analysis.reading import clusters_of
-from scalebench.analysis.surroundings import DECISIVE, changed_packages, hardware, keeps_calibration, machines_of
+from scalebench.analysis.surroundings import (
+    DECISIVE,
+    changed_packages,
+    hardware,
+    keeps_calibration,
+    machines_of,
+    reads_calibration,
+)
 
 
 @RULES.add
@@ -148,11 +155,13 @@ class NoProvenance(Rule):
                 "keep the whole folder that `scalebench run` wrote",
             )
         charged = runs[(runs["execution"] == "virtual") & (runs["cluster"] == "this-machine")]
-        if len(charged) and not keeps_calibration(evidence.results):
+        kept = keeps_calibration(evidence.results)
+        if len(charged) and not (kept and reads_calibration(evidence.results)):
+            charging = f"{counted(len(charged), 'virtual run')} {'was' if len(charged) == 1 else 'were'} charged by"
             yield self.finding(
                 "warning",
-                f"calibration.json is missing: nothing says what {counted(len(charged), 'virtual run')} "
-                f"{'was' if len(charged) == 1 else 'were'} charged by, nor gives the same times again",
+                f"calibration.json {'cannot be read' if kept else 'is missing'}: nothing says what {charging}, "
+                "nor gives the same times again",
                 place(charged),
                 "keep the whole folder that `scalebench run` wrote",
             )

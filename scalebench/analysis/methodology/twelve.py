@@ -31,7 +31,7 @@ TWELVE = (
     Kept(
         2,
         "Say why only a part of a benchmark, or of the system, was used.",
-        ("failed-runs", "retried-runs", "unfinished", "uneven-repetitions"),
+        ("failed-runs", "retried-runs", "unfinished", "uneven-repetitions", "epochs-missing"),
         to_you="the reason for the worker counts, strategies, data and share of the machine that you chose",
     ),
     Kept(
@@ -49,7 +49,7 @@ TWELVE = (
     Kept(
         5,
         "Say whether values are deterministic; if not, give confidence intervals.",
-        ("few-runs", "mixed-executions", "virtual-error"),
+        ("few-runs", "mixed-executions", "virtual-error", "still-wide"),
         "measured times and metrics have 95 % intervals; virtual ones are named for what their draws vary in",
     ),
     Kept(

@@ -362,6 +362,12 @@ def one_job_on_nodes_of_two_kinds(study):
     on_nodes(study, {"cafe": described(), "f00d": described("f00d", cpu={"model": "Model 2", "usable_cores": 8})})
 
 
+@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (not described)")
+def a_row_names_a_machine_that_its_file_does_not(study):
+    study.change(native, provenance=name_of(study.provenance[0]))
+    study.change(lambda row: native(row) and row.repetition == 4, host_hash="f00d")
+
+
 @case("mixed-machines", "warning", "of 7 measured runs the machine is unknown (host_hash is empty), and of the others")
 def some_rows_do_not_say_on_which_machine(study):
     study.change(lambda row: native(row) and row.repetition == 4, host_hash=None)
@@ -412,7 +418,17 @@ def the_study_was_deleted(study):
 
 @case("no-provenance", "warning", "calibration.json is missing: nothing says what 35 virtual runs were charged by")
 def the_calibration_was_deleted(study):
+    study.calibration = None
+
+
+@case("no-provenance", "warning", "calibration.json cannot be read: nothing says what 35 virtual runs were charged by")
+def the_calibration_is_empty(study):
     study.calibration = {}
+
+
+@case("no-provenance", "warning", "calibration.json cannot be read: nothing says what 35 virtual runs were charged by")
+def the_calibration_has_no_step_times(study):
+    study.calibration = {"key": "of this machine", "tables": [], "engines": {}}
 
 
 @case("frequency-scaling", "warning", "the processors' governor is powersave")
@@ -477,6 +493,20 @@ def two_rows_were_deleted(study):
     study.drop(lambda row: row.strategy == "epoch_average" and row.workers == 4 and native(row) and row.repetition > 2)
 
 
+@case("epochs-missing", "warning", "epochs.csv lacks 35 completed runs of 70: convergence, and the first epoch")
+def the_epochs_of_the_real_runs_were_deleted(study):
+    study.epochs = {row.run_id: study.epochs[row.run_id] for row in study.rows if not native(row)}
+
+
+@case("still-wide", "note", "1 point of 14 is wider than the 10 % of the time that was asked for, up to ")
+def one_point_is_still_wide_at_the_most(study):
+    study.study["until"] = {"ci_width": 0.1, "at_least": 3, "at_most": 5}
+    study.change(
+        lambda row: native(row) and row.strategy == "epoch_average" and row.workers == 4,
+        train_s=lambda row: row.train_s * (1 + 0.05 * row.repetition),
+    )
+
+
 @pytest.mark.parametrize(("rule", "severity", "said", "doctor"), CASES, ids=[case[3].__name__ for case in CASES])
 def test_a_doctored_study_is_found_out(sound, tmp_path, rule, severity, said, doctor):
     doctor(sound)
@@ -485,6 +515,13 @@ def test_a_doctored_study_is_found_out(sound, tmp_path, rule, severity, said, do
     assert len(matching) == 1, own
     assert matching[0].where
     assert matching[0].fix
+
+
+def test_a_table_of_epochs_that_is_gone_is_missed(sound, tmp_path):
+    (sound.write(tmp_path) / "epochs.csv").unlink()
+    (found,) = [finding for finding in check(tmp_path).findings if finding.rule == "epochs-missing"]
+    assert found.severity == "warning"
+    assert found.what.startswith("epochs.csv is missing: convergence, and the first epoch against later ones")
 
 
 def test_a_sound_study_breaks_no_rule(sound, tmp_path):
