@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.errors import ResultsError
 from scalebench.figures.base import FIGURES, Figure, default_figures
+from scalebench.records.cells import to_cell
 from scalebench.study.spec import slug
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ def _write(kind: Figure, results: Results, stem: Path, formats: Sequence[str]) -
 
     files = write_figure(kind.name, draw, stem, formats)
     data = stem.with_suffix(".csv")
-    canvases[0].data().to_csv(data, index=False, lineterminator="\n")
+    table = canvases[0].data()
+    texts = table.select_dtypes(exclude=["number", "bool"]).columns
+    safe = {name: [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]] for name in texts}
+    table.assign(**safe).to_csv(data, index=False, lineterminator="\n")  # no text is a formula in a spreadsheet
     return [*files, data]
 
 

@@ -21,7 +21,9 @@ _COLUMNS = 3
 @FIGURES.add
 class TimeReduction(Figure):
     name = "time-reduction"
-    summary = "signed time saved at the same worker count: against allreduce, against horovod and ddp in two parts"
+    summary = (
+        "signed time saved at the same worker count: against allreduce, and horovod and ddp, if there, in two parts"
+    )
 
     def absent(self, results: Results) -> str:
         from scalebench.analysis.grouping import PER_BATCH

@@ -111,8 +111,24 @@ def test_what_is_not_measured_is_drawn_as_such(plots):
     assert shares.to_numpy() == pytest.approx(100)
 
 
+def test_no_label_is_a_formula_for_a_spreadsheet(tmp_path):
+    rows = [run_row(run_id=f"{n}", workers=n, strategy="=cmd()", train_s=4.0 / n, compute_s=1.0) for n in (1, 2)]
+    plot(keep(tmp_path / "study", some(*rows)), tmp_path / "plots", ["strong-scaling"], ["svg"])
+    drawn = pd.read_csv(next((tmp_path / "plots").rglob("strong-scaling.csv")))
+    assert "'=cmd()" in set(drawn["series"])
+    assert not [text for text in drawn.select_dtypes(exclude="number").to_numpy().ravel() if str(text)[0] in "=+-@"]
+
+
 def test_what_an_engine_takes_at_one_worker_is_no_communication(tmp_path):
-    split = {"strategy": "horovod", "compute_s": 6.0, "comm_s": 3.0, "wait_s": 0.0, "data_s": 1.0, "other_s": 0.0}
+    split = {
+        "strategy": "horovod",
+        "train_s": 10.0,
+        "compute_s": 6.0,
+        "comm_s": 3.0,
+        "wait_s": 0.0,
+        "data_s": 1.0,
+        "other_s": 0.0,
+    }
     kept = keep(tmp_path / "study", some(*(run_row(run_id=f"{n}", workers=n, **split) for n in (1, 2))))
     plot(kept, tmp_path / "plots", ["breakdown"])
     (file,) = (tmp_path / "plots").rglob("breakdown.csv")

@@ -172,13 +172,14 @@ def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
     metric = "/".join(sorted(runs["metric_name"].dropna().unique())) or "quality"
     error = median_error(agreement(results))
     off = "" if error is None else f" (median error {deviation(error)})"
+    parts = ", and which part of it the engine saves" if set(runs["strategy"]) & {"horovod", "ddp"} else ""
     said = {
         "strong-scaling": f"How training time, parallel efficiency and {metric} of {len(set(runs['label']))} ways to "
         f"synchronise change {counts}, at a fixed number of samples per epoch.",
         "weak-scaling": f"How training time, parallel efficiency and {metric} change {counts}, at a fixed number of "
         f"samples per worker.",
         "time-reduction": f"How much time synchronising less often ({', '.join(sparse) or 'none here'}) saves against "
-        f"per-batch baselines, and which part of it the engine saves.",
+        f"per-batch baselines{parts}.",
         "convergence": f"How {metric} develops over training time and epochs.",
         "breakdown": "What the time is spent on: computing, communicating, waiting, data.",
         "agreement": f"How far the simulation's times are from measured ones{off}.",

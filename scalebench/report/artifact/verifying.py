@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
+from scalebench.records.cells import to_text
 from scalebench.report.artifact.packing import SUMS, changed_files
 
 REDRAWN = "redrawn"
@@ -55,7 +56,7 @@ def _compare(figure: str, shipped: Path, again: Path | None) -> Verdict:
                 return Verdict(figure, cells, f"line {number} is there once only, or has another length")
             for before, now in zip(left, right, strict=True):
                 cells += 1
-                if before != now and not _equal(before, now):
+                if to_text(before) != to_text(now) and not _equal(before, now):
                     return Verdict(figure, cells, f"line {number}: {before or 'nothing'} is now {now or 'nothing'}")
     return Verdict(figure, cells, "")
 
