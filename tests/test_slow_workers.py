@@ -27,7 +27,7 @@ from scalebench.launch.planning import plan_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
 from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
-from scalebench.study.load import load_study
+from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.study.unevenness import VirtualOptions
 
@@ -224,6 +224,10 @@ def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
     (run, *_) = plan_study(Study.model_validate(values)).sweep.runs
     assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({1: 2.0}, "lognormal", 0.2)
     assert run.virtual.slowness(0)(1.0) == 3.0
+    kept = tmp_path / "study.yaml"
+    kept.write_text(dump_study(Study.model_validate(values)))
+    (again, *_) = plan_study(load_study(kept, {}, [])).sweep.runs
+    assert again == run  # what results keep of the study is the same study still
     said = {**values, "virtual": {"slowdown": {}, "jitter": "none"}}
     (run, *_) = plan_study(Study.model_validate(said)).sweep.runs
     assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)

@@ -16,7 +16,8 @@ from scalebench.study.spec import Study, Training
 from scalebench.study.validation import explain, parse, read_mapping
 
 _HEADER = """\
-# A scalebench study, resolved: every key is written out, with the value that was used.
+# A scalebench study, resolved: every key is written out, with the value that was used; `virtual` holds what was said,
+# and the cluster's own jitter and slow workers what it leaves unsaid.
 # `scalebench run THIS_FILE` runs it again; `scalebench schema` prints what each key means.
 """
 _USER = "$USER"
@@ -64,6 +65,7 @@ def dump_study(study: Study) -> str:
     # Both batch keys are never given together, and what is empty is said by leaving it out.
     order = [*Study.__annotations__, *Training.model_fields]
     kept = {key: values[key] for key in order if values[key] is not None}
+    kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)  # the cluster says what it does not
     if study.until is not None:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
