@@ -199,7 +199,7 @@ def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError |
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
-    by_drift = alike * shared.variance > own
+    by_drift = 2 * alike * shared.variance > total
     freedom = np.where(by_drift, np.minimum(freedom, shared.freedom), freedom)
     return np.sqrt(np.maximum(total, 1e-300)), freedom
 

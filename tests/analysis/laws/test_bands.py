@@ -173,6 +173,19 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
     assert 0.93 <= np.mean(held) <= 0.97
 
 
+def test_a_small_drift_does_not_lend_its_few_degrees_of_freedom_to_a_large_error_of_the_simulation():
+    """Where the drift outweighs the law's own misfit and where it does not, the band is as wide: both are small."""
+    random, error = np.random.default_rng(5), VirtualError(0.3, 4)
+    name, coefficients, every = TRUTHS["trees, each epoch"]
+    law, jumps = mechanistic(workload(every=every), name), []
+    for _ in range(20):
+        series = following(law, coefficients, noise=0.03, kind="drift", random=random, execution="virtual", error=error)
+        band = curve([Candidate(fit(law, series), series, 0.0, 1.0)], series, np.geomspace(1, 128, 100))
+        widths = np.log(band.high / band.low)
+        jumps.append(np.abs(np.diff(widths)).max() / widths.min())
+    assert max(jumps) < 0.1
+
+
 def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated():
     bent = np.exp(0.1 * np.array([1, -1, 1, -1, 1, -1, 1]))
     widths = []
