@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -148,23 +149,20 @@ class StillWide(Rule):
         until = evidence.results.study.get("until")
         if not isinstance(until, Mapping) or not isinstance(until.get("ci_width"), int | float):
             return
-        asked, runs = float(until["ci_width"]), timed(evidence.results)
-        sizes = runs.groupby(CELL, dropna=False)["train_s"].transform("size")
-        widths = [
-            float(
-                relative_width(np.log(own["train_s"].to_numpy(dtype=float)), level_of(evidence.results.study, len(own)))
-            )
-            for _, own in runs[sizes > 1].groupby(CELL, dropna=False)
-        ]
-        last = runs[sizes > 1].groupby(CELL, dropna=False).tail(1)
-        at = runs[sizes > 1].groupby(CELL, dropna=False).ngroup()
-        wide = last[[widths[at[index]] > asked for index in last.index]]
-        if len(wide):
+        asked, level = float(until["ci_width"]), partial(level_of, evidence.results.study)
+        widths, rows = [], []
+        for _, own in timed(evidence.results).groupby(CELL, dropna=False):
+            if len(own) > 1:
+                logs = np.log(own["train_s"].to_numpy(dtype=float))
+                widths.append(float(relative_width(logs, level(len(own)))))
+                rows.append(own.tail(1))
+        wide = [row for row, width in zip(rows, widths, strict=True) if width > asked]
+        if wide:
             yield self.finding(
                 "note",
-                f"{counted(len(wide), 'point')} of {len(last):,} {'is' if len(wide) == 1 else 'are'} wider than the "
+                f"{counted(len(wide), 'point')} of {len(rows):,} {'is' if len(wide) == 1 else 'are'} wider than the "
                 f"{100 * asked:.3g} % of the time that was asked for, up to {100 * max(widths):.2g} %",
-                place(wide),
+                place(pd.concat(wide)),
                 "raise at_most and run the study again, which goes on, or state the widths that were reached",
             )
 
