@@ -16,7 +16,7 @@ from scalebench.clock import Task
 from scalebench.comm.base import Request
 from scalebench.comm.books import Books
 from scalebench.comm.in_flight import InFlight
-from scalebench.comm.wire import pack, sum_of_weights, unpack
+from scalebench.comm.wire import divide_, pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class NativeCommunicator(Books, ABC):
                 self._mean_of_many(tensors, weight)
             else:
                 self._allreduce(tensors[0], "sum")
-                tensors[0].div_(self.size)
+                divide_(tensors[0], self.size)
             if self.slow_links is not None:
                 self.linger("allreduce", nbytes)
         self._leave()
@@ -104,7 +104,7 @@ class NativeCommunicator(Books, ABC):
         else:
             self._reduce(tensor, root, "sum" if op == "mean" else op)
         if op == "mean" and self.size > 1 and self.rank == root:
-            tensor.div_(self.size)
+            divide_(tensor, self.size)
         self.linger("linear_reduce" if linear else "reduce", tensor.nbytes, self._with_first(root))
         self._leave()
 
@@ -224,7 +224,7 @@ class NativeCommunicator(Books, ABC):
             if weight is not None:
                 piece.mul_(weight)
             self._allreduce(piece, "sum")
-            piece.div_(divisor)
+            divide_(piece, divisor)
 
     def _packed(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Tensor:
         """What travels; of a weighted mean the weight too, in this rank's place where half precision would round it."""

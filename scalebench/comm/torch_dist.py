@@ -11,7 +11,7 @@ from torch import Tensor
 from scalebench.clock import WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.native import NativeCommunicator
-from scalebench.comm.wire import concatenated
+from scalebench.comm.wire import concatenated, divide_
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -48,7 +48,7 @@ class TorchCommunicator(NativeCommunicator):
             under_way.append(dist.all_reduce(piece, group=self.group, async_op=True))
         for piece, work in zip(pieces, under_way, strict=True):
             work.wait()
-            piece.div_(divisor)
+            divide_(piece, divisor)
 
     def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
         return _Pending(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))

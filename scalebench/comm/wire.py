@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 HALVES = (torch.float16, torch.bfloat16)
+_EXACT = (torch.float32, torch.float64)  # whose inverse of any power of two is one
 _BYTES = 8  # of a weight in float64
 
 
@@ -52,7 +55,23 @@ def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
     if packed is not target:
         target.copy_(packed)
     if divisor is not None:
-        target.div_(divisor)
+        divide_(target, divisor)
+
+
+def divide_(tensor: Tensor, divisor: float) -> None:
+    """`tensor` / `divisor`, in place: by a power of two times its inverse, which is the same number in half the time.
+
+    The factor is a tensor itself, for torch takes longer to make one of a Python number than to multiply some 10,000.
+    """
+    if tensor.dtype in _EXACT and math.frexp(divisor)[0] == 0.5:
+        tensor.mul_(_inverse(divisor, tensor.dtype))
+    else:
+        tensor.div_(divisor)
+
+
+@lru_cache
+def _inverse(power_of_two: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(1 / power_of_two, dtype=dtype)
 
 
 def sum_of_weights(packed: Tensor, target: Tensor) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from scalebench.comm.wire import divide_
+
 _ELEMENTWISE = {"max": torch.maximum, "min": torch.minimum}
 
 
@@ -26,7 +28,9 @@ def reduce_tensors(
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         result.add_(_contribution(tensor, weight, wire))
     result = _rounded(result, wire)
-    return result.div_(sum(1.0 if weight is None else weight for weight in weights)) if op == "mean" else result
+    if op == "mean":
+        divide_(result, sum(1.0 if weight is None else weight for weight in weights))
+    return result
 
 
 def _contribution(tensor: Tensor, weight: float | None, wire: str | None) -> Tensor:
