@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from traceback import walk_tb
+
+_NOBODYS_OWN = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
 
 
 class ScalebenchError(Exception):
@@ -65,3 +70,22 @@ def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
         if close := difflib.get_close_matches(name, among, n=1, cutoff=0.5):
             return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(choices) or 'none'}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error in one line, with the place it came from unless it was meant for the user.
+
+    The place is the innermost line of a strategy or model of somebody's own where there is one, else the innermost.
+    """
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, ScalebenchError):
+        return text
+    if isinstance(error, SystemExit):
+        return f"exited with code {error.code} before reporting"
+    lines = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
+    own = [line for line in lines if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _NOBODYS_OWN]
+    where = ""
+    if lines:
+        frame, number = (own or lines)[-1]
+        where = f" ({Path(frame.f_code.co_filename).name}:{number})"
+    return f"{type(error).__name__}: {text}{where}"

@@ -45,7 +45,14 @@ class Registry(Generic[C]):
         self._loaded = False
 
     def add(self, cls: type[D], place: str = ANYWHERE) -> type[D]:
-        """Class decorator: `cls` is the choice called `cls.name`. A name can be taken once (at each place)."""
+        """Class decorator: `cls` is the choice called `cls.name`. A name can be taken once (at each place).
+
+        Raises:
+            TypeError: the class does not say what each of its kind has to (`name`, `summary`, ...).
+            ValueError: the name is taken.
+        """
+        if unsaid := sorted(fact for fact in cls.__class_vars__ if not hasattr(cls, fact)):
+            raise TypeError(f"class {cls.__name__} does not say its {', '.join(unsaid)}")
         places: dict[str, Any] = self._classes.setdefault(cls.name, {})
         if place in places:
             where = "" if place == ANYWHERE else f" at {place!r}"

@@ -3,6 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
+from scalebench.data.recipe import DATASETS, Recipe
+from scalebench.strategies.base import Strategy
+from scalebench.strategies.registry import register
+
 PLUGIN = """
 import numpy as np
 from scalebench.data.recipe import DATASETS, Arrays, Recipe
@@ -56,3 +62,16 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path):
         "the entry point 'pair' (plugin_that_is_gone) of group 'scalebench.datasets' cannot be loaded"
     )
     assert "\n" not in said
+
+
+def test_a_class_that_does_not_say_what_it_has_to_is_refused_by_name():
+    class Nameless(Recipe):
+        summary = "two points"
+
+    class Silent(Strategy):
+        name = "silent"
+
+    with pytest.raises(TypeError, match=r"^class Nameless does not say its name$"):
+        DATASETS.add(Nameless)
+    with pytest.raises(TypeError, match=r"^class Silent does not say its source, summary$"):
+        register()(Silent)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ScalebenchError
+from scalebench.errors import in_one_line
 from scalebench.lifeline import follow, nursery, unheard
 from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
@@ -156,9 +156,8 @@ def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool], *, f
             outcomes.append(outcome)
             if stopping() or (fail_fast and outcome.status != "completed"):
                 return outcomes
-    except (ScalebenchError, MemoryError, RuntimeError, ValueError, TypeError, OSError) as error:
+    except Exception as error:  # of a strategy or model of somebody's own: any
         begun = len(outcomes)
-        cause = str(error) if isinstance(error, ScalebenchError) else f"{type(error).__name__}: {error}"
-        outcomes += [Outcome(run.run_id, "failed", " ".join(cause.split())) for run in runs[len(outcomes) :]]
+        outcomes += [Outcome(run.run_id, "failed", in_one_line(error)) for run in runs[begun:]]
         return outcomes[: begun + 1] if fail_fast else outcomes
     return outcomes

@@ -12,14 +12,13 @@ import gc
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from mpi4py import MPI
 
 from scalebench.comm.server import ServerLoop
-from scalebench.errors import RunError, ScalebenchError
+from scalebench.errors import RunError, in_one_line
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
@@ -42,7 +41,7 @@ def main(path: Path) -> None:
         loop.serve()
     except BaseException as error:
         status = error.status if isinstance(error, RunError) else "failed"
-        LastWords(rank=world.rank, run_id=loop.current, status=status, error=_said(error)).save(job.folder)
+        LastWords(rank=world.rank, run_id=loop.current, status=status, error=in_one_line(error)).save(job.folder)
         world.Abort(1)
     heart.enter(Phase.FINISHED)
 
@@ -95,7 +94,7 @@ class RankLoop:
             if run.workers > 1 or served is not None:
                 raise  # the others wait for this rank inside a collective
             status = error.status if isinstance(error, RunError) else "failed"
-            outcome = Outcome(run.run_id, status, f"rank 0: {_said(error)}")
+            outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
         if self._events is not None and outcome is not None:
             self._events.ended(outcome)
 
@@ -128,20 +127,3 @@ def _finish_importing() -> None:
 def _end_with_parent() -> None:
     """When mpirun is killed outright its ranks go with it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line, with the place it came from unless it was meant for the user."""
-    text = " ".join(str(error).split()) or "no message"
-    if isinstance(error, ScalebenchError):
-        return text
-    if isinstance(error, SystemExit):
-        return f"exited with code {error.code} before reporting"
-    where = ""
-    trace = error.__traceback__
-    with suppress(AttributeError):
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        assert trace is not None
-        where = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
-    return f"{type(error).__name__}: {text}{where}"

@@ -209,6 +209,29 @@ def test_a_run_that_diverges_is_a_row_and_the_others_go_on(scalebench, tmp_path)
     assert all(row["train_s"] == "" for row in found)
 
 
+def test_an_own_model_that_fails_in_training_is_a_row_that_says_where_and_the_others_go_on(scalebench, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self, inputs, outputs):\n"
+        "        super().__init__()\n"
+        "        self.linear = nn.Linear(inputs, outputs)\n\n"
+        "    def forward(self, x):\n"
+        "        if self.training and len(x) == 71:\n"
+        "            return {}['of no use']\n"
+        "        return self.linear(x)\n\n\n"
+        "def build(input_shape, outputs):\n"
+        "    return Odd(input_shape[0], outputs)\n"
+    )
+    strategies = ["--strategy", "serial", "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "71"]
+    done = scalebench(*SMALL, *strategies, "--model", "mine.py:build", "--device-step-time", "0.01")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    said = {row["strategy"]: (row["status"], row["error"]) for row in rows(tmp_path)}
+    assert set(said.values()) == {("failed", "KeyError: 'of no use' (mine.py:11)")}
+    assert set(said) == {"serial", "allreduce"}
+
+
 def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scalebench, tmp_path):
     arguments = [*SMALL, "--strategy", "serial", "--name", "mine"]
     assert scalebench(*arguments).returncode == 0
