@@ -13,6 +13,7 @@ from scalebench.launch.planning import Plan
 from scalebench.models.registry import build_model
 from scalebench.optimizers import build_optimizer
 from scalebench.strategies import registry
+from scalebench.strategies.replica_state import remembered_by
 from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Study
 
@@ -64,12 +65,7 @@ def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers
     only.grad = gradients
     optimizer = build_optimizer(study.optimizer, [only], study.lr, flat=True)
     optimizer.step()
-    remembered = sum(
-        value.numel()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.dim() > 0
-    )
+    remembered = sum(value.numel() for value in remembered_by(optimizer))
     size = dtype.itemsize
     return Setting(
         study.epochs, steps, workers, shapes, size, workers_per_node, buffers * size, remembered * size, of_all

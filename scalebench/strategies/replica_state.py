@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,12 @@ def optimizer_tensors(worker: Worker) -> list[Tensor]:
     """
     if not worker.optimizer.state:
         _begin(worker.optimizer)
-    return [value for remembered in worker.optimizer.state.values() for value in _tensors(remembered)]
+    return remembered_by(worker.optimizer)
+
+
+def remembered_by(optimizer: Optimizer) -> list[Tensor]:
+    """Its state after a step, as far as it is averaged."""
+    return [value for remembered in optimizer.state.values() for value in _tensors(remembered)]
 
 
 def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
@@ -167,7 +173,9 @@ def _begin(optimizer: Optimizer) -> None:
         return
     import torch
 
-    twin = copy.deepcopy(optimizer)
+    twin = object.__new__(type(optimizer))  # copying one, torch leaves out what a subclass keeps beside its groups
+    groups = copy.deepcopy(optimizer.param_groups)
+    vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
     for group in twin.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)  # a copy of a parameter has none

@@ -60,3 +60,20 @@ def test_buffers_that_ddp_sends_are_in_the_formulas_value(scenery):
     assert sum(worker.bytes_sent for worker in outcome.workers) / 4 / 2 == expected.bytes_sent
     buffers = 4 * (5 + 5) + 8
     assert expected.bytes_sent == expected.steps * (4 * expected.parameters + buffers / 4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb"])
+def test_what_an_optimizer_remembers_is_in_the_formulas_value(scenery, optimizer):
+    """Adam's step counter too; of two clients one is averaged before it has stepped for the first time."""
+    if optimizer in ("lars", "lamb"):
+        pytest.importorskip("pytorch_optimizer")
+    options = {"momentum": 0.9} if optimizer == "sgd" else {}
+    said = {"dataset": "wine", "workers": "2", "epochs": 2, "execution": "virtual", "repetitions": 1, "lr": 1e-3}
+    fedavg = {"fedavg": {"fraction": 0.5, "optimizer_state": "average"}}
+    plan = plan_study(load_study(None, {**said, "optimizer": {optimizer: options}, "strategies": [fedavg]}, []))
+    (expected,) = traffic_of(plan)
+    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[2], scenery)
+    assert outcome.status == "completed", outcome.error
+    assert [worker.bytes_sent / 2 for worker in outcome.workers] == [expected.bytes_sent] * 2
+    moments = {"sgd": 1, "lars": 1}.get(optimizer, 2)
+    assert expected.bytes_sent == 4 * (expected.parameters * (1 + moments) + optimizer.startswith("adam"))
