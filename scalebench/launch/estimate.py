@@ -9,7 +9,8 @@ from scalebench.duration import roughly
 from scalebench.launch.planning import Plan
 from scalebench.study.spec import Run
 
-_WARM_UP, _STEPS = 20, 60
+_WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
+_STEPS, _STEPS_S = (3, 60), 1.0
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,14 @@ def measured_step(plan: Plan) -> float:
     import torch
 
     from scalebench.clock import WallClock
-    from scalebench.virtual.calibration import Alone
+    from scalebench.virtual.calibration import Alone, bounded, take_steps
     from scalebench.worker import Replica
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
     dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
     replica = Replica(run, dataset, shards, Alone(), WallClock())  # type: ignore[arg-type]
-    done, begin = 0, time.perf_counter()
-    while True:
-        for batch in replica.batches(0):
-            replica.local_step(batch)
-            done += 1
-            if done == _WARM_UP:
-                begin = time.perf_counter()
-            if done == _WARM_UP + _STEPS:
-                return (time.perf_counter() - begin) / _STEPS
+    take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
+    begin = time.perf_counter()
+    steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
+    return (time.perf_counter() - begin) / steps

@@ -8,8 +8,9 @@ batch size that occurs. No run of the study is used.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from scalebench.virtual.step_times import STEP_TASKS, BatchTimes, StepTable
 
 BLOCKS = 20
 JITTER_KEPT = 4096
-_WARM_UP = 30
-_RELEASES = 50
+_WARM_UP = (3, 30)  # steps, at least and at most
+_RELEASES = (5, 50)  # backward passes whose gradients are watched, likewise
+_BEFORE_S = 0.5  # for each of the two; large models take the fewest steps
 
 
 class LapClock:
@@ -137,12 +139,12 @@ def _measure(
 
     torch.set_num_threads(run.threads_per_worker)
     dataset = open_dataset(folder)
-    replicas = {size: _replica(run, dataset, size) for size in sizes}
-    for load in loads:
-        for size in sizes:
+    for size in sizes:  # one replica at a time: large models would not fit into memory together
+        replica = _replica(run, dataset, size)
+        for load in loads:
             barrier.wait()
             if index < load:
-                results.put((load, size, _run_steps(replicas[size], seconds_each), index, time.process_time()))
+                results.put((load, size, _run_steps(replica, seconds_each), index, time.process_time()))
 
 
 def _replica(run: Run, dataset: Any, size: int) -> Any:
@@ -161,12 +163,12 @@ def _replica(run: Run, dataset: Any, size: int) -> Any:
 
 def _run_steps(replica: Any, seconds: float) -> _Laps:
     clock: LapClock = replica.clock
-    _steps(replica, _WARM_UP, 0.0)
+    take_steps(replica, bounded(*_WARM_UP, _BEFORE_S))
     release = _release_shares(replica)
     replica.reset()
     gc.collect()
     clock.start()
-    _steps(replica, 2 * BLOCKS, seconds)
+    take_steps(replica, bounded(BLOCKS, None, seconds))
     steps = len(clock.laps[Task.UPDATE])
     laps = np.array([clock.laps[task][:steps] for task in STEP_TASKS])
     shuffles, samples = clock.laps[Task.SHUFFLE], replica.plan.n
@@ -174,16 +176,23 @@ def _run_steps(replica: Any, seconds: float) -> _Laps:
     return _Laps(laps, shuffle, release)
 
 
-def _steps(replica: Any, at_least: int, seconds: float) -> None:
-    """Local steps until both `at_least` of them and `seconds` are over."""
-    end, done, epoch = time.perf_counter() + seconds, 0, 0
-    while True:
-        for batch in replica.batches(epoch):
-            replica.local_step(batch)
-            done += 1
-            if done >= at_least and time.perf_counter() >= end:
-                return
-        epoch += 1
+def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:
+    """0, 1, 2, ... up to `least` of them, and on until there are `most` or `seconds` are over."""
+    end = time.perf_counter() + seconds
+    for done in itertools.count():
+        if done >= least and (done == most or time.perf_counter() >= end):
+            return
+        yield done
+
+
+def take_steps(replica: Any, turns: Iterable[int]) -> int:
+    """One local step a turn, epoch after epoch; how many there were."""
+    done = 0
+    batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
+    for _, batch in zip(turns, batches, strict=False):
+        replica.local_step(batch)
+        done += 1
+    return done
 
 
 def _release_shares(replica: Any) -> list[float]:
@@ -201,7 +210,7 @@ def _release_shares(replica: Any) -> list[float]:
     shares = []
     batch = next(iter(replica.batches(0)))
     loss = torch.nn.functional.cross_entropy if replica.task == "classification" else torch.nn.functional.mse_loss
-    for _ in range(_RELEASES):
+    for _ in bounded(*_RELEASES, _BEFORE_S):
         value = loss(replica.model(batch.x), batch.y)
         begin = time.perf_counter()
         value.backward()  # type: ignore[no-untyped-call]
