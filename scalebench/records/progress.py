@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from scalebench.errors import ResultsError
@@ -120,9 +120,6 @@ def progress_of(folder: Path) -> Progress:
     """
     attempts = Attempts(folder / "runs.csv")
     latest, newest = attempts.latest(), attempts.newest(_NEWEST)
-    begun: dict[str, list[str]] = {}
-    for row in newest:
-        begun.setdefault(_group(row), []).append(row["started_utc"])
     planned, most_to_come = _planned(folder)
     if planned is None:  # written by hand, or by another version: then it consists of what it holds
         planned = [
@@ -148,7 +145,7 @@ def progress_of(folder: Path) -> Progress:
         remaining=remaining,
         most_to_come=most_to_come,
         doubled=attempts.doubled(),
-        seconds_per_run={group: pace for group, times in begun.items() if (pace := _pace(times))},
+        seconds_per_run=_paces(newest),
     )
 
 
@@ -172,17 +169,31 @@ def _group(row: dict[str, str]) -> str:
     return group_of(row["execution"], row["engine"])
 
 
-def _pace(begun: list[str]) -> float | None:
-    """Wall seconds from the start of one run to that of the next; nights between two commands do not count."""
-    times = []
-    for started in begun:
+def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
+    """Wall seconds by group, from the start of a run to that of the next; nights between two commands do not count.
+
+    Real runs of all engines are made in one order, one at a time: what follows a run may be of another group, and its
+    start ends that run all the same. Between real and virtual runs lie other things, such as a calibration.
+    """
+    begun = []
+    for row in rows:
         with suppress(ValueError):  # no moment was noted
-            times.append(datetime.fromisoformat(started).timestamp())
-    times.sort()
-    gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
-    if not gaps:
+            moment = datetime.fromisoformat(row["started_utc"]).timestamp()
+            begun.append((moment, row["execution"] == "virtual", _group(row)))
+    begun.sort(key=lambda start: start[0])
+    gaps: dict[str, list[float]] = {}
+    for _, side in groupby(begun, key=lambda start: start[1]):
+        starts = list(side)
+        for (moment, _, group), (following, _, _) in pairwise(starts):
+            if moment < starts[-1][0]:
+                gaps.setdefault(group, []).append(following - moment)
+    return {group: pace for group, times in gaps.items() if (pace := _mean_without_breaks(times))}
+
+
+def _mean_without_breaks(gaps: list[float]) -> float | None:
+    positive = sorted(gap for gap in gaps if gap > 0)  # jobs that began at once have none
+    if not positive:
         return None
-    usual = sorted(gaps)[len(gaps) // 2]
+    usual = positive[len(positive) // 2]
     worked = [gap for gap in gaps if gap <= _BREAK * usual + 60]
-    runs = sum(moment < times[-1] for moment in times) - (len(gaps) - len(worked))
-    return sum(worked) / runs if runs > 0 else None
+    return sum(worked) / len(worked)

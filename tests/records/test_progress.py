@@ -59,6 +59,21 @@ def test_runs_that_begin_together_share_their_time(tmp_path):
     assert progress_of(tmp_path).left_s == pytest.approx(22.0)
 
 
+def test_runs_of_engines_that_take_turns_take_no_time_of_one_another(tmp_path):
+    turns = [("mpi", 1), ("gloo", 5), ("mpi", 1), ("mpi", 1), ("gloo", 5), ("mpi", 90)]
+    keep_planned(tmp_path, [Planned(f"r{number}", "h", "native mpi") for number in range(20)])
+    with Store(tmp_path) as store:
+        moment = 0
+        for number, (engine, takes) in enumerate(turns):
+            store.append(row(number, moment, execution="native", engine=engine))
+            moment += takes
+        for number in range(3):
+            store.append(row(f"v{number}", moment + 2 * number))
+    assert progress_of(tmp_path).seconds_per_run == pytest.approx(
+        {"native mpi": 1.0, "native gloo": 5.0, "virtual": 2.0}
+    )
+
+
 def test_a_changed_configuration_is_still_to_be_run(folder):
     keep_planned(folder, [Planned("r0", "another hash", "virtual")])
     assert progress_of(folder).remaining == {"virtual": 1}

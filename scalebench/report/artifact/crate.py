@@ -42,6 +42,7 @@ _SAID = {
     "study.yaml": "The study, resolved: every key with the value that was used",
     "calibration.json": "Measured step times and engine costs that virtual runs were charged by",
     "planned.json": "The runs that the study consists of",
+    "durations.json": "How long the commands on the study took, in seconds",
 }
 
 
