@@ -27,6 +27,7 @@ NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
 Execution = Literal["native", "paced", "virtual"]
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
+MOST_RUNS = 100_000  # of a study, and of an execution of it: planning them takes some 20 seconds
 MOST_SEED = 2**32 - 1  # what every generator takes; a repetition's seed is the study's plus its number
 
 
@@ -120,7 +121,7 @@ class Training(Stated):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
-    lr: PositiveFloat = 0.03  # where serial trains best in the default study (docs/models.md)
+    lr: float = Field(0.03, gt=0, le=1e30)  # where serial trains best in the default study (docs/models.md)
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
@@ -214,6 +215,17 @@ class Study(Training):
         for rank, key in named.items():
             if rank >= most:
                 raise ValueError(f"virtual.{key} names worker {rank}; the largest run has the workers 0 to {most - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _few_enough_runs(self) -> Study:
+        """A slip such as 1..1000000:1 would fill the memory before anything is said."""
+        runs = len(self.workers) * len(self.strategies) * self.repetitions
+        if runs > MOST_RUNS:
+            raise ValueError(
+                f"{len(self.workers):,} worker counts, {len(self.strategies)} strategies and {self.repetitions:,} "
+                f"repetitions make {runs:,} runs; a study has at most {MOST_RUNS:,}"
+            )
         return self
 
     @model_validator(mode="after")
