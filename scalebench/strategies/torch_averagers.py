@@ -99,6 +99,7 @@ class VirtualTorchAverager(TorchAverager):
     requires: ClassVar[frozenset[Capability]] = _VIRTUAL
 
     def setup(self, worker: Worker) -> None:
+        worker.state.rule = self.rule
         self.rule.setup(worker)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
@@ -153,7 +154,7 @@ class TorchHierarchicalOptions(Strategy):
     source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> HierarchicalLocalSgd:
         return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep")
 
     def check(self, workers: int, workers_per_node: int) -> list[str]:
@@ -164,6 +165,12 @@ class TorchHierarchicalOptions(Strategy):
             )
         check_groups(self.name, self.groups, workers)
         return []
+
+    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
+        """Where the last step ends a group's period, torch averages in the group, and our mean of all comes on top."""
+        last = self.rule.group_after(setting.epochs * setting.steps)
+        on_top = epoch == setting.epochs - 1 and 1 < last < setting.workers
+        return {"averages": self.rule.syncs_in_epoch(epoch, setting) + on_top}
 
 
 @register()
@@ -183,6 +190,11 @@ class TorchHierarchical(TorchHierarchicalOptions, TorchAverager):
 @register("virtual")
 class VirtualTorchHierarchical(TorchHierarchicalOptions, VirtualTorchAverager):
     """The same arithmetic, charged as ours."""
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        self.rule.model_copy(update={"trailing": "leave"}).train_epoch(worker, epoch)
+        if worker.is_last(epoch) and not self.agreed_by_torch(worker):
+            worker.comm.allreduce_(worker.parameters, "mean")
 
 
 class TorchPostLocalSgdOptions(Strategy):

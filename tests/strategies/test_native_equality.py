@@ -38,6 +38,7 @@ MOVING = {"rotate_blocks": {"blocks": 8}, "pairwise": {"blocks": 7}, "global": {
 GLOO = {
     "torch_local_sgd": {"torch_local_sgd": {"period": 4, "warmup": 3}},
     "torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
+    "torch_hierarchical-last-in-pairs": {"torch_hierarchical_local_sgd": {"groups": {2: 17, 4: 18}}},
     "torch_post_local_sgd": {"torch_post_local_sgd": {"start": 5, "period": 4}},
     "torch_post_local_sgd-subgroups": {"torch_post_local_sgd": {"start": 5, "period": 4, "subgroup": 2}},
     "daso-heat": MPI["daso-heat"],

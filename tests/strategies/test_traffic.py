@@ -27,6 +27,7 @@ VARIANTS = {
                        {"start": 3, "subgroup": 0}],
     "hierarchical_local_sgd": [{"groups": {2: 2, 4: 3}}],
     "torch_local_sgd": [{"period": 3, "warmup": 2}],
+    "torch_hierarchical_local_sgd": [{"groups": {2: 17, 4: 18}}],
     "torch_post_local_sgd": [{"start": 5, "period": 2}],
     "daso-heat": [{"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 1}],
     "daso-fixed": [
