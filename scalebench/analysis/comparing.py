@@ -24,6 +24,7 @@ from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
 from scalebench.analysis.reading import Results
 
 SPLIT_BASELINES = ("horovod", "ddp")
+NO_RUN = "no completed run of"
 
 
 class Baseline(NamedTuple):
@@ -96,7 +97,7 @@ def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseli
     plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
     if not found:
-        return Baseline(None, engine or "", workers, f"no completed run of {name}{where}")
+        return Baseline(None, engine or "", workers, f"{NO_RUN} {name}{where}")
     if len(found) > 1:
         labels = ", ".join(sorted(f"{base.key['label']} on {base.key['engine']}" for base in found))
         return Baseline(

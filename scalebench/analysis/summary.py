@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.claims import doubts
+from scalebench.analysis.comparing import NO_RUN
 from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.formatting import (
     EMPTY,
@@ -18,7 +19,7 @@ from scalebench.analysis.formatting import (
     seconds_with_interval,
 )
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.places import counted
+from scalebench.analysis.places import counted, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.screen import Column, Screen
 from scalebench.analysis.validation import agreement, median_error
@@ -149,8 +150,12 @@ def _agreement_note(results: Results) -> list[str]:
 
 
 def _missing_baselines(compared: pd.DataFrame) -> list[str]:
-    """The reasons why headline numbers are empty, each once."""
+    """The reasons why headline numbers are empty, each once; what did not run, at all its places in one line."""
     if compared.empty:
         return []
     headline = compared[compared["baseline"].isin(("serial", "allreduce"))]
-    return sorted({note for note in headline["note"] if note and "oversubscribed" not in note})
+    lacking = headline[headline["note"].str.startswith(NO_RUN)]
+    others = sorted({note for note in headline["note"].drop(lacking.index) if note and "oversubscribed" not in note})
+    engine = lacking["baseline_engine"].where(lacking["baseline_engine"] != "", lacking["execution"])  # of serial: any
+    places = lacking.assign(label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine)
+    return [f"{NO_RUN} {place(of_one)}" for _, of_one in places.groupby("baseline")] + others

@@ -165,3 +165,12 @@ def test_no_number_is_written_out_to_its_last_digit(value, exponent):
 def test_what_is_far_off_is_so_many_times_off_in_either_direction():
     said = [deviation(math.log(ratio)) for ratio in (1.03, 1.5, 1 / 1.5, 1.51, 3.09, 1 / 3.09, 1.0)]
     assert said == ["3.0 %", "50 %", "50 %", "a factor of 1.5", "a factor of 3.1", "a factor of 3.1", "0.0 %"]
+
+
+def test_baselines_that_did_not_run_are_named_in_one_line_each(study):
+    rows = [run("local_sgd", n, 4.0, execution) for n in (1, 2) for execution in ("native", "virtual")]
+    missing = [note for note in summary_notes(study(rows=rows)) if note.startswith("no completed run of")]
+    assert missing == [
+        "no completed run of allreduce at 1, 2 workers (native mpi); allreduce at 1, 2 workers (virtual)",
+        "no completed run of serial at 1 worker (native); serial at 1 worker (virtual)",
+    ]
