@@ -12,6 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, Periodic, last_step
 from scalebench.strategies.base import Batch, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import floating_buffers
 from scalebench.strategies.traffic import Setting
 
 
@@ -79,7 +80,10 @@ class PostLocalSgd(Periodic):
             super().after_step(worker, taken, ends)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.state.taken <= self.start or super().in_agreement(worker, epoch)
+        """Averaged gradients keep weights equal; statistics that are to be averaged, each worker's own till then."""
+        if worker.state.taken > self.start:
+            return super().in_agreement(worker, epoch)
+        return worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
 
     @property
     def syncs_formula(self) -> str:

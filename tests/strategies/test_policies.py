@@ -16,6 +16,7 @@ from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of
 from scalebench.strategies.traffic import Setting
+from scalebench.training import evaluate
 from scalebench.virtual import engine
 from scalebench.worker import Replica
 
@@ -207,6 +208,25 @@ def test_a_partial_interval_of_asynchronous_merges(play):
     counted = [sorted(len(worker.histograms["merge_position"]) for worker in each.workers) for each in (paper, merged)]
     assert counted == [[1] * WORKERS, [2] * WORKERS]
     assert sorted(evaluation.epoch for evaluation in merged.evaluations) == [1, 2]
+
+
+def test_statistics_are_averaged_for_evaluation_while_averaged_gradients_keep_the_weights_equal(
+    replicas, play, monkeypatch
+):
+    ended = buffers_of(replicas({"post_local_sgd": {"start": 99}}))
+    assert np.ptp(ended, axis=0).max() > 1e-3
+    seen = {}
+
+    def looking(replica, *arguments):
+        verdict = evaluate(replica, *arguments)
+        seen[replica.rank] = buffers_of([replica])[0]
+        return verdict
+
+    monkeypatch.setattr(engine, "evaluate", looking)
+    play({"post_local_sgd": {"start": 99}}, WORKERS, **UNEVEN)
+    np.testing.assert_allclose(seen[0], ended.mean(axis=0), atol=1e-12, rtol=0)
+    play({"post_local_sgd": {"start": 99, "buffers": "keep"}}, WORKERS, **UNEVEN)
+    np.testing.assert_array_equal(seen[0], ended[0])
 
 
 def test_daso_carries_the_statistics_with_the_parameters(replicas):
