@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 from scalebench.launch.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
+from scalebench.records import machine
 
 _SECONDS = 60  # no question to the machine takes longer
 
@@ -58,18 +58,9 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    limit = _cgroup_limit_gib()
-    bound = f", limited to {limit:.1f} GiB" if limit is not None and limit < gib else ""
-    return Finding("memory", True, f"{gib:.1f} GiB{bound}")
-
-
-def _cgroup_limit_gib() -> float | None:
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return None
-    return int(text) / 2**30 if text.isdigit() else None
+    here, usable = machine.memory_mib(), machine.usable_memory_mib()
+    bound = f", limited to {usable / 1024:.1f} GiB" if usable < here else ""
+    return Finding("memory", True, f"{here / 1024:.1f} GiB{bound}")
 
 
 def _gpus() -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scalebench.errors import ModelError
+from scalebench.launch.memory import what_may_not_fit
 from scalebench.launch.planning import Plan
 from scalebench.launch.preparation import local_statistics
 from scalebench.models.registry import build_model
@@ -37,4 +38,5 @@ def look_at_model(plan: Plan) -> list[str]:
         except ModelError as error:
             raise ModelError(f"strategy {run.strategy}: {error}") from None
     statistics = any(buffer.is_floating_point() for buffer in model.buffers())
-    return local_statistics(study) if statistics else []
+    notes = local_statistics(study) if statistics else []
+    return notes + what_may_not_fit(plan, parameters * dtype.itemsize)

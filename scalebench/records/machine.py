@@ -60,6 +60,18 @@ def memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
 
 
+def memory_limit_mib(root: Path = _ROOT) -> int | None:
+    """What a container or a batch job may take of it; None: all."""
+    limit = text_of(root / "sys/fs/cgroup/memory.max").strip()
+    return int(limit) // 2**20 if limit.isdigit() else None
+
+
+def usable_memory_mib() -> int:
+    """Physical memory, or the part of it that this process may take."""
+    limit = memory_limit_mib()
+    return memory_mib() if limit is None else min(memory_mib(), limit)
+
+
 def gpus() -> list[dict[str, str]] | None:
     """Each GPU's name, driver and memory, as nvidia-smi tells them."""
     told = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
