@@ -17,12 +17,13 @@ from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.formatting import deviation, percent
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
-from scalebench.analysis.places import PLACE, counted, listed, place
+from scalebench.analysis.places import PLACE, listed, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
 from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
+from scalebench.words import counted
 
 ENOUGH_RUNS = 5
 SPREAD_LIMIT = 0.10

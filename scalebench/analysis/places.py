@@ -34,10 +34,5 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _workers(counts: tuple[int, ...]) -> str:
     return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"

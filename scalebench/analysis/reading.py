@@ -16,7 +16,6 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel
 
-from scalebench.analysis.places import counted
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import counting
 from scalebench.records.cells import from_line, to_text
@@ -33,6 +32,7 @@ from scalebench.records.plausible import (
 )
 from scalebench.records.schema import READABLE, EpochRow, RunRow, columns, kinds
 from scalebench.records.table import check_version, columns_lacking
+from scalebench.words import counted
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01

@@ -19,10 +19,11 @@ from scalebench.analysis.formatting import (
     seconds_with_interval,
 )
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.places import counted, place
+from scalebench.analysis.places import place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.screen import Column, Screen
 from scalebench.analysis.validation import agreement, median_error
+from scalebench.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd

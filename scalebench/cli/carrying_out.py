@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
-from scalebench.cli.progress import number_of, watching
+from scalebench.cli.progress import watching
+from scalebench.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ def _summarise(tally: Tally) -> None:
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
     console.print(
-        f"{number_of(tally.completed, 'run')} completed{done}{failed}{remain}; results in {tally.folder}/",
+        f"{counted(tally.completed, 'run')} completed{done}{failed}{remain}; results in {tally.folder}/",
         highlight=False,
         markup=False,
         soft_wrap=True,

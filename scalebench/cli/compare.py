@@ -199,8 +199,8 @@ def _difference(row: dict[Hashable, Any]) -> str:
 def _notes(found: Comparison) -> list[str]:
     """What the table does not say; the verdict in one line comes last."""
     from scalebench.analysis.intervals import NOTHING_VARIES
-    from scalebench.analysis.places import counted
     from scalebench.analysis.verdicts import VERDICTS
+    from scalebench.words import counted
 
     notes = []
     if found.changed:

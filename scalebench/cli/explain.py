@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.options import verbosity_options
-from scalebench.cli.progress import number_of
+from scalebench.words import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import Plan
@@ -128,7 +128,7 @@ def _evaluated(page: _Page, plan: Plan) -> None:
     from scalebench.strategies.traffic import MOVED_BY
 
     rows, study = traffic_of(plan), plan.study
-    epochs = number_of(study.epochs, "epoch")
+    epochs = counted(study.epochs, "epoch")
     page.heading(f"{study.model} in {study.dtype} on {study.dataset}, {epochs}, shuffle {study.shuffle}")
     head = ["workers", "steps per epoch", "synchronisations per epoch", "bytes per epoch and worker"]
     cells = [[str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}"] for row in rows]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
+from scalebench.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,11 +37,11 @@ class Watcher:
                 self._progress.remove_task(self._task)
             self._task = self._progress.add_task(name, total=runs or None, run="")
         elif self._level >= 0:
-            self._print(f"{name}: {number_of(runs, 'run')}" if runs else f"{name} ...")
+            self._print(f"{name}: {counted(runs, 'run')}" if runs else f"{name} ...")
 
     def started(self, run: Run) -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, run=f"{run.strategy}, {number_of(run.workers, 'worker')}")
+            self._progress.update(self._task, run=f"{run.strategy}, {counted(run.workers, 'worker')}")
         if self._level > 0:
             self._print(f"start {run.run_id}")
 
@@ -49,7 +50,7 @@ class Watcher:
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task)
         elif self._level >= 0 and self._done in {self._total, *range(0, self._total, max(1, self._total // 5))}:
-            self._print(f"{self._phase}: {self._done} of {number_of(self._total, 'run')}")
+            self._print(f"{self._phase}: {self._done} of {counted(self._total, 'run')}")
         if outcome.status != "completed":
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
@@ -57,11 +58,6 @@ class Watcher:
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def number_of(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`: `analysis.places.counted` without its pandas."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from click.core import ParameterSource
 
 from scalebench.cli.carrying_out import carry_out, results_console, seen_from_its_beginning
 from scalebench.cli.options import keep_going_option, verbosity_options
-from scalebench.cli.progress import number_of
 from scalebench.errors import ModelError
+from scalebench.words import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import Plan
@@ -161,7 +161,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
 
     runs, until = plan.sweep.runs, plan.study.until
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
-    table = Table(title=f"{plan.study.name}: {number_of(len(runs), 'run')}{most}")
+    table = Table(title=f"{plan.study.name}: {counted(len(runs), 'run')}{most}")
     for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
         table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
     cells: dict[tuple[Any, ...], int] = {}
@@ -185,7 +185,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
     console.print(table)
     study = plan.study
     console.print(
-        f"model {study.model} in {study.dtype}, data {study.dataset}, {number_of(study.epochs, 'epoch')}, "
+        f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
         f"{study.optimizer} at lr {study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
         highlight=False,
         markup=False,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
-from scalebench.cli.progress import number_of
-from scalebench.duration import roughly
+from scalebench.words import counted, roughly
 
 if TYPE_CHECKING:
     from scalebench.records.progress import Progress
@@ -53,7 +52,7 @@ def status(results: Path | None, as_json: bool) -> None:
         return
     left = progress.remaining.total()
     click.echo(
-        f"{progress.study}: {progress.done} of {number_of(progress.planned, 'run')} done, "
+        f"{progress.study}: {progress.done} of {counted(progress.planned, 'run')} done, "
         f"{len(progress.failures)} failed, {left} remaining"
     )
     for line in _expected(progress):
@@ -87,7 +86,7 @@ def _expected(progress: Progress) -> list[str]:
         )
         lines.append(f"about {roughly(progress.left_s)} left ({paces})")
     for group, count in progress.untold.items():
-        lines.append(f"no time known yet for {number_of(count, f'{group} run')}")
+        lines.append(f"no time known yet for {counted(count, f'{group} run')}")
     if progress.most_to_come:
         lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
     return lines

@@ -29,7 +29,6 @@ class Convergence(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        from scalebench.analysis.places import counted
         from scalebench.figures.drawing.caption import (
             describe_executions,
             describe_oversubscription,
@@ -39,6 +38,7 @@ class Convergence(Figure):
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import METRIC_WORDS
         from scalebench.figures.drawing.styles import looks, name_series
+        from scalebench.words import counted
 
         table = name_series(_by_epoch(results))
         look = looks(list(table["series"]))

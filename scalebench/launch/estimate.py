@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from scalebench.duration import roughly
 from scalebench.launch.planning import Plan
 from scalebench.study.spec import Run
+from scalebench.words import roughly
 
 _WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
 _STEPS, _STEPS_S = (3, 60), 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scalebench.analysis.places import counted
 from scalebench.launch import engines
 from scalebench.launch.planning import Plan
 from scalebench.optimizers import build_optimizer
 from scalebench.records.machine import usable_memory_mib
 from scalebench.study.spec import Component, Run
+from scalebench.words import counted
 
 _OWN = 3  # vectors of a replica: parameters, gradients, and the parameters it began with
 

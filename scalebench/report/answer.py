@@ -14,9 +14,10 @@ from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
 from scalebench.analysis.formatting import deviation, is_equal, seconds
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
-from scalebench.analysis.places import counted, listed
+from scalebench.analysis.places import listed
 from scalebench.report.comparison import BASELINE, Comparison, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
+from scalebench.words import counted
 
 ABOUT_EQUAL = 0.05  # an interval of the saving within +- this share shows that there is none worth the name
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"

@@ -15,10 +15,10 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
-from scalebench.analysis.places import counted
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
+from scalebench.words import counted
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
 _LISTS = ("nodes", "packages", "environment")  # too long to stand among the rest

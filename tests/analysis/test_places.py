@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
+from scalebench.words import counted
 
 
 def test_cells_are_named_in_few_words():

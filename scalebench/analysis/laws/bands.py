@@ -42,8 +42,8 @@ from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Series
-from scalebench.analysis.places import counted
 from scalebench.analysis.validation import VirtualError
+from scalebench.words import counted
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

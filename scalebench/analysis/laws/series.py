@@ -11,10 +11,10 @@ import pandas as pd
 
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.laws.workload import Workload, workload_of
-from scalebench.analysis.places import counted
 from scalebench.analysis.reading import Results
 from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.validation import VirtualError, virtual_error
+from scalebench.words import counted
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

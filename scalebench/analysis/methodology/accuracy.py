@@ -9,8 +9,9 @@ from typing import Any
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, place
+from scalebench.analysis.places import place
 from scalebench.analysis.testing import against
+from scalebench.words import counted
 
 
 @RULES.add

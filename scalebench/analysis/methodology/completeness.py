@@ -14,7 +14,8 @@ from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.intervals import level_of
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
+from scalebench.words import counted
 
 
 @RULES.add

@@ -9,8 +9,9 @@ import pandas as pd
 
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
 from scalebench.analysis.reading import CONDITION
+from scalebench.words import counted
 
 
 @RULES.add

@@ -8,7 +8,7 @@ import numpy as np
 
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
 from scalebench.analysis.reading import clusters_of
 from scalebench.analysis.surroundings import (
     DECISIVE,
@@ -18,6 +18,7 @@ from scalebench.analysis.surroundings import (
     machines_of,
     reads_calibration,
 )
+from scalebench.words import counted
 
 
 @RULES.add

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
+from scalebench.words import counted
 
 
 class _Claim(Rule):

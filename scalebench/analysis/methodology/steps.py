@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, listed, place
+from scalebench.analysis.places import listed, place
+from scalebench.words import counted
 
 
 @RULES.add

@@ -11,8 +11,9 @@ from scalebench.analysis.findings import Finding
 from scalebench.analysis.formatting import percent, seconds
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import counted, place
+from scalebench.analysis.places import place
 from scalebench.analysis.surroundings import nodes_in
+from scalebench.words import counted
 
 _TICKS = (
     1.0,

@@ -12,10 +12,10 @@ from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
-from scalebench.analysis.places import counted
 from scalebench.analysis.surroundings import hardware, machines_of, provenance_in, states_steps
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
+from scalebench.words import counted
 
 _SERIES = ["execution", "engine", "label"]
 

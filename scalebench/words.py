@@ -1,6 +1,11 @@
-"""How long something will take, as one says it before it is known: `40 s`, `47 min`, `3.2 h`."""
+"""Numbers as one says them: `3 runs`; how long something will take, before it is known: `40 s`, `47 min`, `3.2 h`."""
 
 from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def roughly(seconds: float) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.duration import roughly
+from scalebench.words import roughly
 
 
 @pytest.mark.parametrize(
