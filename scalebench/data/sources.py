@@ -31,7 +31,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a readable .npz archive ({error})") from None
+        raise DataError(f"{path}: not a readable .npz archive ({_cause(error)})") from None
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def npy(path: Path) -> Iterator[Source]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable .npy array ({error})") from None
+        raise DataError(f"{path}: not a readable .npy array ({_cause(error)})") from None
     if not isinstance(found, np.ndarray):
         found.close()
         raise DataError(f"{path}: not a readable .npy array (it is an archive; from_npz reads those)")
@@ -75,3 +75,10 @@ def hdf5(path: Path, key: str) -> Iterator[Source]:
             yield np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
+
+
+def _cause(error: Exception) -> str:
+    """Why numpy does not read a file; its advice to unpickle what it does not know would run whatever is in there."""
+    if "pickle" in str(error):
+        return "it holds Python objects, or something else that is no array of numbers"
+    return str(error)

@@ -45,7 +45,7 @@ def build_model(
 
     Raises:
         ModelError: an unknown model or option, an input that does not fit, a user's factory that fails, or a model
-            whose output has not the shape that `task` needs.
+            whose output has not the shape that `task` needs, or that does not fit into memory.
     """
     import torch
 
@@ -54,7 +54,11 @@ def build_model(
         if is_own(component.name):
             model = build_own(component.name, component.options, input_shape, outputs)
         else:
-            model = MODELS.create(component.name, component.options).build(input_shape, outputs)
+            architecture = MODELS.create(component.name, component.options)
+            try:
+                model = architecture.build(input_shape, outputs)
+            except (RuntimeError, MemoryError) as error:  # torch's when it gets no memory
+                raise ModelError(f"model {component}: cannot be built: {_line(error)}") from error
         model = model.to(dtype)
         _check_output(component, model, input_shape, outputs, task, dtype)
     return model

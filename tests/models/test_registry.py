@@ -97,6 +97,11 @@ def test_unknown_models_and_options(component, message):
         check_model(Component.model_validate(component))
 
 
+def test_a_model_beyond_any_memory_is_refused_in_one_line():
+    with pytest.raises(ModelError, match=r"^model mlp\(hidden=\[1e?\+?[0-9]+\]\): cannot be built: RuntimeError"):
+        build({"mlp": {"hidden": [10**14]}})  # 25.6 PB
+
+
 def test_cnn_refuses_what_is_no_image():
     with pytest.raises(ModelError, match=r"cannot read samples of shape \(30,\) as images; .* use model: mlp"):
         build("cnn", (30,))

@@ -76,7 +76,7 @@ class Csv(Recipe):
         except (OSError, csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: not a readable CSV file ({error}); expected UTF-8 text") from None
         if len(rows) < 2 + self.header:
-            raise DataError(f"{path}: {len(rows)} lines with text; expected at least two samples")
+            raise DataError(f"{path}: lines with text: {len(rows)}; expected at least two samples")
         width = len(rows[0])
         for line, row in zip(lines, rows, strict=True):
             if len(row) != width:

@@ -77,6 +77,11 @@ def _targets(
             raise DataError(f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}")
     if task == "classification":
         outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
+        if outputs > max(2, samples := len(y_train) + len(y_test)):
+            raise DataError(
+                f"{path}: label {outputs - 1} makes {outputs:,} classes of {samples:,} samples; number the classes "
+                "0, 1, ..., or if the target is a value to be predicted, give the option task: regression"
+            )
         return max(outputs, 2), y_train.astype(np.int64), y_test.astype(np.int64)
     columns = [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in (y_train, y_test)]
     return columns[0].shape[1], columns[0], columns[1]

@@ -49,6 +49,10 @@ X = np.ones((4, 2))
         ({"x": X, "y": np.zeros((4, 2, 2))}, r"expects numbers \(N,\) or \(N, columns\)"),
         ({"x": X, "y": np.array([0, 1, -1, 0])}, "has label -1"),
         (
+            {"x": X, "y": np.array([0, 99, 10**12, 0])},
+            r",001 classes of 4 samples; .* task: regression",
+        ),
+        (
             {"x_train": X, "y_train": np.zeros((4, 2)), "x_test": X, "y_test": np.zeros(4)},
             "test part: targets of shape",
         ),
@@ -64,12 +68,15 @@ def test_npz_that_cannot_be_used(tmp_path, arrays, message):
 
 def test_npz_with_objects_or_rubbish_is_refused(tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
-    with pytest.raises(DataError, match=r"objects\.npz: not a readable \.npz"):
+    with pytest.raises(DataError, match=r"objects\.npz: not a readable \.npz archive \(it holds Python objects"):
         load(tmp_path, "npz")
     (tmp_path / "short.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:50])
     with pytest.raises(DataError, match=r"found 2 \(objects\.npz, short\.npz\); say which with the option file"):
         load(tmp_path, "npz")
     with pytest.raises(DataError, match=r"short\.npz: not a readable \.npz"):
+        load(tmp_path, "npz", file="short.npz")
+    (tmp_path / "short.npz").write_bytes(bytes(range(200)))
+    with pytest.raises(DataError, match=r"short\.npz: not a readable .*that is no array of numbers\)$"):
         load(tmp_path, "npz", file="short.npz")
     with pytest.raises(DataError, match=r"missing other\.npz"):
         load(tmp_path, "npz", file="other.npz")
