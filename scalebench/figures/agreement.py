@@ -20,10 +20,15 @@ class Agreement(Figure):
 
     def absent(self, results: Results) -> str:
         from scalebench.analysis import agreement
+        from scalebench.analysis.surroundings import supposed
 
-        return super().absent(results) or (
-            "" if len(agreement(results)) else "no strategy ran both virtually and natively at one worker count"
-        )
+        if reason := super().absent(results):
+            return reason
+        if len(agreement(results)):
+            return ""
+        if (said := supposed(results)) and {"native", "virtual"} <= set(results.completed["execution"]):
+            return f"virtual times suppose {said}, which native ones do not have"
+        return "no strategy ran both virtually and natively at one worker count"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.patches import Patch

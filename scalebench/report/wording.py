@@ -32,13 +32,18 @@ def percent_range(low: float, high: float) -> str:
 
 
 def metric_change(value: float, metric: str, until: float | None = None) -> str:
-    """`3.8 points` of accuracy, which is a share, `0.012` of R²; with `until` a range and its signs."""
+    """`3.8 points` of accuracy, which is a share, `0.012` of R²; with `until` a range and its signs.
+
+    An end that is not zero is not shown as zero: the range says on which side of it the end lies.
+    """
     if not math.isfinite(value):
         return EMPTY
     scale, places, unit = (100, 1, " points") if metric == "accuracy" else (1, 3, "")
     if until is None:
         return f"{scale * value:.{places}f}{unit}"
-    low, high = (round(scale * end, places) + 0.0 for end in (value, until))  # no negative zero
+    ends = [scale * end for end in (value, until)]
+    places = next((n for n in range(places, places + 3) if all(round(end, n) or not end for end in ends)), places)
+    low, high = (round(end, places) + 0.0 for end in ends)  # no negative zero
     return f"{low:+.{places}f} to {high:+.{places}f}{unit}"
 
 

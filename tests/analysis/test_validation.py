@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from scalebench.analysis import agreement, cells, differences, median_error, ratios, virtual_error
+from scalebench.analysis import agreement, cells, differences, load, median_error, ratios, virtual_error
 from scalebench.analysis.claims import findings
 from tests.analysis.test_comparing import only, run
 
@@ -34,6 +34,19 @@ def test_without_native_runs_there_is_no_error(study):
     table = agreement(study(rows=[run("serial", 1, 9.0)]))
     assert table.empty
     assert median_error(table) is None
+
+
+@pytest.mark.parametrize("key", ["device_step_time: 0.01", "virtual: {slowdown: {0: 2.0}}"])
+def test_what_is_supposed_of_this_machine_is_not_checked_by_it(study, key):
+    found = study(rows=[run("serial", 1, 10.0, "native"), run("serial", 1, 90.0)])
+    assert len(agreement(found)) == 1
+    (found.folder / "study.yaml").write_text(f"name: s\n{key}\n")
+    found = load(found.folder)
+    assert agreement(found).empty
+    (finding,) = [finding for finding in findings(found) if finding.rule == "virtual-error"]
+    assert finding.severity == "note"
+    assert "no native point checks" in finding.what
+    assert finding.fix.startswith(f"state {'slowdown' if 'slowdown' in key else 'device_step_time'} beside these times")
 
 
 def test_known_gap_lies_inside_the_interval(study):

@@ -93,7 +93,8 @@ def test_seeds_that_all_agree_are_said_to_agree(keep):
     text = sentence(keep, cell("allreduce"), alike)
     assert text.endswith(", and its accuracy is the same (0.968, equal with each of 5 seeds).")
     assert metric_with_interval(0.0, 0.0, 0.0, signed=True) == "equal"
-    assert metric_change(-0.0001, "accuracy", 0.0001) == "+0.0 to +0.0 points"
+    assert metric_change(-0.0003, "accuracy", 0.0077) == "-0.03 to +0.77 points"
+    assert metric_change(-1e-9, "accuracy", 0.0) == "+0.0 to +0.0 points"
 
 
 def test_times_known_to_be_alike_are_about_as_long(keep):
