@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -24,15 +24,19 @@ class _Options(Stated):
     weight_decay: float = Field(0.0, ge=0, le=1e30)
 
 
-class SgdOptions(_Options):
+class _Momentum(_Options):
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> SgdOptions:
+    def _nesterov_needs_momentum(self) -> Self:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
+
+
+class SgdOptions(_Momentum):
+    pass
 
 
 class AdamOptions(_Options):
@@ -41,9 +45,8 @@ class AdamOptions(_Options):
     eps: float = Field(1e-8, gt=0)
 
 
-class LarsOptions(_Options):
+class LarsOptions(_Momentum):
     momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
     trust_coefficient: float = Field(0.001, gt=0)
 
 

@@ -78,6 +78,14 @@ def test_what_no_optimizer_takes_is_refused(component, message):
         check_optimizer(component)
 
 
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_nesterov_needs_a_momentum(name):
+    pytest.importorskip("pytorch_optimizer")
+    with pytest.raises(StudyError, match=f"optimizer {name}: nesterov needs a momentum above 0"):
+        check_optimizer(Component(name=name, options={"nesterov": True, "momentum": 0}))
+    check_optimizer(Component(name=name, options={"nesterov": True, "momentum": 0.5}))
+
+
 LAYERS = [np.array([[0.6, -0.8], [0.3, 0.1]]), np.array([0.5, -0.2])]
 SLOPES = [np.array([[0.2, 0.1], [-0.4, 0.3]]), np.array([-0.3, 0.7])]
 
