@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.laws.advice import advise
+from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import curve, parameter_interval, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
@@ -32,6 +32,7 @@ NOISES: tuple[tuple[Noise, float], ...] = (
     ("outliers", SPREAD),
 )
 ALL = TRUTHS | WEAK_TRUTHS
+LOSSES = (1.0, 4.0)  # of knee and worth: most of them lie within five counts only where more is lost
 
 
 class Coverage(NamedTuple):
@@ -43,7 +44,7 @@ class Coverage(NamedTuple):
     curve: float  # at the measured worker counts, mean over them
     beyond: float  # the curve at twice the largest, NaN where that is not offered
     parameters: float  # of the true law
-    knee: float  # the whole number, by the limits that are printed
+    knee: float  # NaN where it lies below two workers or beyond the band, as at its end nothing can be missed
     worth: float
     chosen: float  # how often AICc chose the true law
     curve_width: float
@@ -54,20 +55,30 @@ class Coverage(NamedTuple):
 
 
 def coverage(
-    truth: str, counts: int, repetitions: int, kind: Noise, studies: int, *, spread: float = SPREAD, advice: bool = True
+    truth: str,
+    counts: int,
+    repetitions: int,
+    kind: Noise,
+    studies: int,
+    *,
+    spread: float = SPREAD,
+    losses: float = 1.0,
+    advice: bool = True,
 ) -> Coverage:
-    """Simulate `studies` studies of `truth` at 1, 2, 4 ... workers, `counts` of them."""
+    """Simulate `studies` studies of `truth`, `losses` times its own, at 1, 2, 4 ... workers, `counts` of them."""
     name, coefficients, every = ALL[truth]
     weak = truth in WEAK_TRUTHS
     measured = [2**power for power in range(counts)]
     load = workload(measured, every=every, weak=weak)
-    law, x = _remembering(law_named(name, load)), np.array(coefficients)
+    law, x = _remembering(law_named(name, load)), np.array(coefficients) * [1, *[losses] * (len(coefficients) - 1)]
     at = np.array([*measured, 2 * measured[-1]], dtype=float)
     true = np.exp(law.log_seconds(at, x))
     exact = following(law, x, measured, load=load, weak=weak)
     best = advise([Candidate(fit(law, exact), exact, 0.0, 1.0)], exact, 0.5)
     laws = [_remembering(one) for one in laws_for(exact)[0]]
-    random = np.random.default_rng([counts, repetitions, list(ALL).index(truth), NOISES.index((kind, spread))])
+    random = np.random.default_rng(
+        [counts, repetitions, list(ALL).index(truth), NOISES.index((kind, spread)), int(losses)]
+    )
     hits: dict[str, list[float]] = defaultdict(list)
     for _ in range(studies):
         series = following(
@@ -91,12 +102,10 @@ def coverage(
             hits["parameters"].append(float(low <= parameter.of(x) <= high))
             hits["parameters_width"].append((high - low) / parameter.of(x))
         told = advise(found, series, 0.5)
-        for what, count, workers in (
-            ("knee", told.knee, best.knee.workers),
-            ("worth", told.worth, best.worth.workers),
-        ):
-            hits[what].append(float(count.low <= workers <= count.high))
-            hits[f"{what}_width"].append(count.high / count.low)
+        for what, count, true_at in (("knee", told.knee, best.knee.at), ("worth", told.worth, best.worth.at)):
+            if 2 <= true_at <= reach(series) / STEP:
+                hits[what].append(float(count.low <= true_at <= count.high))
+                hits[f"{what}_width"].append(count.high / count.low)
     return Coverage(*(_typical(name, hits[name]) for name in Coverage._fields))
 
 
@@ -130,16 +139,21 @@ def main() -> None:
     for counts, repetitions in DESIGNS:
         for kind, spread in NOISES:
             if wanted.counts in (None, counts):
-                of = [coverage(one, counts, repetitions, kind, wanted.studies, spread=spread) for one in ALL]
-                shares = " | ".join(_shares([getattr(one, name) for one in of]) for name in Coverage._fields[:5])
+                of, more = (
+                    [coverage(one, counts, repetitions, kind, wanted.studies, spread=spread, losses=by) for one in ALL]
+                    for by in LOSSES
+                )
+                shares = [_shares([getattr(one, name) for one in of]) for name in Coverage._fields[:3]]
+                shares += [_shares([getattr(one, name) for one in [*of, *more]]) for name in Coverage._fields[3:5]]
                 chosen = 100 * np.mean([one.chosen for one in of])
                 noise = f"{kind}, {100 * spread:.0f} %"
-                print(f"| {counts} x {repetitions} | {noise} | {shares} | {chosen:.0f} % |", flush=True)
+                print(f"| {counts} x {repetitions} | {noise} | {' | '.join(shares)} | {chosen:.0f} % |", flush=True)
 
 
 def _shares(of: list[float]) -> str:
     """Mean over the laws, and in brackets the law of the lowest and the one of the highest."""
-    if math.isnan(of[0]):
+    of = [one for one in of if not math.isnan(one)]
+    if not of:
         return "not offered"
     return f"{100 * np.mean(of):.1f} ({100 * min(of):.0f}-{100 * max(of):.0f})"
 

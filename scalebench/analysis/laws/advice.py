@@ -5,14 +5,17 @@ With S the speedup over one worker (in weak scaling N T1 / T) and E = S / N the 
 - The *knee* is the N with the largest E S, the most speed for the workers spent. There the elasticity d log S / d log N
   is 1/2: one more percent of workers buys half a percent of speed. (D. L. Eager, J. Zahorjan and E. D. Lazowska, IEEE
   Trans. Computers 38(3), 1989, doi:10.1109/12.21127. Amdahl's law has it at (1 - s)/s.) The elasticity at N is taken
-  over the doubling around it, from N / sqrt 2 to N sqrt 2.
+  over a quarter of a doubling around it.
 - The largest N *worth running* has an efficiency of at least what was asked for.
 - The *fastest* N has the least time (strong scaling) or the largest scaled speedup (weak).
 
-Their intervals reach from the estimate to where the band of the elasticity no longer contains 1/2, or that of the
-efficiency the one asked for: they hold N wherever the band at N holds the truth, so that they cover at least as often.
-They have no end where the curve has no band (`reach`), and err on one side only then. A law is followed up to 16 times
-the largest measured N, as long as a worker has a whole batch.
+Knee and largest N are real numbers, beside each the whole one to run. Their 95 % intervals are the N at which the band
+of the elasticity holds 1/2, or that of the efficiency the one asked for: a true number at which there is a band is held
+as often as the band there holds the truth, 2.5 % being missed on either side. Where the upper end would lie beyond the
+band (`reach`) there is none. The lower one keeps its 2.5 %: a level chosen by whether there is an upper one would miss
+more often where the truth is near the end of the band (as G. J. Feldman and R. D. Cousins show, Phys. Rev. D 57(7),
+1998, doi:10.1103/PhysRevD.57.3873). A law is followed up to 16 times the largest measured N, as long as a worker has a
+whole batch.
 """
 
 from __future__ import annotations
@@ -34,18 +37,20 @@ Array: TypeAlias = npt.NDArray[np.float64]
 FURTHEST = 16.0
 _PER_OCTAVE = 16
 _ROUNDING = 1e-9
+STEP = 2 ** (1 / 8)
 _UNKNOWN = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Count:
-    """A number of workers with its 95 % interval (NaN without one).
+    """A number of workers: `at` by the law, with its 95 % interval (NaN without one), and the whole one to run.
 
     At `reaches_end` it is where the search ended: the true one may be larger. `measured` is the largest that was
-    measured.
+    measured. `high` is infinite where no upper end lies within the band.
     """
 
     workers: int
+    at: float
     low: float
     high: float
     reaches_end: bool
@@ -82,27 +87,41 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     def knee_height(n: Array) -> Array:
         return np.asarray(2 * log_speed(n) - np.log(n))
 
-    knee = _highest(at, knee_height)
-    enough = np.flatnonzero(log_speed(at) - np.log(at) >= math.log(efficiency) - _ROUNDING)
-    whole = _whole_around(at, int(enough[-1]))
-    worth = int(whole[log_speed(whole) - np.log(whole) >= math.log(efficiency) - _ROUNDING].max(initial=1))
-    sure, measured = not no_band(series), int(series.counts[-1])
-    of_knee = _knee_interval(at, knee, found, series) if sure else _UNKNOWN
-    of_worth = _worth_interval(at, worth, found, series, efficiency) if sure else _UNKNOWN
-    fastest = _highest(at, log_speed)
+    def log_efficiency(n: Array) -> Array:
+        return np.asarray(log_speed(n) - np.log(n))
+
+    level, measured = math.log(efficiency), int(series.counts[-1])
+    knee, knee_at = _highest(at, knee_height)
+    place = int(np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)[-1])
+    whole = _whole_around(at, place)
+    worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
+    worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
+    of_knee = of_worth = _UNKNOWN
+    if not no_band(series):
+        of_knee = _around(*_elasticity(at, found, series), 0.5, knee_at)
+        of_worth = _around(*_log_efficiency(at, found, series), level, worth_at)
+    fastest, fastest_at = _highest(at, log_speed)
     return Advice(
-        Count(knee, *of_knee, knee >= limit, measured),
-        Count(worth, *of_worth, worth >= limit, measured),
+        Count(knee, knee_at, *of_knee, knee >= limit, measured),
+        Count(worth, worth_at, *of_worth, worth >= limit, measured),
         efficiency,
-        Count(fastest, *_UNKNOWN, fastest >= limit, measured),
+        Count(fastest, fastest_at, *_UNKNOWN, fastest >= limit, measured),
         limit,
     )
 
 
-def _highest(at: Array, height: Callable[[Array], Array]) -> int:
-    """The whole number of workers at which `height` is largest, the smallest of equal ones."""
-    whole = _whole_around(at, int(np.argmax(np.round(height(at), 9))))
-    return int(whole[np.argmax(np.round(height(whole), 9))])
+def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
+    """The whole number of workers at which `height` is largest, the smallest of equal ones, and the real number."""
+    from scipy.optimize import minimize_scalar
+
+    place = int(np.argmax(np.round(height(at), 9)))
+    whole = _whole_around(at, place)
+    workers = int(whole[np.argmax(np.round(height(whole), 9))])
+    if place in (0, len(at) - 1):
+        return workers, float(at[place])
+    ends = (at[place - 1], at[place + 1])
+    peak = minimize_scalar(lambda n: -height(np.array([n]))[0], bounds=ends, method="bounded", options={"xatol": 1e-6})
+    return workers, float(peak.x)
 
 
 def _whole_around(at: Array, place: int) -> Array:
@@ -111,26 +130,20 @@ def _whole_around(at: Array, place: int) -> Array:
     return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
 
 
-def _knee_interval(at: Array, knee: int, found: Sequence[Candidate], series: Series) -> tuple[float, float]:
-    inner = _up_to(min(at[-1] / math.sqrt(2), reach(series)), at[at >= math.sqrt(2)])
-    points = np.concatenate([inner * math.sqrt(2), inner / math.sqrt(2)])
-    slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(2)
+def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Band]:
+    inner = _up_to(min(at[-1], reach(series)) / STEP, at[at >= STEP])
+    points = np.concatenate([inner * STEP, inner / STEP])
+    slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(STEP**2)
     band = linear(found, series, points, slope)
-    elasticity = Band(*(part + series.weak for part in (band.centre, band.low, band.high)))
-    low, high = _around(inner, elasticity, 0.5, knee)
-    return _floor(low), -_floor(-high)  # the best whole number is one of the two beside the best of all
+    return inner, Band(*(part + series.weak for part in (band.centre, band.low, band.high)))
 
 
-def _worth_interval(
-    at: Array, worth: int, found: Sequence[Candidate], series: Series, efficiency: float
-) -> tuple[float, float]:
+def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Band]:
     inner = _up_to(min(at[-1], reach(series)), at[1:])
     points = np.concatenate([np.ones(1), inner])
     against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
     band = linear(found, series, points, against_one)
-    share = Band(*(part - (not series.weak) * np.log(inner) for part in (band.centre, band.low, band.high)))
-    low, high = _around(inner, share, math.log(efficiency), worth)
-    return _floor(low), _floor(high)
+    return inner, Band(*(part - (not series.weak) * np.log(inner) for part in (band.centre, band.low, band.high)))
 
 
 def _up_to(end: float, at: Array) -> Array:
@@ -138,18 +151,13 @@ def _up_to(end: float, at: Array) -> Array:
     return np.append(at[at < end * (1 - _ROUNDING)], end)
 
 
-def _around(at: Array, band: Band, level: float, centre: int) -> tuple[float, float]:
+def _around(at: Array, band: Band, level: float, centre: float) -> tuple[float, float]:
     """Where, on the way down and up from `centre`, the band leaves `level`: 1 or infinity where it does not."""
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))
     low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
     high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre) if len(surely_below) else math.inf
     return low, high
-
-
-def _floor(n: float) -> float:
-    """The whole number below `n`, or `n` itself where it is one but for rounding."""
-    return float(np.floor(n + 1e3 * _ROUNDING))
 
 
 def _crossing(at: Array, limit: Array, level: float, place: int) -> float:

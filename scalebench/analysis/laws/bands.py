@@ -6,18 +6,14 @@ The coefficients x of a law have the covariance
 
 The first part: s2 = sum W (mean log residual)^2 / (counts - coefficients above zero). It is judged by how far the
 means lie from the law, not by the repetitions alone, so what the law cannot follow widens the band, and repeating a run
-does not hide it. The second part: whole repetitions are slower or faster than others (drift; a calibration drawn anew),
-which shifts the curve as a whole. v = MS / (counts x repetitions) with MS the mean square between repetitions, and 0
-where an F test sees none at the 15 % level: as high as that because a test that misses a drift costs coverage, and a
-drift that is not there a little width (T. A. Bancroft, Ann. Math. Statist. 15(2), 1944, doi:10.1214/aoms/1177731284).
-Virtual repetitions are draws of one calibration, which more draws do not make surer: there v = MS / counts
-(1 + 1 / repetitions). Where native runs check virtual times, their error d adds what it would do if all worker counts
-were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W; of the two the one that is more of
-what is asked: the first for the curve, the second for its shape.
+does not hide it. The second part: whole repetitions are slower or faster than others, which shifts the curve as a
+whole, by a variance of v (drift.py). Where native runs check virtual times, their error d adds what it would do if all
+worker counts were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W; of the two the one that
+is more of what is asked: the first for the curve, the second for its shape.
 
 Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
-Satterthwaite's degrees of freedom; where the drift is the larger part no more than the drift's own, as Satterthwaite's
-are too many there (docs/statistics.md). Because the choice of a law is itself uncertain, the limits are those of all
+Satterthwaite's degrees of freedom; where three quarters are drift no more than the drift's own, as Satterthwaite's are
+too many there (docs/statistics.md). Because the choice of a law is itself uncertain, the limits are those of all
 laws together, each with its Akaike weight w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal.
 56(9), 2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025.
 Below seven worker counts that mixture holds more than it says (97.3 % at five), as the laws share most of their error;
@@ -39,6 +35,7 @@ import numpy.typing as npt
 
 from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.choosing import Candidate
+from scalebench.analysis.laws.drift import Drift, drift
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Series
@@ -54,17 +51,8 @@ COUNTS_TO_EXTRAPOLATE = 6
 _EXTRAPOLATED = 2.0  # times the largest measured count
 _TAIL = 0.025
 _TAIL_OF_MISSING, _ENOUGH_COUNTS = 0.0025, 7
-_BLOCKS_SEEN = 0.15
 _ROUNDING = 1e-9
 _BISECTIONS = 22  # a few millionths of the width
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Variance of log T that whole repetitions share, after averaging over them, and its degrees of freedom."""
-
-    variance: float
-    freedom: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,28 +95,6 @@ def band_name(series: Series) -> str:
     if series.execution == "virtual" and series.error is None and not series.varies:
         return MISFIT
     return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
-
-
-def drift(series: Series) -> Drift:
-    """What the repetitions of `series` share over all worker counts."""
-    from scipy.special import fdtrc
-
-    logs = np.log(series.seconds)
-    _, cell, number = np.unique(series.at, return_inverse=True, return_counts=True)
-    _, block, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
-    deviation = logs - (np.bincount(cell, logs) / number)[cell]
-    shared = np.bincount(block, deviation) / size
-    repetitions, counts = len(size), len(number)
-    if repetitions < 2:
-        return Drift(0.0, 1)
-    squares = float(np.sum(size * shared**2))
-    rest = max(float(np.sum(deviation**2)) - squares, 0.0)
-    freedom, other = repetitions - 1, (repetitions - 1) * (counts - 1)
-    mean_square = squares / freedom
-    if squares <= 0 or (rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _BLOCKS_SEEN):
-        return Drift(0.0, freedom)
-    share = 1 + 1 / repetitions if series.execution == "virtual" else 1 / repetitions
-    return Drift(mean_square / counts * share, freedom)
 
 
 def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array) -> Band:
@@ -199,7 +165,7 @@ def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError |
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
-    by_drift = 2 * alike * shared.variance > total
+    by_drift = 4 * alike * shared.variance > 3 * total
     freedom = np.where(by_drift, np.minimum(freedom, shared.freedom), freedom)
     return np.sqrt(np.maximum(total, 1e-300)), freedom
 

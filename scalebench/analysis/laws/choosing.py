@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from scalebench.analysis.laws.drift import drift
 from scalebench.analysis.laws.fitting import _NOISELESS, Fit, fit
 from scalebench.analysis.laws.forms import Law
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
@@ -53,9 +54,10 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
                 continue
             fits.append(fitted)
             notes += law.notes
+    # What whole repetitions share is no law's to explain, and would hide what the laws differ by.
     # The draws of one calibration share its error: all of a worker count are one observation of the law.
-    observations = counts if series.execution == "virtual" else runs
-    scores = np.array([aicc(one.squares, one.runs, len(one.coefficients), observations) for one in fits])
+    observations, shared = (counts, 0.0) if series.execution == "virtual" else (runs, drift(series).squares)
+    scores = np.array([aicc(one.squares - shared, one.runs, len(one.coefficients), observations) for one in fits])
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
     found = [
         Candidate(one, series, float(score), float(weight / weights.sum()))

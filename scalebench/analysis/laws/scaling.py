@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalebench.analysis.laws.advice import Advice, advise
-from scalebench.analysis.laws.bands import drift, no_band, no_extrapolation, parameter_interval
+from scalebench.analysis.laws.bands import no_band, no_extrapolation, parameter_interval
 from scalebench.analysis.laws.choosing import Candidate, candidates
+from scalebench.analysis.laws.drift import drift
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.reading import Results

@@ -14,7 +14,7 @@ from scalebench.analysis.laws.scaling import Estimated, Scaling
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-CONSERVATIVE = "Those of knee and largest N are conservative: they hold it in 97 to 100 % of simulations."
+AT_LEAST = "At least: the lower end of such an interval, whose upper end lies beyond the band of the curve."
 LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
 
 
@@ -103,7 +103,7 @@ def laws_text(found: Sequence[Scaling]) -> RenderableType:
     intervals = {band_name(one.series) for one in found if not one.refusal and not no_band(one.series)}
     if intervals:
         brackets = f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held."
-        parts.append(Text(brackets if intervals == {MISFIT} else f"{brackets} {CONSERVATIVE}"))
+        parts.append(Text(brackets if intervals == {MISFIT} else f"{brackets} {AT_LEAST}"))
     parts += [Text(f"{title(one)}: no law: {one.refusal}") for one in found if one.refusal]
     return Group(*parts)
 
@@ -158,22 +158,27 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
 
 
 def count_text(count: Count) -> str:
-    """`28 [23, 36]`, `beyond 898 [53, ?]` where the search ended there, `146 [79, ?]` where the interval has no end.
+    """`28 (28.3 [23.1, 36.4])`: the number to run, the law's and its interval; `146 (at least 79.0)` without upper end.
 
-    What lies beyond the data without an interval is no number that anybody should run: `beyond the data`.
+    What lies beyond the data without an interval is no number that anybody should run: `beyond the data`. Where the
+    search ended it is `beyond 898 (at least 53.2)`.
     """
     if count.is_guessed:
         return "beyond the data"
     named = f"beyond {count.workers:,}" if count.reaches_end else f"{count.workers:,}"
     if math.isnan(count.low):
         return named
-    high = "?" if math.isinf(count.high) else f"{math.floor(count.high):,}"
-    return f"{named} [{math.floor(count.low):,}, {high}]"
+    exact = "" if count.reaches_end or digits(count.at) == f"{count.workers:,}" else digits(count.at)
+    if math.isinf(count.high):
+        return f"{named} ({exact}{', ' if exact else ''}at least {digits(count.low)})"
+    interval = f"[{digits(count.low)}, {digits(count.high)}]"
+    return f"{named} ({exact} {interval})" if exact else f"{named} {interval}"
 
 
 def _count_values(count: Count) -> dict[str, Any]:
     return {
         "workers": count.workers,
+        "at": count.at,
         "low": _finite(count.low),
         "high": _finite(count.high),
         "search_ended_here": count.reaches_end,

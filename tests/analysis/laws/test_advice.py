@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.laws.advice import advise
+from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import linear, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
@@ -35,6 +35,8 @@ def test_amdahl(s, efficiency):
     assert height[told.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
     assert abs(told.knee.workers - knee) <= 1
     assert told.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
+    assert told.knee.at == pytest.approx(knee, rel=1e-3)
+    assert told.worth.at == pytest.approx(worth, rel=1e-3)
     assert told.fastest.workers == told.limit == 64 * 16  # it never gets slower
     assert math.isnan(told.knee.low)  # one repetition has no interval
 
@@ -53,18 +55,33 @@ def test_usl_is_fastest_at_its_peak(sigma, kappa):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_worth_holds_every_count_at_which_the_band_of_the_efficiency_holds_what_was_asked(seed: int):
-    # What makes its coverage at least that of the band: it is read off the band at all N between the counts as well.
+    # What makes its coverage that of the band: nothing is rounded, and nothing added.
     series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=np.random.default_rng(seed))
     found, _ = candidates(laws_for(series)[0], series)
     told = advise(found, series, 0.5).worth
-    n = np.arange(2, 129, dtype=float)
+    n = np.arange(2, 40, 0.01)
     against_one = np.hstack([np.ones((len(n), 1)), -np.eye(len(n))])
     band = linear(found, series, np.append(1.0, n), against_one)
     level = math.log(0.5) + np.log(n)
     inside = n[(band.low <= level) & (level <= band.high)]
-    assert told.low <= inside[0]
-    assert inside[-1] == told.high
-    assert told.low >= inside[0] - 1  # and no more than these, and the last that is surely worth running
+    assert told.low == pytest.approx(inside[0], rel=2e-3)
+    assert told.high == pytest.approx(inside[-1], rel=2e-3)
+
+
+@pytest.mark.parametrize(("true", "low", "high"), [(12, 0.93, 0.97), (62, 0.93, 0.97), (80, 1, 1)])
+def test_an_interval_holds_the_truth_in_95_percent_up_to_the_end_of_the_band_and_always_beyond(true, low, high):
+    """Six counts have a band up to 64. Near its end few studies have an upper end, and those miss on that side.
+
+    400 studies leave a standard error of 1.1 %, of which one is allowed for: a 5 % lower limit where there is no upper
+    one would hold 92.5 % at 62.
+    """
+    random, held = np.random.default_rng(3), []
+    efficiency = 1 / (1 + 0.03 * (true - 1))
+    for _ in range(400):
+        series = following(amdahl(), (0.97, 0.03), (1, 2, 4, 8, 16, 32), repetitions=3, noise=0.03, random=random)
+        told = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, efficiency).worth
+        held.append(told.low <= true <= told.high)
+    assert low - 0.011 <= np.mean(held) <= high + 0.011
 
 
 def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
@@ -75,8 +92,8 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
             found, _ = candidates(laws_for(series)[0], series)
             told = advise(found, series, 0.5)
             for count in (told.knee, told.worth):
-                assert 1 <= count.low <= min(count.workers, reach(series))
-                assert count.high <= reach(series) + 1 or math.isinf(count.high)
+                assert 1 <= count.low <= min(count.at, reach(series))
+                assert count.high <= reach(series) or math.isinf(count.high)
                 if len(counts) == 5:  # a knee at 32 of counts up to 16
                     assert math.isinf(count.high)
 
@@ -84,7 +101,8 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
 def test_what_is_surely_worth_running_as_far_as_the_band_goes_begins_there():
     series = following(amdahl(), (0.9999, 0.0001), repetitions=3, noise=0.003, random=np.random.default_rng(0))
     told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
-    assert told.worth.low == told.knee.low == 128
+    assert told.worth.low == 128
+    assert told.knee.low == 128 / STEP
     assert math.isinf(told.worth.high)
 
 
@@ -117,7 +135,7 @@ def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
         series = following(amdahl(), (0.96, 0.04), repetitions=5, noise=noise, random=random)
         told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
         for count in (told.knee, told.worth):
-            assert count.low <= count.workers <= count.high
+            assert count.low <= count.at <= count.high
         widths.append(math.log(told.worth.high / told.worth.low))
     assert widths[1] < widths[0] / 3
 

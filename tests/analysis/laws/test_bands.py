@@ -10,8 +10,9 @@ from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
 from benchmarks.laws_coverage import Coverage, coverage
-from scalebench.analysis.laws.bands import curve, drift, linear, no_band, parameter_interval, reach
+from scalebench.analysis.laws.bands import curve, linear, no_band, parameter_interval, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
+from scalebench.analysis.laws.drift import drift
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
 from scalebench.analysis.validation import VirtualError
@@ -43,24 +44,27 @@ def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("counts", "kind", "spread", "curve", "beyond"),
+    ("counts", "repetitions", "kind", "spread", "curve", "beyond"),
     [
-        (5, "lognormal", 0.03, 1.12, None),
-        (5, "lognormal", 0.1, 1.4, None),
-        (5, "drift", 0.03, 1.18, None),
-        (5, "outliers", 0.03, 1.18, None),
-        (6, "lognormal", 0.03, 1.1, 1.45),
-        (6, "outliers", 0.03, 1.17, 1.8),
+        (5, 3, "lognormal", 0.03, 1.12, None),
+        (5, 3, "lognormal", 0.1, 1.4, None),
+        (5, 3, "drift", 0.03, 1.18, None),
+        (5, 3, "outliers", 0.03, 1.18, None),
+        (6, 3, "lognormal", 0.03, 1.1, 1.45),
+        (6, 3, "outliers", 0.03, 1.17, 1.8),
+        (6, 3, "drift", 0.03, 1.17, 1.4),
+        (7, 5, "drift", 0.03, 1.1, 1.3),
+        (7, 5, "lognormal", 0.1, 1.3, 1.8),
     ],
 )
 def test_nominal_95_percent_covers_93_to_97_with_a_band_of_use(
-    counts: int, kind: Noise, spread: float, curve: float, beyond: float | None
+    counts: int, repetitions: int, kind: Noise, spread: float, curve: float, beyond: float | None
 ):
-    # The fewest counts and repetitions that have a band, ten true laws; the choice of the law is part of what is
+    # From the fewest counts and repetitions that have a band, ten true laws; the choice of the law is part of what is
     # covered. 80 studies of each leave standard errors of 0.5 % at the measured counts and 0.7 % one doubling beyond,
     # of which one is allowed for; docs/scaling-laws.md has the numbers of more. A band that held everything would be as
     # wide as anything: upper / lower limit is at most `curve` and `beyond` in the mean of the laws.
-    found = {truth: coverage(truth, counts, 3, kind, 80, spread=spread, advice=False) for truth in ALL}
+    found = {truth: coverage(truth, counts, repetitions, kind, 80, spread=spread, advice=False) for truth in ALL}
     assert 0.93 - 0.005 <= np.mean([one.curve for one in found.values()]) <= 0.97 + 0.005
     assert min(one.curve for one in found.values()) > 0.88
     assert np.mean([one.curve_width for one in found.values()]) < curve
@@ -71,25 +75,21 @@ def test_nominal_95_percent_covers_93_to_97_with_a_band_of_use(
         assert np.mean([one.beyond_width for one in found.values()]) < beyond
 
 
-def test_intervals_of_parameters_knee_and_worth_cover_and_are_no_wider_than_stated():
-    # Of parameters 93 to 97 %, standard error 0.7 %. Those of knee and worth are conservative: they end at whole
-    # numbers outside the limits, and have no upper end where it would be beyond the largest count, so that they err on
-    # one side only. What they may not be is without end where the counts show the truth.
-    found = {truth: coverage(truth, 5, 3, "lognormal", 24) for truth in ALL}
-    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.007
-    assert widest(found, "parameters_width") < 5
-    assert np.mean([one.knee for one in found.values()]) > 0.95
-    assert np.mean([one.worth for one in found.values()]) > 0.95
-    assert widest(found, "knee_width", "usl, early peak") < 1.5
-    assert widest(found, "worth_width", "usl, early peak") < 1.4
+@pytest.mark.parametrize(("counts", "kind", "losses"), [(5, "lognormal", 4), (5, "outliers", 4), (6, "drift", 1)])
+def test_nominal_95_percent_of_knee_and_worth_cover_93_to_97(counts: int, kind: Noise, losses: float):
+    # By the printed limits, of those truths that lie where there is a band: 6 to 8 of ten laws. 50 studies of each
+    # leave a standard error of 1.1 %, of which one is allowed for.
+    found = [coverage(truth, counts, 3, kind, 50, losses=losses) for truth in ALL]
+    for held in ([one.knee for one in found], [one.worth for one in found]):
+        assert np.isfinite(held).sum() >= 6
+        assert 0.93 - 0.011 <= np.nanmean(held) <= 0.97 + 0.011
 
 
-def test_with_seven_counts_knee_and_worth_are_known_to_a_third():
-    found = {truth: coverage(truth, 7, 3, "lognormal", 12) for truth in ALL}
-    assert 0.93 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.01
+def test_parameters_cover_and_knee_and_worth_are_known_to_a_third_with_seven_counts():
+    # Of parameters 93 to 97 %, standard error 1.1 %.
+    found = {truth: coverage(truth, 7, 3, "lognormal", 14) for truth in ALL}
+    assert 0.93 - 0.011 <= np.mean([one.parameters for one in found.values()]) <= 0.97 + 0.011
     assert widest(found, "parameters_width") < 1.2
-    assert np.mean([one.knee for one in found.values()]) > 0.95
-    assert np.mean([one.worth for one in found.values()]) > 0.95
     assert widest(found, "knee_width", *(set(TRUTHS) - {"trees, each batch"}), "weak, usl") < 1.4
     assert widest(found, "worth_width", *(set(TRUTHS) - {"trees, each batch"}), "weak, usl") < 1.35
 

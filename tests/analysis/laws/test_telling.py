@@ -38,12 +38,15 @@ def test_a_bandwidth_that_is_not_seen_is_bounded_from_below():
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (Count(28, 23.4, 36.2, False, 64), "28 [23, 36]"),
-        (Count(28, math.nan, math.nan, False, 64), "28"),
-        (Count(146, 79.0, math.inf, False, 64), "146 [79, ?]"),
-        (Count(146, math.nan, math.nan, False, 64), "beyond the data"),
-        (Count(898, 500.0, math.inf, True, 64), "beyond 898 [500, ?]"),
-        (Count(898, math.nan, math.nan, True, 64), "beyond the data"),
+        (Count(28, 28.3, 23.4, 36.2, False, 64), "28 (28.3 [23.4, 36.2])"),
+        (Count(10, 10.6, 10.2, 11.1, False, 64), "10 (10.6 [10.2, 11.1])"),
+        (Count(110, 110.3, 97.0, 126.0, False, 64), "110 [97.0, 126]"),
+        (Count(28, 28.3, math.nan, math.nan, False, 64), "28"),
+        (Count(46, 46.3, 39.0, math.inf, False, 64), "46 (46.3, at least 39.0)"),
+        (Count(146, 146.3, 79.0, math.inf, False, 64), "146 (at least 79.0)"),
+        (Count(146, 146.3, math.nan, math.nan, False, 64), "beyond the data"),
+        (Count(898, 898.0, 500.0, math.inf, True, 64), "beyond 898 (at least 500)"),
+        (Count(898, 898.0, math.nan, math.nan, True, 64), "beyond the data"),
     ],
 )
 def test_a_count_beyond_the_data_is_named_with_its_interval_only(count, text):
@@ -60,12 +63,13 @@ def test_without_a_band_no_count_beyond_the_data_is_named():
     values = as_values(scaling)
     assert values["knee"] == {
         "workers": 19,
+        "at": pytest.approx(19, rel=1e-4),
         "low": None,
         "high": None,
         "search_ended_here": False,
         "beyond_the_data": True,
     }
-    assert values["fastest"] == {"workers": 128, "search_ended_here": True, "beyond_the_data": True}
+    assert values["fastest"] == {"workers": 128, "at": 128.0, "search_ended_here": True, "beyond_the_data": True}
 
 
 VIRTUAL = {"execution": "virtual", "engine": "virtual"}
@@ -89,7 +93,7 @@ def test_brackets_around_times_that_do_not_vary_are_the_misfit_of_the_law(jitter
     text = printed(scaling)
     assert "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held." in text
     assert "calibration" not in text
-    assert "conservative" not in text
+    assert "At least" not in text
 
 
 def test_brackets_around_draws_of_a_calibration_are_its_interval():
@@ -97,4 +101,4 @@ def test_brackets_around_draws_of_a_calibration_are_its_interval():
     assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
     text = printed(scaling_of(drawn))
     assert "In brackets: calibration interval, of parameters" in text
-    assert "Those of knee and largest N are conservative: they hold it in 97 to 100 % of simulations." in text
+    assert "At least: the lower end of such an interval" in text
