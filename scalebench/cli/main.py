@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -78,6 +79,8 @@ class LazyGroup(Group):
         **extra: Any,
     ) -> Any:
         """Run, and leave with 0, 1 (a run failed), 2 (usage) or 130 (interrupted); bugs keep their traceback."""
+        if os.environ.get("NO_COLOR"):  # no-color.org; rich keeps to it by itself, click does not
+            extra.setdefault("color", False)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:

@@ -187,3 +187,30 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_the_module_runs_as_a_program() -> None:
     assert module.main.name == "main"
     assert run("schema").stdout.startswith("{")
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_that_wants_no_color_gets_none(
+    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Probe.body = staticmethod(lambda: click.secho("slower", fg="red"))
+    done = CliRunner().invoke(main, ["probe"], color=True, env=variables)
+    assert ("\x1b[" in done.output) is colored
+    assert "slower" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["re"], {"retry", "report"}),
+        (["run", "--str"], {"--strategy"}),
+        (["run", "--execution", "v"], {"virtual"}),
+        (["list", "mod"], {"models"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(words: list[str], offered: set[str]) -> None:
+    state = {"COMP_WORDS": " ".join(["scalebench", *words]), "COMP_CWORD": str(len(words))}
+    done = CliRunner().invoke(main, prog_name="scalebench", env={**state, "_SCALEBENCH_COMPLETE": "bash_complete"})
+    assert {line.partition(",")[2] for line in done.output.splitlines()} == offered
