@@ -119,7 +119,8 @@ def _message(faults: Sequence[ErrorDetails], field: FieldInfo | None) -> str:
         text = one_line(own["msg"].removeprefix("Value error, "))
         return text[:1].lower() + text[1:]
     wanted = " or ".join(dict.fromkeys(_wanted(fault, field) for fault in faults))
-    return f"expected {wanted}, got {short(faults[0]['input'])}"
+    given = faults[0]["input"]
+    return f"expected {wanted}, got {'nothing' if given is None else short(given)}"
 
 
 def _wanted(fault: ErrorDetails, field: FieldInfo | None) -> str:

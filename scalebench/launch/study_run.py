@@ -52,7 +52,7 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
-    others = _cores_elsewhere()
+    others = _cores_elsewhere() if measures(plan) else 0.0
     if plan.sweep.of("virtual"):
         open_nursery()
     plan.prepared.notes += look_at_model(plan)
@@ -109,6 +109,15 @@ def _scenery(
         plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
         folder=folder, cache=cache_folder("engines"), host=host, charged=charged, note=reporter.note,
     )  # fmt: skip
+
+
+def measures(plan: Plan) -> bool:
+    """Whether any time is measured for the study: by a real run, or by a calibration that nobody gave or stated."""
+    study = plan.study
+    given = study.calibration is not None or study.device_step_time is not None
+    return len(plan.sweep.runs) > len(plan.sweep.of("virtual")) or (
+        plan.cluster.compute == "this-machine" and not given
+    )
 
 
 def _cores_elsewhere() -> float:

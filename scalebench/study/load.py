@@ -227,5 +227,5 @@ def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets:
         return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
     for item in sets:
         if item.split("=")[0].strip().split(".")[0] == key:
-            return f"--set {item}"
+            return "--until" if item.startswith("until.ci_width=") else f"--set {item}"  # what the flag is written as
     return where

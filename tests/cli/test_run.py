@@ -86,6 +86,8 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
         (["--workers", "1..1000000:1"], "make 18,000,000 runs; a study has at most 100,000"),
         (["--repetitions", "1000000000"], "make 42,000,000,000 runs; a study has at most 100,000"),
         (["--set", "device_step_time=.inf"], "device_step_time"),
+        (["--set", "lr="], "--set lr=: key 'lr': expected a number, got nothing"),
+        (["--until", "x"], "--until: key 'until.ci_width': expected a share such as 5% or 0.05, got 'x'"),
         (["--engine", "gloo", "--strategy", "epoch_async"], "epoch_async cannot run on engine gloo"),
         (["--engine", "mpi", "--strategy", "horovod"], "horovod cannot run on engine mpi"),
         (["--cluster", "dgx-h100"], "--device-step-time"),

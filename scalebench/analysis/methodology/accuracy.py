@@ -86,7 +86,8 @@ class AtChance(Rule):
                 f"{counted(len(own), 'run')} of {len(runs):,} end {said}, with {_metric(worst)} "
                 f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
                 place(own),
-                "lower the learning rate (`scalebench explain STRATEGY` tells of traps), or leave these cells out",
+                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` tells of "
+                "traps), or leave these cells out",
             )
 
 
