@@ -38,7 +38,7 @@ def rows_of(
         cluster_sha256=run.cluster_sha256,
         **_described(run),
         **_configured(run, facts),
-        optimizer_steps=workers[0].optimizer_steps if workers else None,
+        optimizer_steps=max((worker.optimizer_steps for worker in workers), default=None),
         syncs=workers[0].syncs if workers else None,
         collective_calls=workers[0].collective_calls if workers else None,
         bytes_sent_per_worker=_mean(worker.bytes_sent for worker in workers),

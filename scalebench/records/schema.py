@@ -142,7 +142,7 @@ class RunRow(_Row):
     warmup: Annotated[bool, Column("a run made to warm the machine up: kept here, in no statistic")] = False
     warmup_steps: Annotated[int | None, Column("steps taken before the clock started, in no time")] = None
 
-    optimizer_steps: Annotated[int | None, Column("optimizer steps one worker took")] = None
+    optimizer_steps: Annotated[int | None, Column("optimizer steps of the worker that took most")] = None
     syncs: Annotated[int | None, Column("synchronisations that the strategy made")] = None
     collective_calls: Annotated[
         int | None,

@@ -83,11 +83,13 @@ def test_the_straggler_factor_is_the_most_compute_over_the_mean(make_run):
 
 
 def test_who_takes_fewer_steps_is_no_faster_for_that(make_run, play):
-    """Seconds a step: 0.1, and 0.12 of one that took half the steps; who took none is left out."""
-    half, none = worker(1, 1.0, compute_s=0.6), worker(2, 1.0, compute_s=0.0)
+    """Seconds a step: 0.1, and 0.12 of one that took half the steps; who took none (here worker 0) is left out."""
+    half, none = worker(1, 1.0, compute_s=0.6), worker(0, 1.0, compute_s=0.0)
     half.optimizer_steps, none.optimizer_steps = 5, 0
-    outcome = Outcome("test-run", "completed", "", [worker(0, 1.2, compute_s=1.0), half, none], [])
-    assert convert(make_run("allreduce", 3), outcome)[0].straggler_factor == pytest.approx(0.12 / 0.11)
+    outcome = Outcome("test-run", "completed", "", [none, half, worker(2, 1.2, compute_s=1.0)], [])
+    row, _ = convert(make_run("allreduce", 3), outcome)
+    assert row.straggler_factor == pytest.approx(0.12 / 0.11)
+    assert row.optimizer_steps == 10
     idle = Outcome("test-run", "completed", "", [none], [])
     assert convert(make_run("allreduce", 3), idle)[0].straggler_factor is None
 
