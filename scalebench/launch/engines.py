@@ -68,6 +68,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def nodes_of_allocation() -> int:
+    """How many nodes a Slurm job holds, over which mpirun spreads ranks; 1 outside of one."""
+    said = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or ""
+    return max(1, int(said)) if said.isdecimal() else 1
+
+
+def allocated_cores() -> int:
+    """How many cores real ranks may use: those of each node of the job, taken to be like this one."""
+    return cores() * nodes_of_allocation()
+
+
 def physical_cores() -> int:
     """How many cores without their hardware threads: what a process can be bound to."""
     folders = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in os.sched_getaffinity(0))
@@ -98,7 +109,7 @@ def is_oversubscribed(
     if engine == "nccl":
         return False
     progress = PROGRESS_THREADS[engine] if workers > 1 else 0
-    return workers * (threads_per_worker + progress) > (available_cores or cores())
+    return workers * (threads_per_worker + progress) > (available_cores or allocated_cores())
 
 
 def find_mpirun() -> Path | None:

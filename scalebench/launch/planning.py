@@ -94,7 +94,7 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
             f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
         )
     points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
-    here = engines.cores()
+    here = engines.allocated_cores()
     return [
         f"oversubscribed on {here} core{'s' * (here > 1)}, so drawn but never a baseline nor fitted: "
         f"{'; '.join([', '.join(points), *sorted(reasons)])}"

@@ -31,7 +31,7 @@ def mpirun_command(
         raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
     command = [str(mpirun), "-n", str(ranks)]
     here = engines.physical_cores()
-    if bind and (ranks * threads <= here or _nodes_of_allocation() > 1):
+    if bind and (ranks * threads <= here or engines.nodes_of_allocation() > 1):
         width = threads + progress_threads if ranks * (threads + progress_threads) <= here else threads
         if width == 1:
             return [*command, "--map-by", "core", "--bind-to", "core"], "core"
@@ -48,7 +48,7 @@ def environment(threads: int, *, oversubscribed: bool = False) -> dict[str, str]
     }
     if oversubscribed:
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
-    if _nodes_of_allocation() == 1:
+    if engines.nodes_of_allocation() == 1:
         additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     return additions | kept
@@ -77,7 +77,3 @@ def _is_rank(pid: int) -> bool:
         return b"scalebench.native" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _nodes_of_allocation() -> int:
-    return int(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)

@@ -106,7 +106,7 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: b
         EngineError: an engine that was asked for is missing or cannot carry a strategy.
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
-    cores = cores or engines.cores()
+    cores = cores or engines.allocated_cores()
     sweep = Sweep([])
     cells = [cell for component in study.strategies for cell in _cells(study, component, cores, sweep.notes)]
     cells = _distinct(cells)
