@@ -143,8 +143,8 @@ def _laws(results: Results) -> Table:
         Column("weight", "Akaike weight among the laws that were tried"),
         Column("misfit", "typical distance of the means from the law"),
         Column("leave-out", "error at the largest worker count when it is left out of the fit"),
-        Column("knee", "the most speed for the workers spent, with its interval"),
-        Column(f"worth {100 * EFFICIENCY:.0f} %", f"most workers with an efficiency of {EFFICIENCY} or more"),
+        Column("knee", "the most speed for the workers spent; in brackets the point of the law and its interval"),
+        Column(f"worth {100 * EFFICIENCY:.0f} %", f"most workers with an efficiency of {EFFICIENCY} or more, likewise"),
         Column("parameters", "with their intervals, as if the law held", numeric=False),
     )
     some = bool((results.completed["strategy"] != "serial").any())

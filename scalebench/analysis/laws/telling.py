@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.formatting import EMPTY, digits, percent, seconds
 from scalebench.analysis.laws.advice import Count
-from scalebench.analysis.laws.bands import MISFIT, band_name, no_band
+from scalebench.analysis.laws.bands import band_name, no_band
 from scalebench.analysis.laws.scaling import Estimated, Scaling
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-AT_LEAST = "At least: the lower end of such an interval, whose upper end lies beyond the band of the curve."
+AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond the band of the curve."
 LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
 
 
@@ -103,7 +103,7 @@ def laws_text(found: Sequence[Scaling]) -> RenderableType:
     intervals = {band_name(one.series) for one in found if not one.refusal and not no_band(one.series)}
     if intervals:
         brackets = f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held."
-        parts.append(Text(brackets if intervals == {MISFIT} else f"{brackets} {AT_LEAST}"))
+        parts.append(Text(f"{brackets} {AT_LEAST}"))
     parts += [Text(f"{title(one)}: no law: {one.refusal}") for one in found if one.refusal]
     return Group(*parts)
 
