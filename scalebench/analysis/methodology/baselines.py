@@ -83,6 +83,9 @@ class WeakBaseline(Rule):
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         table = evidence.ratios
         table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(("horovod", "ddp"))]
+        plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
+        alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
+        table = table[plain | alone]
         slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & ~table["oversubscribed"].astype(bool)]
         for name, own in slower.groupby("baseline", sort=False):
             worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]

@@ -43,11 +43,14 @@ class FailedRuns(Rule):
                 f"{'are' if len(thinned) > 1 else 'is'} in no statistic"
             )
         if said:
+            again = f"scalebench retry {evidence.results.folder}"
+            if (failed["status"] == "diverged").all():
+                again = "what diverged does so again: lower the learning rate (--new)"
             yield self.finding(
                 "error" if len(lost) else "warning",
                 "; ".join(said),
                 place(failed),
-                f"scalebench retry {evidence.results.folder}, or state what fails, how often and why",
+                f"{again}, or state what fails, how often and why",
             )
 
 

@@ -552,6 +552,29 @@ def test_a_baseline_that_may_be_as_fast_is_not_called_weak(sound, tmp_path):
     assert "weak-baseline" in report.passed
 
 
+def test_a_variant_of_allreduce_is_no_weak_baseline_beside_the_plain_one(sound, tmp_path):
+    def slower(row, strategy, factor, options="{}"):
+        new = {"strategy": strategy, "strategy_options": options, "train_s": row.train_s * factor}
+        return row.model_copy(update={**new, "run_id": f"{strategy}-{factor}-{row.run_id}"})
+
+    plain = [row for row in sound.rows if row.strategy == "allreduce"]
+    sound.rows += [slower(row, "ddp", 1.2) for row in plain]
+    sound.rows += [slower(row, "allreduce", 2.0, '{"compression": "powersgd"}') for row in plain]
+    assert "weak-baseline" in check(sound.write(tmp_path)).passed
+    sound.drop(lambda row: row.strategy == "allreduce" and row.strategy_options == "{}")
+    found = [finding for finding in check(sound.write(tmp_path / "alone")).findings if finding.rule == "weak-baseline"]
+    assert found
+
+
+@pytest.mark.parametrize(("other", "advice"), [("diverged", "lower the learning rate"), ("timeout", "retry")])
+def test_only_what_may_end_otherwise_is_to_be_tried_again(sound, tmp_path, other, advice):
+    cell = [row.run_id for row in sound.rows if row.strategy == "epoch_average" and row.workers == 4 and native(row)]
+    sound.change(lambda row: row.run_id == cell[0], status="diverged", train_s=None)
+    sound.change(lambda row: row.run_id == cell[1], status=other, train_s=None)
+    (found,) = [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "failed-runs"]
+    assert advice in found.fix
+
+
 def test_one_run_in_five_beside_others_is_not_a_busy_machine(sound, tmp_path):
     sound.change(others_load=lambda row: 0.4 if row.repetition == 0 else 0.0)
     assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "busy-machine"]
