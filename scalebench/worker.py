@@ -118,7 +118,7 @@ class Replica:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
-        x, y = self.shard.epoch(epoch, self.comm.alltoallv)
+        x, y = self.shard.epoch(epoch, self._exchange)
         bounds = self.plan.bounds(epoch, self.rank)
         weights = self._weights(epoch)
         starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
@@ -135,7 +135,7 @@ class Replica:
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
-        x, y = self.shard.epoch(epoch, self.comm.alltoallv)
+        x, y = self.shard.epoch(epoch, self._exchange)
         slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
         self.clock.did(Task.SHUFFLE, len(x))
         for step, (low, high) in enumerate(slices):
@@ -144,6 +144,13 @@ class Replica:
             self.on_batch()
             self.clock.did(Task.DATA, high - low)
             yield batch
+
+    def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Rows for rows. Their bytes count; a synchronisation, in which replicas learn of one another, it is not."""
+        synchronised = self.comm.collectives
+        received = self.comm.alltoallv(tensors)
+        self.comm.collectives = synchronised
+        return received
 
     def _weights(self, epoch: int) -> list[float]:
         sizes = self.plan.batch_sizes(epoch)

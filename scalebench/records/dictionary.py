@@ -67,7 +67,8 @@ collectives for it. One call carries one synchronisation, whatever is averaged a
   longer than a call; the rest goes as one vector.
 - Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
   sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
-- Rows that change workers (`shuffle`), by `mpi` and `gloo`: how many, then the rows.
+- Rows that change workers (`shuffle`) are no synchronisation, but calls: one for the samples and one for their labels,
+  by `mpi` and `gloo` each after one for how many.
 - `ddp`: an allreduce for each bucket of gradients, as torch logs them; PowerSGD: three for its one bucket. A model's
   buffers (BatchNorm) are one more synchronisation a step, a broadcast for each of their dtypes.
 

@@ -25,6 +25,8 @@ def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(scen
     (expected,) = traffic_of(plan)
     outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], scenery)
     assert outcome.status == "completed", outcome.error
+    assert {worker.syncs for worker in outcome.workers} == {expected.syncs * 3}, "rows that move are none"
+    assert sum(epoch.syncs for epoch in outcome.workers[0].epochs) == expected.syncs * 3
     sent = sum(worker.bytes_sent for worker in outcome.workers) / 4 / 3
     assert sent == pytest.approx(expected.bytes_sent + expected.rows_bytes, rel=1e-12)
     assert (expected.rows_bytes > 0) == (shuffle in MOVING)

@@ -164,7 +164,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             assert calls == [0] * 4
             assert found[run.run_id]["messages"].tolist() == [6 * run.epochs] + [2 * run.epochs] * 3
         elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # how many rows move, x, how many, y
-            assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [2 * (run.epochs - 1)] * 4
+            assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [4 * (run.epochs - 1)] * 4
         elif run.run_id.startswith(APART):  # the buffer, the parameters, the momentum
             assert calls == [3 * sync for sync in syncs]
         else:
