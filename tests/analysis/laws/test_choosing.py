@@ -106,3 +106,18 @@ def test_a_law_by_which_one_worker_takes_no_time_is_no_candidate():
     assert any("has one worker take none" in note for note in notes)
     for one in found:
         assert one.fit.seconds(np.ones(1))[0] > 0
+
+
+def test_what_whole_repetitions_share_does_not_hide_which_law_the_times_follow():
+    """Repetitions that a third lies between leave AICc's verdict on Amdahl's law as clear as it was without."""
+    bent = universal(weak=False)
+    steady = following(bent, (1.0, 0.05, 0.001), repetitions=5, noise=0.01, random=np.random.default_rng(4))
+    slow = np.exp(0.3 * np.array([-1.0, 0.5, 1.0, -1.0, 0.5]))[steady.repetition]
+    drifting = following(bent, (1.0, 0.05, 0.001), repetitions=5, seconds=steady.seconds * slow)
+    apart = []
+    for series in (steady, drifting):
+        best, other = candidates([amdahl(), bent], series)[0]
+        assert best.fit.law.name == "usl"
+        apart.append(other.aicc - best.aicc)
+    assert apart[0] > 100
+    assert apart[1] == pytest.approx(apart[0], rel=0.1)
