@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Options(Stated):
-    weight_decay: float = Field(0.0, ge=0, le=1e30)
+    weight_decay: float = Field(0.0, ge=0, le=1e38)
 
 
 class _Momentum(_Options):

@@ -121,7 +121,7 @@ class Training(Stated):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
-    lr: float = Field(0.03, gt=0, le=1e30)  # where serial trains best in the default study (docs/models.md)
+    lr: float = Field(0.03, gt=0, le=1e38)  # where serial trains best in the default study (docs/models.md)
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
