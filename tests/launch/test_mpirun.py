@@ -222,7 +222,7 @@ def test_a_divergence_that_all_workers_notice_at_once_leaves_the_launch_to_the_n
     if not engines.available("horovod"):
         kinds += [("horovod", "horovod"), ("epoch_average", "horovod")]
     runs = [faulty(f"{strategy} {engine}", "nan", strategy=strategy, engine=engine) for strategy, engine in kinds]
-    explosive = {"epochs": 1, "batch_per_worker": 71, "lr": 1e38, "optimizer": {"sgd": {"weight_decay": 1e30}}}
+    explosive = {"epochs": 1, "batch_per_worker": 71, "lr": 1e30, "optimizer": {"sgd": {"weight_decay": 1e30}}}
     ends = [make_run(f"end of {name}", strategy=name, **explosive) for name in ("asp", "epoch_async")]
     last = Recorder([*runs, *ends, make_run("after")], tmp_path)
     assert last.outcomes.pop("after").status == "completed"

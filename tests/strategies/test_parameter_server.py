@@ -239,7 +239,7 @@ def test_as_many_backups_as_workers_are_refused():
 def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, scenery):
     from scalebench.virtual.engine import simulate
 
-    outcome, _ = simulate(make_run("asp", 4, lr=1e200, epochs=3), blobs, scenery)
+    outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, scenery)
     assert outcome.status == "diverged"
 
 

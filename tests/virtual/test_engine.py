@@ -143,7 +143,7 @@ def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, scenery,
     """One batch: its loss is that of the initial weights. Nobody is handed a model that is not one."""
     from scalebench.virtual.engine import simulate
 
-    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e38, "dtype": "float32"}
+    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run(strategy, workers, epochs=1, batch_global=96, **explosive)
     outcome, weights = simulate(run, blobs, scenery)
     assert (outcome.status, weights) == ("diverged", {})
@@ -154,7 +154,7 @@ def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blob
     """The second epoch's loss would tell; replicas that agree tell before."""
     from scalebench.virtual.engine import simulate
 
-    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e38, "dtype": "float32"}
+    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run("epoch_average", 3, epochs=2, batch_global=96, **explosive)
     outcome, _ = simulate(run, blobs, scenery)
     assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
@@ -163,7 +163,7 @@ def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blob
 def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, scenery):
     from scalebench.virtual.engine import simulate
 
-    outcome, weights = simulate(make_run("allreduce", 2, lr=1e200, epochs=3), blobs, scenery)
+    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, scenery)
     assert outcome.status == "diverged"
     assert "training loss is" in outcome.error
     assert weights == {}
