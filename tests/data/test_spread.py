@@ -51,7 +51,7 @@ class Threads:
     """An alltoallv between threads that stand for ranks, and how many of them there were."""
 
     def __init__(self, size):
-        self.barrier = threading.Barrier(size, timeout=120)
+        self.barrier = threading.Barrier(size, timeout=300)
         self.given = [None] * size
         self.calls = 0
 
