@@ -129,7 +129,8 @@ def _native(run: Run, plan: Plan, folder: Path) -> Outcome:
 
 def _completed(outcome: Outcome) -> Outcome:
     if outcome.status != "completed":
-        raise RunError(f"the run {outcome.status}: {outcome.error}")
+        happened = {"timeout": "ran out of time", "interrupted": "was interrupted"}.get(outcome.status, outcome.status)
+        raise RunError(f"the run {happened}: {outcome.error}")
     return outcome
 
 
@@ -207,6 +208,8 @@ def _events(found: Any) -> list[dict[str, Any]]:
     """What a timeline's file holds. Raises ValueError: something else; which event, and what it lacks."""
     if not isinstance(found, list):
         raise ValueError("it is no list of events")
+    if not found:
+        raise ValueError("it holds no event")
     for place, event in enumerate(found):
         if not isinstance(event, dict):
             raise ValueError(f"event {place} is no object")

@@ -114,6 +114,7 @@ def test_the_timeline_of_a_killed_run_is_read_too(tmp_path: Path) -> None:
     [
         ("", "Expecting value"),
         ("<html>", "Expecting value"),
+        ("[", "it holds no event"),
         ("[1, 2]", "event 0 is no object"),
         ('{"traceEvents": []}', "it is no list of events"),
         ('"a]"', "it is no list of events"),
