@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from scalebench.native.heartbeat import Beat, read_heartbeats
@@ -15,6 +17,7 @@ _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on 
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
+_MOST_TOLD = 300  # characters of it
 _SERVER = ("a server", "servers")
 HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and so many times the longest silence before
 _SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
@@ -49,9 +52,13 @@ def cause_of_death(folder: Path, returncode: int) -> Death:
 
 
 def telling_line(text: str) -> str:
-    """Of what a program said before it failed, the line that says most: an exception's, else the first."""
-    lines = [line.strip() for line in text.splitlines() if not _NOISE.match(line)]
-    return next((line for line in lines if _EXCEPTION.match(line)), lines[0] if lines else "it said nothing")
+    """Of what a program said before it failed, what says most: an exception's line, else the first paragraph."""
+    lines = [line.strip() for line in text.splitlines()]
+    if exception := next((line for line in lines if _EXCEPTION.match(line)), ""):
+        return exception
+    paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))
+    told = " ".join(paragraph).rstrip(":")
+    return textwrap.shorten(told, _MOST_TOLD, placeholder=" ...") or "it said nothing"
 
 
 class Pulse:
