@@ -59,7 +59,7 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
                 "few-runs",
                 f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
                 place(single),
-                f"repeat every point: --repetitions {ENOUGH_RUNS}",
+                f"repeat every point: {_repeated(evidence.results)}",
             )
         if len(few) and execution not in MEASURED:
             yield Finding(
@@ -68,7 +68,7 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
                 "their spread, which the interval is made of, is hardly known",
                 place(few),
-                f"--repetitions {ENOUGH_RUNS}, which tells the spread better",
+                f"{_repeated(evidence.results)}, which tells the spread better",
             )
         if len(few) and execution in MEASURED:
             yield Finding(
@@ -77,7 +77,7 @@ def too_few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
                 "wide, and no test of a paired difference is within reach",
                 place(few),
-                f"--repetitions {ENOUGH_RUNS} for useful intervals; scalebench compare says how many a test needs",
+                f"{_repeated(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
             )
 
 
@@ -241,6 +241,11 @@ RULES: tuple[Rule, ...] = (
     unchecked_simulation,
     unsettled_signs,
 )
+
+
+def _repeated(results: Results) -> str:
+    """How the study is told to make ENOUGH_RUNS of every point."""
+    return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
 
 
 def _to_settle(table: pd.DataFrame) -> str:

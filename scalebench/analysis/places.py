@@ -34,5 +34,12 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
 
 
+def crowding(marked: pd.DataFrame) -> str:
+    """Why runs or cells are `marked` as oversubscribed: for their number, or, paced ones, for the pace they missed."""
+    paced = marked["execution"].eq("paced") if "execution" in marked else pd.Series(False, marked.index)
+    why = ["more workers than the machine can feed"] * (not paced.all())
+    return " or ".join(why + ["steps slower than the stated pace"] * bool(paced.any()))
+
+
 def _workers(counts: tuple[int, ...]) -> str:
     return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"

@@ -19,7 +19,7 @@ from scalebench.analysis.formatting import (
     seconds_with_interval,
 )
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.places import place
+from scalebench.analysis.places import crowding, place
 from scalebench.analysis.reading import Results
 from scalebench.analysis.screen import Column, Screen
 from scalebench.analysis.validation import agreement, median_error
@@ -92,8 +92,8 @@ def summary_notes(results: Results) -> list[str]:
 
 def _notes(evidence: Evidence) -> list[str]:
     results, notes = evidence.results, []
-    if results.completed["oversubscribed"].any():
-        notes.append(f"{OVERSUBSCRIBED} more workers than the machine can feed: shown, never a baseline")
+    if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
+        notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
     if (virtual := evidence.table[evidence.table["execution"] == "virtual"])["interval"].eq(NOTHING_VARIES).any():
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")

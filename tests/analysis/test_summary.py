@@ -91,6 +91,22 @@ def test_notes_tell_of_failures_agreement_and_oversubscription(study):
     assert any("│ allreduce │     4 × │" in line for line in text(results).splitlines())
 
 
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([("paced", 1)], "× steps slower than the stated pace: shown, never a baseline"),
+        ([("native", 4)], "× more workers than the machine can feed: shown, never a baseline"),
+        (
+            [("native", 4), ("paced", 1)],
+            "× more workers than the machine can feed or steps slower than the stated pace: shown, never a baseline",
+        ),
+    ],
+)
+def test_the_mark_of_a_missed_pace_is_not_called_too_many_workers(study, runs, said):
+    rows = [run("allreduce", workers, 4.0, how, oversubscribed=True) for how, workers in runs]
+    assert summary_notes(study(rows=rows))[0] == said
+
+
 def test_a_study_in_which_everything_failed_has_a_table_of_notes(study):
     results = study(rows=[run("serial", 1, None, status="failed", error="no mpirun")])
     assert "no mpirun" in text(results)

@@ -106,7 +106,7 @@ class TimeToTarget(Rule):
                 "warning",
                 "no target metric is stated: there is no time to target, only time for a number of epochs",
                 "the study",
-                "state one that the baseline reaches (--set target_metric=0.9), and give both times",
+                "state one that the baseline reaches (--set target_metric=0.9 --new), and give both times",
             )
         never = aimed[aimed["time_to_target_s"].isna()]
         if len(never):

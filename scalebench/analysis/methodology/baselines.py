@@ -28,11 +28,10 @@ class SpeedupBase(Rule):
         against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
         missing = against[against["note"] != ""]
         for note, own in missing.groupby("note", sort=False):
-            yield self.finding(
-                "warning", f"no speedup can be given: {note}", place(own), "add serial to the study's strategies"
-            )
+            yield self.finding("warning", f"no speedup can be given: {note}", place(own), self._fix(evidence, own))
         known = evidence.cells
-        for base in known[known["strategy"] == "serial"].to_dict("records"):
+        fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
+        for base in known[fair].to_dict("records"):
             time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
             kind = group_of(str(base["execution"]), str(base["engine"]))
             yield self.finding(
@@ -42,6 +41,23 @@ class SpeedupBase(Rule):
                 f"serial at 1 worker ({kind})",
                 "state this time wherever a speedup is shown",
             )
+
+    def _fix(self, evidence: Evidence, lacking: pd.DataFrame) -> str:
+        """What gives the runs that are `lacking` a speedup their base: it was never made, failed, or is marked."""
+        made = evidence.results.runs
+        made = made[(made["strategy"] == "serial") & made["execution"].isin(lacking["execution"])]
+        if made.empty:
+            return "add serial to the study's strategies"
+        if made["oversubscribed"].astype(bool).any():
+            paced = made["execution"].eq("paced").all()
+            return (
+                "state a device_step_time that this machine can keep (--new)"
+                if paced
+                else "run on a machine that can feed one worker, or with fewer threads (threads_per_worker)"
+            )
+        if (made["status"] == "completed").all():
+            return "let serial run once in each repetition of the others"
+        return "make serial complete (see failed-runs); without it there is no speedup to show"
 
 
 @RULES.add
@@ -91,8 +107,8 @@ class WeakBaseline(Rule):
             worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
             yield self.finding(
                 "warning",
-                f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1)} of {name}'s time at "
-                f"{worst['workers']} workers: a reduction against allreduce flatters",
+                f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1).lstrip('+')} of {name}'s "
+                f"time at {worst['workers']} workers: a reduction against allreduce flatters",
                 place(own),
                 f"give the reduction against {name} as well",
             )

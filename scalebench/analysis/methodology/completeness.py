@@ -89,7 +89,8 @@ class Unfinished(Rule):
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in remaining.items())
             yield self.finding(
                 "error",
-                f"{counted(remaining.total(), 'run')} of {evidence.progress.planned:,} planned were never made",
+                f"{counted(remaining.total(), 'run')} of {evidence.progress.planned:,} planned "
+                f"{'was' if remaining.total() == 1 else 'were'} never made",
                 kinds,
                 "the command that began the study goes on with it; a smaller study is one of its own",
             )

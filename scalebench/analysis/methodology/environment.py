@@ -55,7 +55,7 @@ class DirtyCommit(Rule):
                 "warning",
                 f"{counted(len(dirty), 'run')} of a checkout with uncommitted changes: no commit says what ran",
                 place(dirty),
-                "commit, then run again",
+                "commit, then run the study anew (--new)",
             )
 
 

@@ -11,7 +11,7 @@ from scalebench.analysis.findings import Finding
 from scalebench.analysis.formatting import percent, seconds
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import place
+from scalebench.analysis.places import crowding, place
 from scalebench.analysis.surroundings import nodes_in
 from scalebench.words import counted
 
@@ -114,19 +114,20 @@ class WarmUp(Rule):
 
 @RULES.add
 class Oversubscribed(Rule):
-    """Workers that share a core measure the sharing."""
+    """Workers that share a core measure the sharing; paced ones that miss their pace are not the stated device's."""
 
     name = "oversubscribed"
-    summary = "no measured point has more workers than the machine has cores for; where one has, it is marked"
+    summary = "no measured point has more workers than cores, or misses its pace; where one does, it is marked"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         crowded = evidence.measured[evidence.measured["oversubscribed"].astype(bool)]
         if len(crowded):
             yield self.finding(
                 "warning",
-                f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with more workers than the machine can feed",
+                f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with {crowding(crowded)}",
                 place(crowded),
-                "draw them as such, fit nothing to them, compare nothing with them; or leave them out",
+                "draw them as such, fit nothing to them, compare nothing with them; leave them out"
+                + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
             )
         unmarked = _unmarked(evidence)
         if len(unmarked):

@@ -12,6 +12,7 @@ from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
+from scalebench.analysis.places import crowding
 from scalebench.analysis.surroundings import hardware, machines_of, provenance_in, states_steps
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
@@ -94,8 +95,8 @@ def _card(card: dict[str, Any]) -> str:
 
 def describe_oversubscription(drawn: pd.DataFrame) -> str:
     """What a cross means, where one is drawn."""
-    crossed = bool(drawn["oversubscribed"].any())
-    return "Crosses: more workers than the machine can feed, never a baseline." if crossed else ""
+    marked = drawn[drawn["oversubscribed"].astype(bool)]
+    return f"Crosses: {crowding(marked)}, never a baseline." if len(marked) else ""
 
 
 def with_interval(names: pd.Series[str]) -> str:

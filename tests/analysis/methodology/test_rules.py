@@ -60,7 +60,7 @@ def only_ddp_is_left_to_compare_with(study):
     study.change(lambda row: row.strategy == "allreduce", strategy="ddp")
 
 
-@case("weak-baseline", "warning", "allreduce is slower than ddp, by up to +100 % of ddp's time at 4 workers")
+@case("weak-baseline", "warning", "allreduce is slower than ddp, by up to 100 % of ddp's time at 4 workers")
 def ddp_is_twice_as_fast_as_allreduce(study):
     more = [
         row.model_copy(update={"strategy": "ddp", "run_id": f"ddp-{row.run_id}", "train_s": row.train_s / 2})
@@ -315,6 +315,17 @@ def more_workers_than_cores(study):
     study.change(lambda row: native(row) and row.workers == 4, oversubscribed=True)
 
 
+def of_a_missed_pace(study):
+    """All native runs are paced ones, and those of one worker were slower than the stated pace."""
+    study.change(lambda row: native(row) and row.workers == 1, paced_overrun=0.5)
+    study.change(native, execution="paced")
+
+
+@case("oversubscribed", "warning", "3 cells with steps slower than the stated pace")
+def a_pace_was_not_kept(study):
+    of_a_missed_pace(study)
+
+
 @case("oversubscribed", "error", "10 runs with more threads than usable cores, not marked")
 def more_workers_than_cores_and_unmarked(study):
     study.provenance = [described(cpu={"usable_cores": 2})]
@@ -483,7 +494,7 @@ def a_run_was_made_again_after_its_time_was_up(study):
     study.rows.insert(3, tried)
 
 
-@case("unfinished", "error", "1 run of 71 planned were never made")
+@case("unfinished", "error", "1 run of 71 planned was never made")
 def killed_before_the_last_run(study):
     study.unmade = [Planned("the-last-one", "hash", "native mpi")]
 
@@ -583,6 +594,50 @@ def test_one_run_in_five_beside_others_is_not_a_busy_machine(sound, tmp_path):
 def test_equal_nodes_of_one_job_are_no_mixture(sound, tmp_path):
     on_nodes(sound, {host: described(host) for host in ("cafe", "f00d")})
     assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "mixed-machines"]
+
+
+def fix_of(folder, rule):
+    (found,) = [one for one in check(folder).findings if one.rule == rule and one.severity == "warning"]
+    return found.fix
+
+
+@pytest.mark.parametrize(
+    ("doctor", "advice"),
+    [
+        (serial_is_missing, "add serial to the study's strategies"),
+        (of_a_missed_pace, "a device_step_time that this machine can keep"),
+        (
+            lambda study: study.change(
+                lambda row: row.strategy == "serial" and native(row), status="failed", train_s=None
+            ),
+            "make serial complete",
+        ),
+        (
+            lambda study: study.change(lambda row: row.strategy == "serial" and native(row), oversubscribed=True),
+            "can feed one worker",
+        ),
+    ],
+)
+def test_a_missing_base_is_to_be_got_the_way_it_was_lost(sound, tmp_path, doctor, advice):
+    doctor(sound)
+    assert advice in fix_of(sound.write(tmp_path), "speedup-base")
+
+
+def test_no_speedup_is_over_a_base_that_missed_its_pace(sound, tmp_path):
+    of_a_missed_pace(sound)
+    said = [one.what for one in check(sound.write(tmp_path)).findings if one.rule == "speedup-base"]
+    assert not [what for what in said if what.startswith("paced")]
+    assert [what for what in said if what.startswith("virtual speedups are over serial")]
+
+
+@pytest.mark.parametrize(
+    ("study", "option"), [({}, "--repetitions 5"), ({"until": {"ci_width": 0.05}}, "--set until.at_least=5")]
+)
+def test_more_runs_are_asked_for_in_the_words_of_the_study(sound, tmp_path, study, option):
+    """`repetitions` and `until` are refused together."""
+    sound.drop(lambda row: row.repetition > 2 or not native(row))
+    sound.study |= study
+    assert fix_of(sound.write(tmp_path), "few-runs").startswith(option)
 
 
 def test_every_rule_has_a_case():
