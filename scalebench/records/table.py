@@ -224,4 +224,7 @@ def _version_in(path: Path, header: Sequence[str]) -> str:
 
 def _cannot(what: str, path: Path, error: OSError) -> ResultsError:
     reason = error.strerror or str(error)
-    return ResultsError(f"cannot {what} {path}: {reason}; free or permit it, or choose another folder with --output")
+    return ResultsError(
+        f"cannot {what} {path}: {reason}; make room or permit it, and the same command goes on, or choose another "
+        "folder with --output"
+    )

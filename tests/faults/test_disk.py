@@ -41,7 +41,7 @@ def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
         pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
     said = (place.folder / "first.txt").read_text().strip().splitlines()
     assert (place.folder / "first.code").read_text().strip() == "2", said
-    assert "No space left on device" in said[-1]
+    assert "No space left on device; make room or permit it, and the same command goes on" in said[-1]
     assert "Traceback" not in "\n".join(said)
     kept = place.whole_lines("first")
     assert kept == place.runs_csv("first").read_bytes(), "a torn row was left"

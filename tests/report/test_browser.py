@@ -137,6 +137,15 @@ def test_it_prints_on_paper_in_light_colours_with_the_study(browser, page):
     assert any(b"re\nf" in unpacked(stream) for stream in streams)
 
 
+def test_paper_is_not_asked_to_be_clicked(browser, page):
+    shown = "getComputedStyle(document.querySelector('.script-only')).display"
+    browser.open(page)
+    browser.look(1280, 900)
+    assert browser.evaluate(shown) == "inline"
+    browser.look(1280, 900, media="print")
+    assert browser.evaluate(shown) == "none"
+
+
 def unpacked(stream: bytes) -> bytes:
     try:
         return zlib.decompress(stream)
