@@ -91,7 +91,7 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
             worst = min(few.values())
             notes.append(
                 f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {_listed(few)} workers "
-                f"(down to {worst}); there it can save at most {1 - 1 / worst:.0%} of the communication"
+                f"(down to {worst}); there it can save at most {100 * (1 - 1 / worst):.0f} % of the communication"
             )
     return notes
 

@@ -66,13 +66,17 @@ class RetriedRuns(Rule):
         if len(again):
             earlier = evidence.rows[evidence.rows["run_id"].isin(again["run_id"])]
             earlier = earlier[earlier["status"] != "completed"]
-            chosen = "diverged" in set(earlier["status"])
+            hidden = again[~again["run_id"].isin(earlier["run_id"])]
+            before = [f"{_statuses(earlier)} before"] if len(earlier) else []
+            before += [f"{len(hidden)} without a row of what came before"] if len(hidden) else []
+            chosen = "diverged" in set(earlier["status"]) or len(hidden) > 0
             yield self.finding(
                 "warning" if chosen else "note",
-                f"{counted(len(again), 'run')} completed at a later attempt ({_statuses(earlier)} before)",
+                f"{counted(len(again), 'run')} completed at a later attempt ({'; '.join(before)})",
                 place(again),
                 "state how many runs were repeated and why"
-                + ("; one that diverges at times does so as part of its result" if chosen else ""),
+                + ("; one that diverges at times does so as part of its result" if chosen else "")
+                + ("; rows of failed attempts may not be removed" if len(hidden) else ""),
             )
 
 

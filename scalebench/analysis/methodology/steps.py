@@ -101,7 +101,7 @@ class FewSteps(Rule):
             steps = f"{least:.3g} step{'' if least == 1 else 's'}"
             yield self.finding(
                 "warning",
-                f"as few as {steps} between synchronisations: at most {1 - 1 / least:.0%} of the "
+                f"as few as {steps} between synchronisations: at most {100 * (1 - 1 / least):.0f} % of the "
                 "communication can be saved there",
                 place(few),
                 "take fewer workers, a smaller batch or a larger data set, or state this ceiling",

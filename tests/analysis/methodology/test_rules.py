@@ -139,7 +139,7 @@ def strong_scaling_at_a_fixed_batch_per_worker(study):
     study.change(scaling="strong", n_train=900, steps_per_epoch=lambda row: 113 // row.workers)
 
 
-@case("few-steps", "warning", "as few as 4 steps between synchronisations: at most 75%")
+@case("few-steps", "warning", "as few as 4 steps between synchronisations: at most 75 %")
 def four_steps_an_epoch(study):
     study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6)
 
@@ -485,6 +485,11 @@ def a_diverged_run_was_tried_again(study):
     tried = study.rows[3].model_copy(update={"status": "diverged", "train_s": None})
     study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
     study.rows.insert(3, tried)
+
+
+@case("retried-runs", "warning", "1 run completed at a later attempt (1 without a row of what came before)")
+def the_row_of_a_failed_attempt_was_deleted(study):
+    study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
 
 
 @case("retried-runs", "note", "1 run completed at a later attempt (1 timeout before)")
