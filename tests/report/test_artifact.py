@@ -124,6 +124,21 @@ def test_an_engine_has_a_part_in_what_is_saved_only_where_it_was_run(tmp_path, e
     assert saved.endswith("per-batch baselines, and which part of it the engine saves." if told else "baselines.")
 
 
+@pytest.mark.parametrize("execution", ["native", "paced"])
+def test_where_every_run_is_oversubscribed_no_time_is_expected(tmp_path, execution):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=1):
+            marked = {"execution": execution, "engine": "mpi", "oversubscribed": True}
+            store.append(run.model_copy(update=marked), epochs)
+    folder = write_artifact(tmp_path / "mine", tmp_path, Paper()).folder
+    said = (folder / "README.md").read_text(encoding="utf-8")
+    assert "every run of several workers is oversubscribed" in said
+    assert "No time is expected: every run was oversubscribed" in said
+    crate = json.loads((folder / "ro-crate-metadata.json").read_text(encoding="utf-8"))
+    (timed,) = [one for one in crate["@graph"] if one["@id"].endswith("durations.json")]
+    assert timed["description"] == "How long the commands on the study took, in seconds"
+
+
 def test_verification_finds_a_changed_row_and_a_changed_file(study, tmp_path):
     folder = write_artifact(study(), tmp_path, Paper()).folder
     shutil.copytree(folder, tmp_path / "forged")
