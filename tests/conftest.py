@@ -17,8 +17,10 @@ from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import Scenery, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
 
-# How long an example takes says how busy the machine is, not whether the law holds.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is, not whether the law holds; and a commit has one verdict:
+# new examples are looked for with --hypothesis-profile=explore.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("any machine")
 
 
