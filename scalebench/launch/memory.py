@@ -9,6 +9,7 @@ from scalebench.launch import engines
 from scalebench.launch.planning import Plan
 from scalebench.optimizers import build_optimizer
 from scalebench.records.machine import usable_memory_mib
+from scalebench.strategies.replica_state import remembered_by
 from scalebench.study.spec import Component, Run
 from scalebench.words import counted
 
@@ -65,8 +66,7 @@ def _moments(optimizer: Component) -> int:
     one.grad = torch.ones_like(one)
     made = build_optimizer(optimizer, [one], 0.1, flat=True)
     made.step()
-    remembered = made.state[one].values()
-    return sum(isinstance(value, torch.Tensor) and value.dim() > 0 for value in remembered)
+    return sum(value.dim() > 0 for value in remembered_by(made))
 
 
 def _gib(nbytes: int) -> str:

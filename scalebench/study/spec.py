@@ -221,7 +221,7 @@ class Study(Training):
     @model_validator(mode="after")
     def _lr_is_a_number_of_its_dtype(self) -> Study:
         if self.dtype != "float64" and self.lr > _LARGEST_LR:
-            raise ValueError(f"lr: {self.lr:g} is no number in {self.dtype}; expected at most {_LARGEST_LR:g}")
+            raise ValueError(f"lr: {self.lr:g} is too large for {self.dtype}; expected at most {_LARGEST_LR:g}")
         return self
 
     @model_validator(mode="after")

@@ -145,6 +145,7 @@ def _measure(
             barrier.wait()
             if index < load:
                 results.put((load, size, _run_steps(replica, seconds_each), index, time.process_time()))
+        del replica
 
 
 def _replica(run: Run, dataset: Any, size: int) -> Any:
