@@ -47,6 +47,10 @@ class EngineError(UsageError):
     """An engine is missing here or cannot carry what was asked of it."""
 
 
+class DisturbedError(ScalebenchError):
+    """Nothing could be measured, as other programs took the cores all the time."""
+
+
 class RunError(ScalebenchError):
     """One run went wrong; it is recorded as a failed row and the others go on."""
 

@@ -49,10 +49,9 @@ def cells(results: Results) -> pd.DataFrame:
     # What a virtual time owes to one draw from the calibration does not average out: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
     if error:
-        of_virtual = error.part()
-        parts.append(
-            Part(np.where(virtual, of_virtual.variance, 0.0), np.where(virtual, of_virtual.freedom, table["n"] - 1))
-        )
+        of_labels = [error.part(label) for label in table.index.get_level_values("label")]
+        variance, freedom = np.array([(part.variance, part.freedom) for part in of_labels]).T
+        parts.append(Part(np.where(virtual, variance, 0.0), np.where(virtual, freedom, table["n"] - 1)))
     half = half_width(parts, level)
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()

@@ -91,5 +91,5 @@ class Ratios:
         if not (above and below):
             return NONE
         if top.execution == "virtual":
-            return ratio_by_draw(above, below, self.error.part(2) if self.error else None)
+            return ratio_by_draw(above, below, self.error.ratio(top.label, bottom.label) if self.error else None)
         return paired_ratio(above, below, self.level) if paired else unpaired_ratio(above, below, self.level)

@@ -266,7 +266,7 @@ def _time(cell: Cell, limits: _Limits, side: int) -> tuple[float, float, float]:
     if cell.execution in MEASURED:
         return time_interval(seconds, level)[:3]
     error = limits.of_time(side)
-    return calibration_interval(np.log(seconds).tolist(), error.part() if error else None, level)[:3]
+    return calibration_interval(np.log(seconds).tolist(), error.part(cell.label) if error else None, level)[:3]
 
 
 def _metric(a: Cell, b: Cell) -> Estimate:

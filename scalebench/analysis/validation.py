@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -18,26 +18,46 @@ from scalebench.analysis.surroundings import THIS_MACHINE, supposed
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks
+_OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
+_CAUTIOUS = 0.3
+_LEAST, _MOST, _BISECTIONS = 1e-12, 1e6, 60
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
-    *("native_s", "native_median_s", "virtual_s", "ratio", "ratio_low", "ratio_high", "error"),
+    *(
+        "native_s",
+        "native_median_s",
+        "native_deviation",
+        "virtual_s",
+        "ratio",
+        "ratio_at_speed",
+        "ratio_low",
+        "ratio_high",
+        "error",
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class VirtualError:
-    """The error of virtual times: root mean square of ln(T_virtual / T_native) over so many independent `checks`.
+    """Errors of virtual times, ln(T_virtual / T_native), over so many independent `checks`.
 
-    T_native is the median of the runs, which a delayed one among three does not move. It is not centred: an error that
-    all share is an error. The noise of the native runs is in it, which makes it too large rather than too small. All
-    points of one worker check the same step time, and count as one.
+    e(cell) = common + of its engine + of its strategy + noise of the native runs
 
-    As nothing is centred, the mean square of k checks has k degrees of freedom. From CHECKED_FROM of them on a time
-    covers what it says (docs/statistics.md). One check tells that there is an error, and hardly how large it is.
+    `rms` is the root mean square of all e, not centred: what is known of any virtual time. `common` is the mean error
+    of the engine with the most checks, which cancels in a ratio; `offsets` are those of the other engines beyond it,
+    by label; `between` is the variance of strategies on one engine, without the noise of the native runs, and its
+    degrees of freedom (None if no engine has two checks).
+
+    T_native is the median of the runs, which a delayed one among three does not move. All points of one worker check
+    the same step time, and count as one check of their engine. One check tells that there is an error, and hardly how
+    large it is: from CHECKED_FROM on a time covers what it says (docs/statistics.md).
     """
 
     rms: float
     checks: int
+    common: float = 0.0
+    between: tuple[float, int] | None = None
+    offsets: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, squares: Sequence[float]) -> VirtualError:
@@ -49,17 +69,31 @@ class VirtualError:
         """Whether it is known well enough to be part of an interval."""
         return self.checks >= CHECKED_FROM
 
-    def part(self, times: int = 1) -> Part:
-        """What it adds to the variance, on logs, of a result made of so many virtual times: rms^2 times.
+    def part(self, label: str = "") -> Part:
+        """Variance, on logs, of a virtual time of the strategy `label`; of any strategy if that is not checked.
 
-        Not known (NaN) below CHECKED_FROM checks, so that there is no interval: one without this error would be narrow
-        because less is known.
-
-        A ratio is made of two. What their errors have in common cancels in it, such as a step time that was measured
-        too short; none of it is taken to cancel, and none to point in opposite directions: independent errors add up
-        to sqrt(2) times one.
+        NaN below CHECKED_FROM checks, so that there is no interval: one without this error would be narrow because less
+        is known.
         """
-        return Part(self.rms**2 * times, self.checks) if self.known else Part(math.nan, math.nan)
+        if not self.known:
+            return Part(math.nan, math.nan)
+        if self.between is None or label not in dict(self.offsets):
+            return Part(self.rms**2, self.checks)
+        error = self.common + dict(self.offsets)[label]
+        return Part(error**2 + self.between[0], self.between[1])
+
+    def ratio(self, a: str, b: str) -> Part:
+        """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
+
+        Where nothing tells strategies from one another, 2 rms^2: none of the error is taken to cancel.
+        """
+        if not self.known:
+            return Part(math.nan, math.nan)
+        if self.between is None:
+            return Part(2 * self.rms**2, self.checks)
+        offsets = dict(self.offsets)
+        apart = offsets.get(a, 0.0) - offsets.get(b, 0.0)
+        return Part(apart**2 + 2 * self.between[0], self.between[1])
 
 
 @once
@@ -71,6 +105,8 @@ def agreement(results: Results) -> pd.DataFrame:
     first of mpi, nccl, gloo, horovod. Only virtual runs of the cluster that the native ones had are compared, and on
     this machine only such as stand for it: stated step times and slow workers are not what its native runs have.
     Oversubscribed native runs are marked: there the machine is not the one that virtual workers stand for.
+    `ratio_at_speed` compares with native times at the machine speed that is simulated (`_at_one_speed`), and
+    `native_deviation` is the standard deviation of the logs of those.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
@@ -85,6 +121,7 @@ def agreement(results: Results) -> pd.DataFrame:
         virtual = virtual[alike & virtual["cluster"].isin(native["cluster"])]
         if virtual.empty:
             continue
+        steady = _at_one_speed(native, virtual)
         ratio = virtual_native_ratio(virtual["train_s"].tolist(), native["train_s"].tolist())
         rows.append(
             {
@@ -99,12 +136,27 @@ def agreement(results: Results) -> pd.DataFrame:
                 "ratio": ratio.centre,
                 "ratio_low": ratio.low,
                 "ratio_high": ratio.high,
+                "native_deviation": float(np.log(steady).std()),
+                "ratio_at_speed": median_time(virtual["train_s"].tolist()).centre / float(steady.median()),
                 "n_native": len(native),
                 "n_virtual": len(virtual),
                 "error": ratio.centre - 1,
             }
         )
     return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _at_one_speed(native: pd.DataFrame, virtual: pd.DataFrame) -> pd.Series[float]:
+    """Seconds of the native runs of a cell if the machine had been as fast in each as the virtual runs suppose.
+
+    The speed of a shared machine changes from run to run. On mpi the run's own compute tells it: forward and backward
+    pass and update are those of the virtual runs. The steps of other engines hold work of their hooks, or are not
+    measured: there the reference step beside the run tells it. Where neither is known the times are as they are.
+    """
+    seconds = native["train_s"].astype(float)
+    column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
+    speed = native[column].astype(float) / float(virtual[column].astype(float).mean())
+    return seconds / speed if speed.notna().all() and (speed > 0).all() else seconds
 
 
 def median_error(table: pd.DataFrame) -> float | None:
@@ -118,12 +170,77 @@ def median_error(table: pd.DataFrame) -> float | None:
 
 @once
 def virtual_error(results: Results) -> VirtualError | None:
-    """What `agreement` says of all virtual times of the study; None where nothing checks them."""
+    """The errors of the study's virtual times, from `agreement`; None where nothing checks them."""
     fair = _fair(agreement(results))
+    if fair.empty:
+        return None
+    checks = _checks(fair)
     squares = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)) ** 2
     alone = fair["workers"] == 1
-    checks = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
-    return VirtualError.of(checks) if checks else None
+    independent = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
+    error = VirtualError.of(independent)
+    means = {engine: _weighted_mean(own) for engine, own in checks.items()}
+    main = max(checks, key=lambda engine: (len(checks[engine]), -PREFERRED_ENGINES.index(engine)))
+    labels = fair.drop_duplicates("label").set_index("label")["engine"]
+    offsets = tuple((str(label), means[str(engine)] - means[main]) for label, engine in labels.items())
+    return replace(error, common=means[main], between=_between(list(checks.values())), offsets=offsets)
+
+
+def _checks(fair: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
+    """By engine, (error, variance of the native median) of each check; the points of one worker are one.
+
+    The variance of a median of three is 1.35 s^2 / 3. Three runs hardly tell s: half of s^2 is the cell's own, half the
+    mean over all cells. Cells of one run have the mean.
+    """
+    own = fair["native_deviation"].astype(float) ** 2
+    mean = float(own.mean()) if own.notna().any() else 0.0
+    variance = _OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
+    errors = np.log(fair["ratio_at_speed"].astype(float))
+    found: dict[str, list[tuple[float, float]]] = {}
+    for engine, group in fair.groupby("engine"):
+        alone = group.index[group["workers"] == 1]
+        checks = [(errors[at], variance[at]) for at in group.index.difference(alone)]
+        if len(alone):
+            checks.append((float(errors[alone].mean()), float(variance[alone].mean() / len(alone))))
+        found[str(engine)] = checks
+    return found
+
+
+def _weighted_mean(checks: list[tuple[float, float]], between: float = 0.0) -> float:
+    weights = [1 / max(variance + between, _LEAST) for _, variance in checks]
+    return float(sum(weight * error for weight, (error, _) in zip(weights, checks, strict=True)) / sum(weights))
+
+
+def _between(groups: list[list[tuple[float, float]]]) -> tuple[float, int] | None:
+    """Variance of the errors within groups beyond what their noise explains, as in a random-effects meta-analysis.
+
+    Q(t) = sum (e - mean)^2 / (v + t) falls with t, and is chi^2 with f degrees of freedom at the true t. Paule and
+    Mandel (J. Research NBS 87, 1982) solve Q(t) = f; solved for the quantile _CAUTIOUS of chi^2, t is too small less
+    often, so that intervals with Student's t of f hold what they say (docs/statistics.md).
+    """
+    from scipy.special import chdtri
+
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < 1:
+        return None
+    target = float(chdtri(freedom, 1 - _CAUTIOUS))
+
+    def q(between: float) -> float:
+        return sum(
+            (error - _weighted_mean(group, between)) ** 2 / max(variance + between, _LEAST)
+            for group in groups
+            for error, variance in group
+        )
+
+    low, high = 0.0, 1.0
+    while q(high) > target and high < _MOST:
+        high *= 4
+    if q(low) <= target:
+        return 0.0, freedom
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if q(middle) > target else (low, middle)
+    return high, freedom
 
 
 def _fair(table: pd.DataFrame) -> pd.DataFrame:

@@ -22,6 +22,10 @@ COMMANDS = {
         "Say what of a study is done, and how long the rest will take.",
     ),
     "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
+    "recalibrate": (
+        "scalebench.cli.recalibrate:recalibrate",
+        "Give finished virtual runs new times, without training.",
+    ),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
     "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
     "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),

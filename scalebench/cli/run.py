@@ -60,6 +60,20 @@ if TYPE_CHECKING:
 @click.option(
     "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge virtual runs by this file."
 )
+@click.option(
+    "--noisy",
+    is_flag=True,
+    default=None,
+    envvar="SCALEBENCH_NOISY",
+    help="Simulate also by what was measured beside busy programs.",
+)
+@click.option(
+    "--calibration-budget-s",
+    type=float,
+    metavar="SECONDS",
+    envvar="SCALEBENCH_CALIBRATION_BUDGET_S",
+    help="Time that measuring steps and engines may take.  [default: 30]",
+)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @click.option(
     "--output",

@@ -5,7 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
@@ -19,6 +28,9 @@ class EngineCost(BaseModel):
     engine: str
     ranks: PositiveInt
     alpha_s: NonNegativeFloat = Field(description="seconds of one operation on a few bytes")
+    message_s: NonNegativeFloat | None = Field(
+        None, description="the part of alpha_s that each further message costs: the least that was measured"
+    )
     points: list[tuple[NonNegativeFloat, NonNegativeFloat]] = Field(
         default_factory=list, description="(bytes, seconds) of one blocking allreduce, ascending in bytes"
     )
@@ -30,6 +42,7 @@ class EngineCost(BaseModel):
     alone_s: NonNegativeFloat = Field(
         0.0, description="what its step takes beyond a plain one at one worker, who has nobody to talk to"
     )
+    disturbed: bool = Field(False, description="other programs took the cores in nearly every window")
     source: str = Field(min_length=3, description="how, where and with which versions it was measured")
 
     @field_validator("points")
@@ -57,6 +70,27 @@ class EngineCost(BaseModel):
         share = (nbytes - left[0]) / (sizes[after] - left[0]) if sizes[after] > left[0] else 1.0
         return left[1] + share * (costs[after] - left[1])
 
+    def small_s(self, messages: int) -> float:
+        """Cost of one operation on a few bytes that takes so many messages one after the other, links left out."""
+        each = self.alpha_s if self.message_s is None else min(self.message_s, self.alpha_s)
+        return self.alpha_s + (messages - 1) * each if messages else 0.0
+
+    def at(self, factor: float) -> EngineCost:
+        """The same on a machine whose reference step takes `factor` times as long.
+
+        Horovod's cycle is a timer, and collectives of gloo wait for the scheduler: these do not follow the machine's
+        speed.
+        """
+        scaled: dict[str, object] = {
+            name: getattr(self, name) * factor for name in ("negotiation_s", "per_step_s", "alone_s")
+        }
+        if self.message_s is not None:
+            scaled["message_s"] = self.message_s * factor
+        if self.engine != "gloo":
+            points = [(nbytes, seconds * factor) for nbytes, seconds in self.points]
+            scaled |= {"alpha_s": self.alpha_s * factor, "points": points}
+        return self.model_copy(update=scaled)
+
     def _curve(self) -> tuple[list[float], list[float]]:
         costs: list[float] = []
         for _, cost in self.points:
@@ -78,6 +112,9 @@ class EngineCosts(BaseModel):
 
     entries: list[EngineCost] = Field(default_factory=list)
     others_load: float | None = Field(None, description="share of the cores that other programs took meanwhile")
+    reference_s: PositiveFloat | None = Field(
+        None, description="seconds of the reference step while they were measured"
+    )
 
     def of(self, engine: str, ranks: int = 2) -> EngineCost:
         """The entry of `engine` measured nearest to `ranks`.
@@ -91,9 +128,22 @@ class EngineCosts(BaseModel):
             raise ClusterError(f"no measured costs of engine {engine!r}; {nearest(engine, names)}")
         return min(known, key=lambda entry: (abs(entry.ranks - ranks), entry.ranks))
 
+    @property
+    def disturbed(self) -> frozenset[str]:
+        """The engines whose costs were measured beside programs that took the cores all the time."""
+        return frozenset(entry.engine.partition("-")[0] for entry in self.entries if entry.disturbed)
+
     def has(self, engine: str) -> bool:
         """Whether the engine was measured."""
         return any(entry.engine == engine for entry in self.entries)
+
+    def at(self, reference_s: float) -> EngineCosts:
+        """These costs at the machine speed at which the reference step takes `reference_s`."""
+        if self.reference_s is None:
+            return self
+        factor = reference_s / self.reference_s
+        entries = [entry.at(factor) for entry in self.entries]
+        return self.model_copy(update={"entries": entries, "reference_s": reference_s})
 
     def save(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""
@@ -115,3 +165,11 @@ class EngineCosts(BaseModel):
             raise ClusterError(f"cannot read the engine costs {str(path)!r}: {error.strerror}") from None
         except ValidationError as error:
             raise ClusterError(f"{explain(error, cls, str(path))}; delete the file to measure again") from None
+
+
+def joined(parts: list[EngineCosts]) -> EngineCosts:
+    """The entries of several measurements, at the reference step of the first that has one."""
+    known = [part.reference_s for part in parts if part.reference_s is not None]
+    reference_s = known[0] if known else None
+    entries = [entry for part in parts for entry in (part.at(reference_s) if reference_s else part).entries]
+    return EngineCosts(entries=entries, reference_s=reference_s)

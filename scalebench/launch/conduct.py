@@ -17,7 +17,7 @@ from scalebench.launch.replication import Replication
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
-from scalebench.virtual.engine import Scenery
+from scalebench.virtual.engine import Scenery, carrier
 
 
 class Conduct:
@@ -71,8 +71,18 @@ class Conduct:
                     redact_logs(logs)
 
     def virtual(self, scenery: Scenery, jobs: int) -> None:
-        """Runs of virtual workers, `jobs` at a time."""
-        while (runs := self.left(virtual=True)) and not self._stopping():
+        """Runs of virtual workers, `jobs` at a time, but for those on engines whose costs could not be measured."""
+        unknown = frozenset() if self._plan.study.noisy else scenery.engines.disturbed
+        if unknown:
+            self._reporter.note(
+                f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
+                "that was measured; the same command simulates them on a quieter machine, or here with --noisy"
+            )
+
+        def left() -> list[Run]:
+            return [run for run in self.left(virtual=True) if carrier(run) not in unknown]
+
+        while (runs := left()) and not self._stopping():
             self._announce(runs)
             run_virtual(
                 runs,

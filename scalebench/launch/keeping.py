@@ -77,6 +77,7 @@ class Keeper:
         self._provenance, self._traffic = provenance, traffic
         self._elsewhere: dict[tuple[str, ...], str] = {}  # nodes of a run -> name of their provenance
         self._started: dict[str, str] = {}
+        self._references: list[float] = []
 
     def started(self, run: Run) -> None:
         self._started[run.run_id] = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -97,6 +98,8 @@ class Keeper:
         row = row.model_copy(
             update={name: redact(text, names=False) for name in _PATHS if (text := getattr(row, name))}
         )
+        if run.execution != "virtual" and row.reference_step_s is not None:
+            self._references.append(row.reference_step_s)
         with self._interruption.shielded():
             self._store.append(row, epochs)
             if not run.warmup:
@@ -107,6 +110,10 @@ class Keeper:
                 self._reporter.note(difference)
         elif outcome.status != "completed":
             self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
+
+    def references(self) -> list[float]:
+        """Times of the reference step beside the real runs of this command, in seconds."""
+        return self._references
 
     def _made_on(self, nodes: dict[str, Any] | None) -> dict[str, Any]:
         """The provenance columns of a run; where it used other nodes than this one, their facts are kept too."""

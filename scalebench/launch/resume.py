@@ -15,6 +15,7 @@ from scalebench.whole_file import write_whole
 # What a study may change and still be the same: more points are added, none of the old ones means something else.
 _MAY_CHANGE = {
     *("description", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights"),
+    *("calibration_budget_s", "noisy"),
 }
 _SHOWN = 4  # keys that differ
 _LONGEST = 76  # of a name that gets a number behind it

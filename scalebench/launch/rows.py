@@ -59,6 +59,8 @@ def rows_of(
         peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
         others_load=facts.get("others_load"),
+        reference_step_s=facts.get("reference_step_s"),
+        train_s_no_jitter=facts.get("train_s_no_jitter"),
         started_utc=started_utc,
         **provenance,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -12,10 +13,10 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.launch import engines
-from scalebench.launch.engine_costs import measure_engine_costs
+from scalebench.launch.engine_costs import BUDGET_S, measure_engine_costs
 from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
-from scalebench.virtual.calibration import loads_up_to, measure_steps
+from scalebench.virtual.calibration import Budget, loads_up_to, measure_steps
 from scalebench.virtual.engine import Scenery
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
@@ -34,6 +35,19 @@ class Calibration(BaseModel):
     key: str
     tables: list[StepTable]
     engines: EngineCosts
+    reference_s: float | None = None  # the reference step at the machine speed of tables and engines
+
+    def at(self, reference_s: float) -> Calibration:
+        """The same numbers at the machine speed at which the reference step takes `reference_s`."""
+        if self.reference_s is None:
+            return self
+        factor = reference_s / self.reference_s
+        return Calibration(
+            key=self.key,
+            tables=[table.scaled(factor) for table in self.tables],
+            engines=self.engines.at(reference_s),
+            reference_s=reference_s,
+        )
 
 
 def scenery_for(
@@ -68,14 +82,14 @@ def scenery_for(
         if charged and kept is not None and kept != given:
             raise ResultsError(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
-                "put it back, or begin anew with --new"
+                f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
         _keep(given.model_dump_json(indent=1) if stated else study.calibration.read_text(), path)
         return _from(cluster, given, study, runs, prepared)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {FILE}, which they were charged by; "
-            "put it back, or begin anew with --new"
+            f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
     key = _key(study, cluster, prepared, host)
     if stated:
@@ -96,19 +110,38 @@ def scenery_for(
     if usable is not None and usable.key != key:
         raise ResultsError(
             f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
-            "go on there, or begin anew with --new"
+            f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
         )
     smallest = min(workers)
-    tables = measure_steps(
-        next(run for run in runs if run.workers == smallest), prepared.folders[smallest], sizes, most
-    )
+    budget = Budget(study.calibration_budget_s - BUDGET_S, study.noisy)
+    example = next(run for run in runs if run.workers == smallest)
+    measured = measure_steps(example, prepared.folders[smallest], sizes, most, budget)
+    if measured.imprecise:
+        note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
+    reference_s = measured.reference_s
     if usable is not None and charged:
         note(f"{FILE} lacked {lacking}: measured now, beside what it holds")
-        calibration = _completed(usable, tables)
+        factor = usable.reference_s / reference_s if usable.reference_s else 1.0
+        calibration = _completed(usable, [table.scaled(factor) for table in measured.tables])
     else:
-        calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
+        costs = _engine_costs(cache, note).at(reference_s)
+        calibration = Calibration(key=key, tables=measured.tables, engines=costs, reference_s=reference_s)
     _keep(calibration.model_dump_json(indent=1), path)
     return _from(cluster, calibration, study, runs, prepared)
+
+
+def at_the_speed_of(study: Study, scenery: Scenery, references: list[float], folder: Path) -> Scenery:
+    """The calibration at the machine speed of the real runs of this study, kept as what charges its virtual runs.
+
+    `references` are the times of the reference step beside those runs, in seconds.
+    """
+    if not references or study.calibration is not None or not (folder / FILE).exists():
+        return scenery
+    calibration = read_calibration(folder / FILE).at(fmean(references))
+    if study.device_step_time is None:
+        _keep(calibration.model_dump_json(indent=1), folder / FILE)
+        return Scenery(scenery.cluster, calibration.engines, calibration.tables, calibration.reference_s)
+    return scenery
 
 
 def _keep(text: str, path: Path) -> None:
@@ -193,7 +226,7 @@ def _engine_costs(cache: Path, note: Note) -> EngineCosts:
 
 def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:
     tables = calibration.tables if study.device_step_time is None else [_stated(study, cluster, runs, prepared)]
-    return Scenery(cluster, calibration.engines, tables)
+    return Scenery(cluster, calibration.engines, tables, calibration.reference_s)
 
 
 def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:

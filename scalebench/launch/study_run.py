@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scalebench.cache import cache_folder
 from scalebench.elsewhere import Elsewhere, disturbed
+from scalebench.errors import DisturbedError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
 from scalebench.launch.interruption import AbandonedError, Interruption
@@ -20,7 +21,7 @@ from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
 from scalebench.launch.replication import Replication, together
 from scalebench.launch.resume import keep_study
-from scalebench.launch.scenery import given_calibration, scenery_for
+from scalebench.launch.scenery import at_the_speed_of, given_calibration, scenery_for
 from scalebench.launch.sweep import is_virtual
 from scalebench.lifeline import open_nursery
 from scalebench.records.provenance import collect
@@ -89,6 +90,8 @@ def run_study(
                     with interruption.runs_under_way():
                         conduct.real()
                         if scenery is not None:
+                            if not charged:
+                                scenery = at_the_speed_of(study, scenery, keeper.references(), folder)
                             conduct.virtual(scenery, jobs or engines.cores())
             tally.interrupted = interruption.signum
             tally.remaining = len(replication.left())
@@ -103,6 +106,14 @@ def _scenery(
     """What virtual runs are charged by, measured now or before; None if none is left. `charged`: some were already."""
     if not conduct.left(virtual=True):
         return None
+    try:
+        return _measured_scenery(plan, folder, charged, reporter, host)
+    except DisturbedError as error:
+        reporter.note(f"nothing is simulated: {error}")
+        return None
+
+
+def _measured_scenery(plan: Plan, folder: Path, charged: bool, reporter: Reporter, host: str) -> Scenery:
     if plan.cluster.compute == "this-machine":  # of others nothing is measured: their step times are stated
         reporter.phase("calibration", 0)
     return scenery_for(

@@ -32,6 +32,7 @@ _NOT_HASHED = {
     "data_dir",
     "trace",
     "warmup",
+    "also_without_jitter",
 }
 
 
@@ -237,6 +238,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         repetition=repetition,
         seed=study.seed + repetition,
         run_order=order,
+        also_without_jitter=cell.workers == max(study.workers) and study.virtual.jitter != "none",
     )
     digest = config_hash(run)
     place = "virtual" if cell.execution == "virtual" else f"{cell.execution}-{cell.engine}"

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from mpi4py import MPI
@@ -24,6 +25,7 @@ from scalebench.native.job import EventWriter, Further, Job, LastWords, server_r
 from scalebench.native.nodes import keep_nodes
 from scalebench.native.session import Session, slow_links_of
 from scalebench.outcome import Outcome
+from scalebench.reference import Gauge
 from scalebench.study.spec import Run
 
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +56,7 @@ class RankLoop:
         self.current = ""  # the run under way, for the last words
         self._events = EventWriter(job.events) if world.rank == 0 else None
         self._groups: dict[int, MPI.Comm] = {}
+        self._gauge: Gauge | None = None  # of the first run
         on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED)
         self._nap = _NAP * max(1.0, on_this_node.size / len(os.sched_getaffinity(0)) / 8)
         self._family = (os.getppid(), *on_this_node.allgather(os.getpid()))  # the launch's processes on this node
@@ -88,6 +91,7 @@ class RankLoop:
         if self._events is not None:
             self._events.started(run.run_id)
         gc.collect()
+        references = self._references()
         try:
             outcome = Session(self.job, run, workers, self.heart, served, self._family).execute()
         except Exception as error:
@@ -96,7 +100,19 @@ class RankLoop:
             status = error.status if isinstance(error, RunError) else "failed"
             outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
         if self._events is not None and outcome is not None:
+            references += self._references()
+            outcome.facts["reference_step_s"] = fmean(references) if references else None
             self._events.ended(outcome)
+
+    def _references(self) -> list[float]:
+        """The reference step now, on rank 0: the speed of the machine beside the run; empty where it was disturbed."""
+        if self.world.rank:
+            return []
+        if self._gauge is None:
+            torch.set_num_threads(1)
+            self._gauge = Gauge()
+        seconds = self._gauge.seconds()
+        return [] if seconds is None else [seconds]
 
     def _told_by_first(self, further: Further) -> list[Run]:
         """What else is to be done; rank 0 hears it from the launcher, the others sleep until it tells them."""

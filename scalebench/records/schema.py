@@ -13,6 +13,7 @@ History of SCHEMA_VERSION:
     6  runs: collective_calls.
     7  runs: model_sha256, init_weights_sha256.
     8  runs: cluster_sha256.
+    9  runs: reference_step_s, train_s_no_jitter.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -27,13 +28,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 ADDED = {
     4: ("others_load",),
     5: ("chance_metric",),
     6: ("collective_calls",),
     7: ("model_sha256", "init_weights_sha256"),
     8: ("cluster_sha256",),
+    9: ("reference_step_s", "train_s_no_jitter"),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -212,6 +214,16 @@ class RunRow(_Row):
         Column(
             "share of its nodes' cores that other programs took meanwhile, the busiest node; virtual: when calibrated"
         ),
+    ] = None
+
+    reference_step_s: Annotated[
+        float | None,
+        Column(
+            "time of a fixed small training step: real runs, beside the run; virtual: the machine speed simulated", "s"
+        ),
+    ] = None
+    train_s_no_jitter: Annotated[
+        float | None, Column("train_s of the same virtual run if no step took longer than another (jitter: none)", "s")
     ] = None
 
     started_utc: Annotated[str | None, Column("when the run began, ISO 8601, UTC")] = None

@@ -227,5 +227,5 @@ def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> i
 
 
 def buffers_of(worker: Worker) -> list[Tensor]:
-    """All that DDP sends, counters too; a shadow has no model, and is made of runs whose model has no buffers."""
+    """All that DDP sends, counters too; a replay is made of runs whose model has no buffers."""
     return [] if worker.model is None else list(worker.model.buffers())

@@ -207,6 +207,8 @@ class Study(Training):
     execution: Literal["auto", "native", "paced", "virtual"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
+    calibration_budget_s: PositiveFloat = Field(30.0, description="seconds that measuring steps and engines may take")
+    noisy: bool = Field(False, description="simulate also by what could only be measured beside busy programs")
 
     @model_validator(mode="after")
     def _slow_workers_exist(self) -> Study:
@@ -260,6 +262,7 @@ class Run(Training):
     seed: NonNegativeInt
     run_order: NonNegativeInt = 0
     trace: bool = Field(False, description="keep every lap of every worker")
+    also_without_jitter: bool = Field(False, description="a virtual run is timed without jitter, too")
     warmup: bool = Field(False, description="made to warm its launch up, in no statistic")
 
 

@@ -74,7 +74,7 @@ class Costs:
         sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
         received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
         measured = self.cost_of(self.engine)
-        small = measured.alpha_s * _levels(len(ranks)) if measured else 0.0
+        small = measured.small_s(_levels(len(ranks))) if measured else 0.0
         return self.network.alltoallv(max(*sent, *received), ranks) + small
 
     def adding(self, nbytes: int) -> float:
@@ -141,12 +141,12 @@ class Costs:
         links: Model = getattr(self._within, operation)
         inside = range(measured.ranks)
         per_byte = measured.seconds(nbytes) - measured.alpha_s - (links(nbytes, inside) - links(0, inside))
-        messages, sendings = float(_levels(ranks)), 1.0
+        messages, sendings = _levels(ranks), 1.0
         if measured.ranks > 1:
             sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks)
         if operation.startswith("linear"):  # the root is at every message
-            messages = sendings = (ranks - 1) / max(1, measured.ranks - 1)
-        return measured.alpha_s * messages + max(0.0, per_byte) * sendings
+            messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
+        return measured.small_s(messages) + max(0.0, per_byte) * sendings
 
     def _one_node(self, ranks: Ranks) -> bool:
         return all(self.network.same_node(ranks[0], rank) for rank in ranks)

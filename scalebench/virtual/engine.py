@@ -30,8 +30,8 @@ from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.meeting import Group
+from scalebench.virtual.replay import ReplayWorker, Trace
 from scalebench.virtual.scheduler import Scheduler
-from scalebench.virtual.shadow import Shadow, Trace
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
 from scalebench.virtual.step_times import StepTable, StepTimes
 from scalebench.worker import Replica
@@ -46,6 +46,7 @@ class Scenery:
     cluster: Cluster
     engines: EngineCosts
     tables: list[StepTable]
+    reference_s: float | None = None  # the machine speed of both, as the time of the reference step
 
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""
@@ -62,22 +63,47 @@ def simulate(run: Run, dataset: Dataset, scenery: Scenery) -> tuple[Outcome, Wei
 
 
 def simulate_alike(runs: Sequence[Run], dataset: Dataset, scenery: Scenery) -> Iterator[tuple[Run, Outcome, Weights]]:
-    """Simulate runs of one `alike` key: the first is computed, the others are its shadows with their own time.
+    """Simulate runs of one `alike` key: the first is computed, the others are replays with their own time.
 
     Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
     """
     first: tuple[Outcome, Weights] | None = None
     for run in runs:
         if len(runs) > 1 and run.workers > 1 and _virtual(run).sends_buffers and _has_buffers(run, dataset):
-            yield run, *simulate(run, dataset, scenery)
+            outcome, weights = simulate(run, dataset, scenery)
+            yield run, _timed_without_jitter(run, outcome, dataset, scenery), weights
         elif first is None:
             first = simulate(run, dataset, scenery)
-            yield run, *first
+            yield run, _timed_without_jitter(run, first[0], dataset, scenery), first[1]
         elif first[0].status == "completed":
-            trace = Trace.of(first[0])
-            yield run, _judged(run, dataset, scenery, lambda stage: stage.play_shadow(trace))[0], first[1]  # noqa: B023
+            outcome = replay(run, dataset, scenery, Trace.of(first[0]))
+            yield run, _timed_without_jitter(run, outcome, dataset, scenery), first[1]
         else:
             yield run, replace(first[0], run_id=run.run_id), {}
+
+
+def replay(run: Run, dataset: Dataset, scenery: Scenery, trace: Trace) -> Outcome:
+    """The times of `run`, and the losses and metrics of `trace`; nothing is computed."""
+    return _judged(run, dataset, scenery, lambda stage: stage.replay(trace))[0]
+
+
+def replays(run: Run) -> bool:
+    """Whether the arithmetic of `run` does not depend on time and moves no rows, so that times follow without it."""
+    return _virtual(run).deterministic and run.shuffle in ("none", "in_block")
+
+
+def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, scenery: Scenery) -> Outcome:
+    """`outcome` with the time that the run takes if no step takes longer than another, if it asks for that."""
+    if not run.also_without_jitter or outcome.status != "completed" or not replays(run):
+        return outcome
+    steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
+    try:
+        found = replay(steady, dataset, scenery, Trace.of(outcome))
+    except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
+        return outcome
+    if found.status == "completed":
+        outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
+    return outcome
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:
@@ -88,6 +114,11 @@ def _has_buffers(run: Run, dataset: Dataset) -> bool:
 
 def _virtual(run: Run) -> Strategy:
     return registry.create(run.strategy.name, run.strategy.options, "virtual")
+
+
+def carrier(run: Run) -> str:
+    """The engine whose measured costs a virtual run is charged for its communication."""
+    return _virtual(run).engines[0]
 
 
 def alike(run: Run) -> str:
@@ -146,7 +177,7 @@ class _Stage:
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
         return self._outcome(reports, found, eval_s, replicas[0].parameters.numel()), weights
 
-    def play_shadow(self, trace: Trace) -> tuple[Outcome, Weights]:
+    def replay(self, trace: Trace) -> tuple[Outcome, Weights]:
         """Walk through the run that left `trace`, for its time alone."""
         model = build_model(
             self.run.model, self.dataset.input_shape, self.dataset.outputs, self.dataset.task,
@@ -154,13 +185,14 @@ class _Stage:
         )  # fmt: skip
         self.costs.gradients = _gradients(model, self.table.release)
         per_node = self.scenery.cluster.node.workers_per_node
-        shadows = []
+        meta = model.to("meta")
+        workers = []
         for rank in range(self.run.workers):
             clock = self._clock(rank)
             comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
-            shadows.append(Shadow(self.run, self.plan, comm, clock, trace, per_node))
-        reports = self.scheduler.run({shadow.rank: self._training(shadow) for shadow in shadows})
-        return self._outcome(reports, shadows[0].evaluations, 0.0, trace.parameters), {}
+            workers.append(ReplayWorker(self.run, self.plan, comm, clock, trace, per_node, meta))
+        reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
+        return self._outcome(reports, workers[0].evaluations, 0.0, workers[0].parameters.numel()), {}
 
     def _outcome(
         self, reports: dict[int, WorkerReport], found: list[Evaluation], eval_s: float, parameters: int
@@ -186,6 +218,7 @@ class _Stage:
             "device": self.table.source,
             "launcher": "in-process",
             "binding": "none",
+            "reference_step_s": self.scenery.reference_s,
             "others_load": max(
                 (load for load in (self.table.others_load, self.scenery.engines.others_load) if load is not None),
                 default=None,

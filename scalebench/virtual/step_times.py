@@ -12,6 +12,7 @@ from scalebench.clock import Task
 
 _LEFT_OUT = 0.2  # of the blocks, at either end
 
+_TASK_COLUMNS = ("data_s", "forward_s", "backward_s", "update_s")
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 
 
@@ -28,7 +29,7 @@ class BatchTimes(BaseModel):
 
     def blocks(self) -> NDArray[np.float64]:
         """(4, blocks) in the order of STEP_TASKS."""
-        return np.array([self.data_s, self.forward_s, self.backward_s, self.update_s])
+        return np.array([getattr(self, name) for name in _TASK_COLUMNS])
 
 
 class StepTable(BaseModel):
@@ -42,7 +43,19 @@ class StepTable(BaseModel):
     shuffle_s_per_sample: float
     release: list[float]  # share of the backward pass after which each parameter's gradient is there
     jitter: list[float]  # step time divided by its mean, a sample of the distribution
+    outliers: float = 0.0  # share of the steps that were left out of it
     others_load: float | None = None  # share of the cores' time that other programs took while it was measured
+
+    def scaled(self, factor: float) -> StepTable:
+        """The table of a machine that takes `factor` times as long for everything."""
+        batches = [
+            batch.model_copy(
+                update={name: [factor * value for value in getattr(batch, name)] for name in _TASK_COLUMNS}
+            )
+            for batch in self.batches
+        ]
+        shuffle = self.shuffle_s_per_sample * factor
+        return self.model_copy(update={"batches": batches, "shuffle_s_per_sample": shuffle})
 
 
 class StepTimes:

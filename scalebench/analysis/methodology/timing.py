@@ -168,7 +168,7 @@ class BusyMachine(Rule):
                     place(known[known.set_index(CELL).index.isin(busy.index)]),
                     "measure again on a machine that nobody else uses (--new)"
                     if what == "cells of real runs"
-                    else "begin anew with --new on a quiet machine, or give a calibration that was made on one",
+                    else "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training",
                 )
 
 

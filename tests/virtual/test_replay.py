@@ -10,7 +10,7 @@ VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_shadow_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_run, blobs, scenery, workers):
+def test_a_replay_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_run, blobs, scenery, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
     runs = [make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL) for name in names]
     assert len({alike(run) for run in runs}) == 1

@@ -1,0 +1,126 @@
+"""New times for finished virtual runs, from a new measurement or another calibration, mostly without training.
+
+The arithmetic of most strategies does not depend on time: their runs are replayed, in seconds for a whole study. The
+others (servers, asynchronous merges, rows that travel between workers) are trained again. The new rows are further
+attempts at the same runs; nothing is written before all of them are there, so that an interrupted command changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis.reading import Results, load
+from scalebench.cache import cache_folder
+from scalebench.data.dataset import open_dataset
+from scalebench.errors import ResultsError
+from scalebench.launch.interruption import Interruption
+from scalebench.launch.keeping import Keeper, Reporter, Tally
+from scalebench.launch.lock import study_lock
+from scalebench.launch.own_traffic import OwnTraffic
+from scalebench.launch.planning import Plan
+from scalebench.launch.pool import run_virtual
+from scalebench.launch.replication import Replication
+from scalebench.launch.scenery import FILE, at_the_speed_of, scenery_for
+from scalebench.lifeline import open_nursery
+from scalebench.outcome import Outcome
+from scalebench.records.provenance import collect
+from scalebench.records.store import Store
+from scalebench.study.spec import Run
+from scalebench.virtual.engine import Scenery, replay, replays
+from scalebench.virtual.replay import Trace
+
+
+@dataclass(frozen=True)
+class Recalibrated:
+    """How many virtual runs were replayed, and how many were trained again."""
+
+    replayed: int
+    trained: int
+
+
+def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
+    """Charge the completed virtual runs in `folder` anew, by `plan.study.calibration` or by a new measurement.
+
+    Raises:
+        ResultsError: no virtual run is completed, or the folder cannot be read or written.
+        DisturbedError: nothing could be measured beside other programs.
+    """
+    results = load(folder)
+    known = results.completed.set_index("run_id")
+    runs = [run for run in plan.sweep.of("virtual") if run.run_id in known.index]
+    if not runs:
+        raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
+    open_nursery()
+    provenance = collect()
+    with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
+        reporter.phase("calibration", 0)
+        scenery = scenery_for(
+            plan.study, plan.cluster, runs, plan.prepared, folder=Path(scratch), cache=cache_folder("engines"),
+            host=str(provenance["host_hash"]), note=reporter.note,
+        )  # fmt: skip
+        references = results.completed.loc[results.completed["execution"] != "virtual", "reference_step_s"].dropna()
+        scenery = at_the_speed_of(plan.study, scenery, references.tolist(), Path(scratch))
+        reporter.phase("virtual workers, charged anew", len(runs))
+        outcomes = {run.run_id: outcome for run in runs if (outcome := _replayed(run, plan, scenery, results, known))}
+        again = [run for run in runs if run.run_id not in outcomes]
+        run_virtual(
+            again, plan.prepared.folders, scenery, jobs=jobs, weights_folder=folder / "weights",
+            on_start=reporter.started, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+            stopping=interruption.asked,
+        )  # fmt: skip
+        if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
+            raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
+        with Store(folder) as store:
+            provenance["provenance"] = store.keep_provenance(provenance)
+            replication = Replication(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
+            tally = Tally(folder)
+            keeper = Keeper(store, reporter, tally, provenance, interruption, replication, OwnTraffic(plan))
+            if (Path(scratch) / FILE).exists():
+                shutil.move(Path(scratch) / FILE, folder / FILE)
+            for run in runs:
+                keeper.ended(run, outcomes[run.run_id])
+    return Recalibrated(len(runs) - len(again), len(again))
+
+
+def _replayed(run: Run, plan: Plan, scenery: Scenery, results: Results, known: pd.DataFrame) -> Outcome | None:
+    """The run with new times, None where it has to be trained: it must send what its row says that it sent."""
+    if not replays(run):
+        return None
+    row, dataset = known.loc[run.run_id], open_dataset(plan.prepared.folders[run.workers])
+    trace = _recorded(run, row, results)
+    try:
+        outcome = replay(run, dataset, scenery, trace)
+        steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
+        if run.also_without_jitter:
+            found = replay(steady, dataset, scenery, trace)
+            outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
+    except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
+        return None
+    if outcome.status != "completed":
+        return None
+    sent = sum(report.bytes_sent for report in outcome.workers) / run.workers
+    same = outcome.workers[0].syncs == int(str(row["syncs"])) and math.isclose(
+        sent, float(str(row["bytes_sent_per_worker"]))
+    )
+    return outcome if same else None
+
+
+def _recorded(run: Run, row: Any, results: Results) -> Trace:
+    """Losses, which the records keep as means over workers, and metrics of a completed run."""
+    epochs = results.epochs[results.epochs["run_id"] == run.run_id].sort_values("epoch")
+    losses = [None if pd.isna(loss) else float(loss) for loss in epochs["train_loss"]]
+    evaluated = epochs.dropna(subset=["test_metric"])
+    metrics = {
+        int(epoch): float(metric) for epoch, metric in zip(evaluated["epoch"], evaluated["test_metric"], strict=True)
+    }
+    if not pd.isna(row["final_metric"]):
+        metrics[run.epochs - 1] = float(str(row["final_metric"]))
+    return Trace([losses] * run.workers, metrics)

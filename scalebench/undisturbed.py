@@ -1,0 +1,108 @@
+"""Timing beside other programs: short windows, each with a check that nothing else took a core during it.
+
+A window counts as undisturbed if no thread of the process waited for a core for more than `DELAY` of the window
+(Linux counts that wait in /proc/self/task/*/schedstat, in nanoseconds), the hypervisor took none of the machine's
+cores (`steal` in /proc/stat), and, where the process computes without a pause, its processor time is at least
+`COMPUTED` of the wall time. Windows of a few milliseconds pass even beside busy programs, as each lies within one slice
+of the scheduler; a whole run does not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+DELAY = 0.02  # share of a window that threads may wait for a core
+COMPUTED = 0.97  # share of a computing window that the thread has to compute
+PRECISION = 0.02  # relative half width of an interval at which measuring ends
+FEWEST = 12  # undisturbed windows from which on a median is believed
+
+
+class Window(NamedTuple):
+    """Wall time of a window, in seconds, and whether nothing else took its core."""
+
+    seconds: float
+    undisturbed: bool
+
+
+class Stopwatch:
+    """Times one window after another. `computes`: the calling thread computes all the time and never sleeps.
+
+    `shares_cores`: the process has threads that wait for one another's core (engines with a progress thread), so that
+    waiting is part of what is timed and does not count as a disturbance.
+    """
+
+    def __init__(self, *, computes: bool = True, shares_cores: bool = False) -> None:
+        self._computes, self._shares_cores = computes, shares_cores
+        self.start()
+
+    def start(self) -> None:
+        """Begin a window."""
+        self._steal = _steal_ticks()
+        self._waited = _waited_for_core_s()
+        self._cpu = time.thread_time()
+        self._began = time.perf_counter()
+
+    def stop(self) -> Window:
+        """End the window."""
+        seconds = time.perf_counter() - self._began
+        computed = time.thread_time() - self._cpu
+        waited = _waited_for_core_s() - self._waited
+        undisturbed = (
+            _steal_ticks() == self._steal
+            and (self._shares_cores or waited <= DELAY * seconds)
+            and (not self._computes or computed >= COMPUTED * seconds)
+        )
+        return Window(seconds, undisturbed)
+
+
+class Typical(NamedTuple):
+    """Median of `n` values, and the half width of its 95 % interval relative to it; infinite below FEWEST values."""
+
+    value: float
+    half_width: float
+    n: int
+
+    @property
+    def precise(self) -> bool:
+        """Whether the interval is as narrow as PRECISION asks."""
+        return self.half_width <= PRECISION
+
+
+def typical(values: Sequence[float]) -> Typical:
+    """Median with the interval between the order statistics n/2 -+ 0.98 sqrt(n), whatever the distribution."""
+    x = np.sort(np.asarray(values, dtype=float))
+    if len(x) == 0:
+        return Typical(math.nan, math.inf, 0)
+    middle = float(np.median(x))
+    if len(x) < FEWEST or middle <= 0:
+        return Typical(middle, math.inf, len(x))
+    reach = 0.98 * math.sqrt(len(x))
+    low = x[max(0, math.floor(len(x) / 2 - reach))]
+    high = x[min(len(x) - 1, math.ceil(len(x) / 2 + reach))]
+    return Typical(middle, float(high - low) / 2 / middle, len(x))
+
+
+def _waited_for_core_s() -> float:
+    """Seconds that the threads of this process were ready to run and had no core; 0 where Linux does not count them."""
+    waited = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            waited += int((task / "schedstat").read_bytes().split()[1])
+        except (OSError, IndexError):  # the thread has just ended, or the kernel keeps no statistics
+            continue
+    return waited * 1e-9
+
+
+def _steal_ticks() -> int:
+    """Ticks of 10 ms, over all cores, that the hypervisor gave to other machines; 0 where it does not tell."""
+    try:
+        with Path("/proc/stat").open("rb") as stat:
+            return int(stat.readline().split()[8])
+    except (OSError, IndexError):
+        return 0
