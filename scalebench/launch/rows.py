@@ -70,6 +70,7 @@ def _described(run: Run) -> dict[str, Any]:
     return {
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
+        "strategy_sha256": run.strategy_sha256,
         "sync_every": strategy.sync_every or None,
         "sync_unit": strategy.sync_unit,
         "averaged_state": strategy.averaged_state,

@@ -13,6 +13,7 @@ History of SCHEMA_VERSION:
     6  runs: collective_calls.
     7  runs: model_sha256, init_weights_sha256.
     8  runs: cluster_sha256.
+    9  runs: strategy_sha256.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -27,13 +28,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 ADDED = {
     4: ("others_load",),
     5: ("chance_metric",),
     6: ("collective_calls",),
     7: ("model_sha256", "init_weights_sha256"),
     8: ("cluster_sha256",),
+    9: ("strategy_sha256",),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -92,6 +94,7 @@ class RunRow(_Row):
     strategy_options: Annotated[
         str, BeforeValidator(_as_json), Column("the strategy's options as written, JSON with sorted keys")
     ] = "{}"
+    strategy_sha256: Annotated[str | None, Column("checksum of the strategy's file, where it is one's own")] = None
     sync_every: Annotated[int | None, Column("sync units between two synchronisations")] = None
     sync_unit: Annotated[str | None, Column("what sync_every counts: batch, epoch or none")] = None
     averaged_state: Annotated[str | None, Column("what is averaged: parameters, + buffers, + optimizer")] = None
