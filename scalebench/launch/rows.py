@@ -58,6 +58,8 @@ def rows_of(
         **_reached(run, evaluations),
         peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
+        energy_j=facts.get("energy_j"),
+        energy_source=facts.get("energy_source"),
         others_load=facts.get("others_load"),
         started_utc=started_utc,
         **provenance,

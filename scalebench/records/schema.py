@@ -208,8 +208,8 @@ class RunRow(_Row):
 
     peak_rss_mib: Annotated[float | None, Column("largest resident memory of a worker process", "MiB")] = None
     peak_device_mib: Annotated[float | None, Column("largest memory taken on a device", "MiB")] = None
-    energy_j: Annotated[float | None, Column("energy of the training", "J")] = None
-    energy_source: Annotated[str | None, Column("what measured the energy")] = None
+    energy_j: Annotated[float | None, Column("energy of the training, native runs (see below)", "J")] = None
+    energy_source: Annotated[str | None, Column("what counted the energy: rapl, nvml, rapl+nvml or slurm")] = None
     others_load: Annotated[
         float | None,
         Column(
