@@ -62,7 +62,8 @@ class Gpu:
 
     def __init__(self, uuid: str, library: str = NVML) -> None:
         self._library: ctypes.CDLL | None = None
-        self._device, self._begun = ctypes.c_void_p(), None
+        self._device = ctypes.c_void_p()
+        self._begun: int | None = None
         with suppress(OSError, AttributeError):
             found = ctypes.CDLL(library)
             name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
