@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
 
+OWN_MODULE = "scalebench_own_"  # begins the module name of a `file.py:NAME`
 _NOBODYS_OWN = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -83,7 +84,7 @@ def in_one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, ScalebenchError):
-        return text
+        return text + place_in_own_code(error) if getattr(error, "status", "failed") == "failed" else text
     if isinstance(error, SystemExit):
         return f"exited with code {error.code} before reporting"
     lines = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
@@ -93,3 +94,13 @@ def in_one_line(error: BaseException) -> str:
         frame, number = (own or lines)[-1]
         where = f" ({Path(frame.f_code.co_filename).name}:{number})"
     return f"{type(error).__name__}: {text}{where}"
+
+
+def place_in_own_code(error: BaseException) -> str:
+    """` (file.py:12)`: the innermost line of a `file.py:NAME` that `error` came through; empty if there is none."""
+    own = [
+        f" ({Path(frame.f_code.co_filename).name}:{number})"
+        for frame, number in walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(OWN_MODULE)
+    ]
+    return own[-1] if own else ""

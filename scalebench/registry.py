@@ -51,7 +51,7 @@ class Registry(Generic[C]):
             TypeError: the class does not say what each of its kind has to (`name`, `summary`, ...).
             ValueError: the name is taken.
         """
-        if unsaid := sorted(fact for fact in cls.__class_vars__ if not hasattr(cls, fact)):
+        if unsaid := self.unsaid(cls):
             raise TypeError(f"class {cls.__name__} does not say its {', '.join(unsaid)}")
         places: dict[str, Any] = self._classes.setdefault(cls.name, {})
         if place in places:
@@ -59,6 +59,11 @@ class Registry(Generic[C]):
             raise ValueError(f"{self.kind} {cls.name!r} is registered twice{where}")
         places[place] = cls
         return cls
+
+    @staticmethod
+    def unsaid(cls: type[Choice]) -> list[str]:
+        """The facts that each of its kind has to state and `cls` does not."""
+        return sorted(fact for fact in cls.__class_vars__ if not hasattr(cls, fact))
 
     def names(self) -> list[str]:
         """Every known name, sorted."""
@@ -79,7 +84,10 @@ class Registry(Generic[C]):
 
     def create(self, name: str, options: dict[str, Any], place: str = ANYWHERE) -> C:
         """The choice called `name` with `options` checked; the message names the option and what was expected."""
-        cls = self.find(name, place)
+        return self.check(self.find(name, place), options, name)
+
+    def check(self, cls: type[D], options: dict[str, Any], name: str) -> D:
+        """The choice of class `cls`, called `name` in messages, with `options` checked."""
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -106,7 +114,14 @@ def first_fault(error: ValidationError, cls: type[Stated]) -> str:
     """What does not fit the options of `cls`, in half a line that names the option."""
     fault, fields = faults_of(error, cls)[0], cls.model_fields
     if fault.unknown:
-        return f"unknown option {fault.path!r}; " + (nearest(fault.path, fields) if fields else "it takes no options")
+        meant = [name for name, field in fields.items() if _mentions(field.description, fault.path)]
+        close = f"did you mean {meant[0]!r}?" if len(meant) == 1 else nearest(fault.path, fields)
+        return f"unknown option {fault.path!r}; " + (close if fields else "it takes no options")
     if fault.missing:
         return f"option {fault.path!r} is missing"
     return f"option {fault.path!r}: {fault.message}" if fault.key else fault.message
+
+
+def _mentions(description: str | None, symbol: str) -> bool:
+    """Whether an option's description begins with the `symbol` that papers write for it: `H: local steps ...`."""
+    return (description or "").startswith(f"{symbol}: ")

@@ -39,13 +39,14 @@ def train(
     *,
     warm: bool = False,
     measured_split: bool = True,
+    on_begin: Callable[[], None] | None = None,
     on_epoch: Callable[[int], None] | None = None,
 ) -> WorkerReport:
     """Train `replica` by `strategy` and report its books.
 
     `warm` runs the study's warm-up steps first and puts the replica back; the time starts after a barrier.
     `measured_split` is false where compute and communication cannot be told apart (the real DDP): those stay empty.
-    `on_epoch` is called after each epoch, outside the training time.
+    `on_begin` is called before that barrier, `on_epoch` after each epoch, outside the training time.
 
     Raises:
         DivergedError: an epoch's training loss, the weights of replicas that agree, or a weight at the end became NaN
@@ -55,6 +56,8 @@ def train(
     if warm:
         assert isinstance(replica, Replica)
         _warm_up(replica, strategy)
+    if on_begin is not None:
+        on_begin()
     replica.comm.barrier()
     replica.clock.start()
     replica.on_epoch = on_epoch

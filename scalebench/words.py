@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+def natural(text: str) -> tuple[tuple[str, float], ...]:
+    """A key for sorting in which numbers count as numbers: `steps=4` before `steps=16`."""
+    parts = _NUMBER.split(text)
+    return tuple(zip(parts[::2], [*map(float, parts[1::2]), 0.0], strict=True))
+
 
 def counted(number: int, noun: str) -> str:
     """`1 run`, `3 runs`."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.words import roughly
+from scalebench.words import natural, roughly
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,25 @@ def test_what_is_said_is_within_a_fifth(seconds):
     number, unit = roughly(seconds).split()
     factor = {"s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
     assert abs(float(number) * factor - seconds) <= max(0.5, 0.25 * seconds)
+
+
+def test_numbers_in_names_sort_as_numbers():
+    labels = [
+        "a(steps=16)",
+        "b",
+        "a(steps=4)",
+        "a(rate=0.5)",
+        "a(rate=0.25)",
+        "a",
+        "a(steps=4, first=10)",
+        "a(steps=4, first=9)",
+    ]
+    assert sorted(labels, key=natural) == [
+        "a", "a(rate=0.25)", "a(rate=0.5)", "a(steps=4)", "a(steps=4, first=9)", "a(steps=4, first=10)", "a(steps=16)",
+        "b",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.text()))
+def test_any_texts_can_be_sorted(texts):
+    assert sorted(sorted(texts, key=natural)) == sorted(texts)

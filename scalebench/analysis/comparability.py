@@ -78,11 +78,15 @@ def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Col
 
 
 def changed(a: Results, b: Results) -> list[str]:
-    """What may differ and does: commit (`+` with uncommitted changes) and packages."""
+    """What may differ and does: commit (`+` with uncommitted changes), own strategies' files and packages."""
     found = []
     commits = [_commits(results.runs) for results in (a, b)]
     if commits[0] != commits[1]:
         found.append(f"commit {_text(commits[0])} → {_text(commits[1])}")
+    for name in sorted(set(a.runs["strategy"]) & set(b.runs["strategy"])):
+        contents = [_values(runs[runs["strategy"] == name], "strategy_sha256", 12) for runs in (a.runs, b.runs)]
+        if contents[0] != contents[1]:
+            found.append(f"{name} (sha256 {_text(contents[0])} → {_text(contents[1])})")
     hashes = [[str(value) for value in results.runs["packages_hash"].dropna().unique()] for results in (a, b)]
     if set(hashes[0]) != set(hashes[1]):
         provenance = [*provenance_in(a.folder), *provenance_in(b.folder)]

@@ -17,6 +17,7 @@ from scalebench.analysis.reading import CELL as CELL
 from scalebench.analysis.reading import Results
 from scalebench.analysis.surroundings import states_steps
 from scalebench.analysis.validation import virtual_error
+from scalebench.words import natural
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
@@ -93,13 +94,14 @@ def _median_bounds(logs: pd.Series[float], group: pd.Series[int], n: pd.Series[i
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
+    labels = sorted(table["label"].unique(), key=strategy_rank)
     order = table.assign(
-        _execution=table["execution"].map(EXECUTIONS.index), _strategy=table["label"].map(strategy_rank)
+        _execution=table["execution"].map(EXECUTIONS.index), _strategy=table["label"].map(labels.index)
     )
     keys = ["_execution", "_strategy", "engine", "workers", "batch_per_worker"]
     return order.sort_values(keys, kind="stable").drop(columns=keys[:2]).reset_index(drop=True)
 
 
-def strategy_rank(label: str) -> tuple[int, str]:
-    """Baselines first, in the order in which they build on each other, then the others by name."""
-    return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), label)
+def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:
+    """Baselines first, in the order in which they build on each other, then the others by name and number."""
+    return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), natural(label))

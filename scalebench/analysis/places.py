@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from scalebench.records.progress import group_of
+from scalebench.words import natural
 
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
@@ -21,7 +22,9 @@ def place(runs: pd.DataFrame) -> str:
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for (kind, label), counts in at.items():
         together.setdefault((kind, tuple(sorted(counts))), []).append(label)
-    places = [f"{listed(sorted(labels))} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
+    for labels in together.values():
+        labels.sort(key=natural)
+    places = [f"{listed(labels)} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
     more = [f"and {len(places) - _SHOWN} more"] if len(places) > _SHOWN + 1 else []
     return "; ".join(places[: _SHOWN if more else None] + more)
 

@@ -146,6 +146,12 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
                 f"{last[column]}; give each configuration a study name of its own"
             )
             runs = runs[~other]
+    codes = runs["strategy_sha256"].astype(_TEXT).fillna("")
+    other = codes != codes.groupby(runs["strategy"]).transform("last")
+    if other.any():
+        named = ", ".join(sorted(runs.loc[other, "strategy"].unique()))
+        notes.append(f"left out {counted(other.sum(), 'run')} of {named} with another content of its file")
+        runs = runs[~other]
     clusters = clusters_of(runs)
     other = clusters != clusters.groupby(runs["execution"]).transform("last")
     if other.any():

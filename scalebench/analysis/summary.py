@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.claims import doubts
-from scalebench.analysis.comparing import NO_RUN
+from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES
 from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.formatting import (
     EMPTY,
@@ -29,18 +29,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OVERSUBSCRIBED = "×"
-HEADER = (
-    *("strategy", "workers", "time [interval]", "median", "spread"),
-    *("speedup", "vs allreduce", "metric", "execution"),
-)
+_AGAINST = ("allreduce", *SPLIT_BASELINES)
 _SHARED = ("strategy", "execution")  # of the rows that stand together
-_SPARE = ("speedup", "spread", "median")  # where a terminal is narrow, from the last
+_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # where a terminal is narrow, from the last
+_REDUCTION = ("reduction", "reduction_low", "reduction_high")
 _KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
 def summary_header(results: Results) -> tuple[str, ...]:
-    """What the columns of `summary_rows` are; `to target` if the study states one."""
-    return (*HEADER[:3], "to target", *HEADER[3:]) if _aims(results) else HEADER
+    """What the columns of `summary_rows` are; `to target` if the study states one, and baselines that it ran."""
+    return _header(results, _baselines(Evidence.of(results)))
+
+
+def _header(results: Results, baselines: Sequence[str]) -> tuple[str, ...]:
+    aims = ("to target",) if _aims(results) else ()
+    against = (f"vs {name}" for name in baselines)
+    time = ("strategy", "workers", "time [interval]", *aims, "median", "spread", "speedup")
+    return (*time, *against, "metric", "execution")
+
+
+def _baselines(evidence: Evidence) -> list[str]:
+    """`allreduce`, and of the others those that the study ran beside it."""
+    ran = set(evidence.table["strategy"]) if len(evidence.table) else set()
+    return [name for name in _AGAINST if name == _AGAINST[0] or name in ran]
 
 
 def _aims(results: Results) -> bool:
@@ -56,18 +67,18 @@ def _rows(evidence: Evidence) -> list[tuple[str, ...]]:
     table, compared = evidence.table, evidence.compared
     if table.empty:
         return []
-    for baseline, columns in (
-        ("serial", ["speedup"]),
-        ("allreduce", ["reduction", "reduction_low", "reduction_high"]),
-    ):
-        against = compared[compared["baseline"] == baseline]
-        table = table.merge(against[[*_KEY, *columns]], on=_KEY, how="left")
+    baselines = _baselines(evidence)
+    for baseline in ("serial", *baselines):
+        columns = ["speedup"] if baseline == "serial" else list(_REDUCTION)
+        against = compared.loc[compared["baseline"] == baseline, [*_KEY, *columns]]
+        named = {name: f"{name} {baseline}" for name in _REDUCTION}
+        table = table.merge(against.rename(columns=named), on=_KEY, how="left")
     several = table["metric_name"].nunique() > 1
     aims = _aims(evidence.results)
-    return [_texts(cell, several, aims) for cell in table.to_dict("records")]
+    return [_texts(cell, several, aims, baselines) for cell in table.to_dict("records")]
 
 
-def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool) -> tuple[str, ...]:
+def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselines: Sequence[str]) -> tuple[str, ...]:
     metric = f"{cell['metric']:.3f}" if math.isfinite(cell["metric"]) else EMPTY
     oversubscribed = f" {OVERSUBSCRIBED}" if cell["oversubscribed"] else ""
     where = cell["execution"] if cell["execution"] == cell["engine"] else f"{cell['execution']} {cell['engine']}"
@@ -79,7 +90,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool) -> tupl
         seconds(cell["median_s"]),
         percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
-        percent_with_interval(cell["reduction"], cell["reduction_low"], cell["reduction_high"]),
+        *(percent_with_interval(*(cell[f"{name} {baseline}"] for name in _REDUCTION)) for baseline in baselines),
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
         where + oversubscribed,
     )
@@ -124,7 +135,7 @@ def summary_table(results: Results) -> Screen:
             shared=name in _SHARED,
             spare=1 + _SPARE.index(name) if name in _SPARE else 0,
         )
-        for name in summary_header(results)
+        for name in _header(results, _baselines(evidence))
     ]
     rows = []
     for label, workers, *numbers, execution in _rows(evidence):

@@ -34,7 +34,7 @@ _MOST_JOBS = 4
     help="Check an unpacked artifact instead: checksums, and its figures drawn again.",
 )
 def artifact(results: Path | None, paper: Path | None, output: Path, verify: Path | None) -> int:
-    """Pack the study in RESULTS (default: the newest in results/) for a reviewer.
+    """Pack the study in RESULTS (of several the newest; default: results/) for a reviewer.
 
     The zip holds the records, the figures, the artifact description (LaTeX and Markdown), RO-Crate metadata, checksums,
     scalebench itself, and reproduce.sh, which checks it all. The same records give the same zip.

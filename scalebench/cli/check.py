@@ -29,7 +29,7 @@ _WIDEST = 110
 @click.option("--rules", is_flag=True, help="List the rules, and who keeps each of Hoefler and Belli's twelve.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: bool) -> int:
-    """Check the method of the study in RESULTS (default: the newest in results/).
+    """Check the method of the study in RESULTS (of several the newest; default: results/).
 
     An error is a number that cannot be supported, a warning what a reviewer will ask, a note what the text has to say.
     Leaves with 1 if there are errors.

@@ -69,7 +69,7 @@ def compare(
     ignore: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Compare the study in folder B with the one in A, or two strategies of the study in A.
+    """Compare the study in folder B with the one in A, or two strategies of the study in A (of several the newest).
 
     Each worker count gets a verdict on T_B / T_A: a regression, if its whole interval lies above 1 + threshold; an
     improvement, if below 1 / (1 + threshold); unchanged, if between; else undecided. Studies that differ in more than

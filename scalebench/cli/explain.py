@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """Explain STRATEGY: rule, options, synchronisations and bytes per epoch, engines, source.
 
-    Written as for `run --strategy`: a name, or 'NAME: {option: value}'.
+    Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
     With any flag the formulas are evaluated too, for a study with these flags over the default one.
     """
-    from scalebench.launch.matrix import describe_strategies
+    from scalebench.launch.matrix import describe_strategy
     from scalebench.strategies import registry
     from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
     from scalebench.strategies.traffic import MOVED_BY, MOVED_HOW, readable
@@ -48,7 +48,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     strategy = registry.create(name, options)
     asked = others or any(value is not None for value in flags.values())
     plan = _plan(strategy, options, flags, others) if asked else None
-    entry = next(entry for entry in describe_strategies() if entry.name == name)
+    entry = describe_strategy(name)
 
     page = _Page()
     page.heading(name, f": {cls.summary}")

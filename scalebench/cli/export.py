@@ -26,7 +26,7 @@ from scalebench.cli.options import results_argument, study_folder
     help="MLflow's file store (mlruns); other experiments in it stay.",
 )
 def export(results: Path | None, parquet: Path | None, json_file: Path | None, mlflow_dir: Path | None) -> None:
-    """Write the study in RESULTS (default: the newest in results/) in other tools' formats.
+    """Write the study in RESULTS (of several the newest; default: results/) in other tools' formats.
 
     What is written: runs and epochs (the latest attempts), and for Parquet and JSON the statistics per cell and the
     ratios to the baselines.

@@ -31,7 +31,7 @@ from scalebench.cli.options import completed_study, results_argument, share_opti
 def laws(
     results: Path | None, strategies: tuple[str, ...], efficiency: float, as_json: bool, extrap: Path | None
 ) -> int:
-    """Fit scaling laws to the times of the study in RESULTS (default: the newest in results/).
+    """Fit scaling laws to the times of the study in RESULTS (of several the newest; default: results/).
 
     Amdahl's law (Gustafson's in weak scaling), the Universal Scalability Law, and compute + synchronisations x (latency
     + bytes / bandwidth) are fitted to each strategy on each engine of each execution, and chosen by AICc.

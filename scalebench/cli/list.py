@@ -13,7 +13,8 @@ Rows = Sequence[tuple[str, ...]]
 def _strategies() -> Rows:
     from scalebench.launch.matrix import describe_strategies
 
-    return [(entry.name, entry.summary, f"runs on {', '.join(entry.engines)}") for entry in describe_strategies()]
+    known = [(entry.name, entry.summary, f"runs on {', '.join(entry.engines)}") for entry in describe_strategies()]
+    return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]
 
 
 def _datasets() -> Rows:

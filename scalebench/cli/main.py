@@ -12,7 +12,7 @@ import click
 
 from scalebench import __version__
 from scalebench.cli.options import verbosity_options
-from scalebench.errors import ScalebenchError, nearest
+from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_own_code
 
 # name -> (module:object, what `--help` says of it); one line adds a command.
 COMMANDS = {
@@ -106,6 +106,10 @@ class LazyGroup(Group):
         except BrokenPipeError:  # the reader of our output has gone, as in `scalebench list | head`
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
+        except Exception as error:
+            if not place_in_own_code(error):
+                raise
+            _leave(in_one_line(error), 2)  # of a user's own strategy or model
         sys.exit(code if isinstance(code, int) else 0)
 
 

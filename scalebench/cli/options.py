@@ -25,15 +25,15 @@ def verbosity_options(command: _F) -> _F:
 
 
 def results_argument(command: _F) -> _F:
-    """`RESULTS`, the folder of a study, which may be left out; read with `study_folder`."""
+    """`RESULTS`, the folder of a study or of several, which may be left out; read with `study_folder`."""
     return click.argument("results", required=False, type=click.Path(path_type=Path))(command)
 
 
 def study_folder(results: Path | None) -> Path:
-    """`results`, or where none is given the folder of the newest study in results/."""
-    from scalebench.records.newest import newest_study
+    """The study in `results`, of several studies there the newest; without `results` the newest in results/."""
+    from scalebench.records.newest import newest_study, study_in
 
-    return results if results is not None else newest_study(Path("results"))
+    return newest_study(Path("results")) if results is None else study_in(results)
 
 
 def completed_study(results: Path | None) -> Path:

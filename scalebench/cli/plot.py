@@ -30,7 +30,7 @@ _MOST_JOBS = 4  # each holds some 150 MiB
     "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
 )
 def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: tuple[str, ...]) -> None:
-    """Draw the figures of the study in RESULTS (default: the newest in results/).
+    """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
     Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it, to OUTPUT/<study>/; where the
     figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.

@@ -1,13 +1,14 @@
-"""What a study looks like while it runs: bars on a terminal, plain lines elsewhere."""
+"""What a study looks like while it runs: bars on a terminal, plain lines elsewhere, with the time left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
-from scalebench.words import counted
+from scalebench.words import counted, roughly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +19,20 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Implements `launch.study_run.Reporter`. `--quiet` shows failures only, `--verbose` every run."""
+    """Implements `launch.study_run.Reporter`. `--quiet` shows failures only, `--verbose` every run.
 
-    def __init__(self, console: Console, progress: Progress | None) -> None:
-        self._console, self._progress = console, progress
+    The time left of a phase is its remaining runs at the mean pace of those that ended, without what came before the
+    first end: the start of processes.
+    """
+
+    def __init__(
+        self, console: Console, progress: Progress | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._progress, self._clock = console, progress, clock
         self._task: TaskID | None = None
         self._level = verbosity()
         self._phase, self._done, self._total = "", 0, 0
+        self._since, self._counted = clock(), 0  # a moment, and how many runs have ended from there on
 
     def note(self, text: str) -> None:
         if self._level >= 0:
@@ -32,10 +40,11 @@ class Watcher:
 
     def phase(self, name: str, runs: int) -> None:
         self._phase, self._done, self._total = name, 0, runs
+        self._since, self._counted = self._clock(), 0
         if self._progress is not None:
             if self._task is not None:
                 self._progress.remove_task(self._task)
-            self._task = self._progress.add_task(name, total=runs or None, run="")
+            self._task = self._progress.add_task(name, total=runs or None, run="", left="")
         elif self._level >= 0:
             self._print(f"{name}: {counted(runs, 'run')}" if runs else f"{name} ...")
 
@@ -47,14 +56,26 @@ class Watcher:
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         self._done += 1
+        left = self._left()
         if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task)
+            self._progress.update(self._task, advance=1, left=left)
         elif self._level >= 0 and self._done in {self._total, *range(0, self._total, max(1, self._total // 5))}:
-            self._print(f"{self._phase}: {self._done} of {counted(self._total, 'run')}")
+            self._print(f"{self._phase}: {self._done} of {counted(self._total, 'run')}{left and ', '}{left}")
         if outcome.status != "completed":
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
             self._print(f"done {run.run_id}: {max(worker.train_s for worker in outcome.workers):.3f} s")
+
+    def _left(self) -> str:
+        """`about 40 s left`, once a run has ended and while others are to come."""
+        now = self._clock()
+        self._counted += 1
+        if self._done >= self._total:
+            return ""
+        pace = (now - self._since) / self._counted
+        if self._done == 1:
+            self._since, self._counted = now, 0
+        return f"about {roughly(pace * (self._total - self._done))} left"
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -77,6 +98,7 @@ def watching() -> Iterator[Watcher]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
         TextColumn("[dim]{task.fields[run]}"),
     )
     with Progress(*columns, console=console, transient=True) as progress:

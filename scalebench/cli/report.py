@@ -20,7 +20,7 @@ from scalebench.cli.options import completed_study, results_argument
 )
 @click.option("--open", "show", is_flag=True, help="Show it in the web browser.")
 def report(results: Path | None, output: Path | None, show: bool) -> None:
-    """Write the study in RESULTS (default: the newest in results/) as one HTML file that needs nothing but itself.
+    """Write the study in RESULTS (of several the newest; default: results/) as one self-contained HTML file.
 
     The answer in one sentence with its interval, figures, tables, findings on the method, where the numbers come from
     and how to make them again.

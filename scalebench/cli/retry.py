@@ -16,7 +16,7 @@ from scalebench.errors import ResultsError
 @keep_going_option
 @verbosity_options
 def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
-    """Run again what failed, diverged or timed out in RESULTS (default: the newest in results/).
+    """Run again what failed, diverged or timed out in RESULTS (of several the newest; default: results/).
 
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from scalebench.cli.carrying_out import carry_out, results_console, seen_from_its_beginning
 from scalebench.cli.options import keep_going_option, verbosity_options
-from scalebench.errors import ModelError
+from scalebench.errors import ModelError, StudyError
 from scalebench.words import counted
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @click.argument("study", type=click.Path(path_type=Path), required=False)
 @click.option("--workers", metavar="COUNTS", help="1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.")
 @click.option(
-    "--strategy", "strategies", multiple=True, metavar="NAME", help="Strategy, or 'NAME: {option: value}'; repeatable."
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    help="Strategy, 'NAME: {option: value}', or your own as file.py:Class; repeatable.",
 )
 @click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie.")
@@ -121,8 +125,9 @@ def run(
         wanted = with_a_folder_of_its_own(output, wanted)
     try:
         plan = plan_study(wanted)
-    except ModelError as error:
-        raise ModelError(f"{error}{'' if flags['model'] else _begun_elsewhere(study)}") from None
+    except (ModelError, StudyError) as error:
+        named = flags["model"] if isinstance(error, ModelError) else strategies
+        raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
     if dry_run:
         from scalebench.launch.model_check import look_at_model
         from scalebench.launch.scenery import given_calibration
@@ -142,7 +147,6 @@ def _chosen(*names: str) -> bool:
 
 def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
     """The file `study` and the folder of its results: its own, seen from where it was begun, if it is a study's."""
-    from scalebench.errors import StudyError
     from scalebench.records.progress import begun_in
     from scalebench.study.load import load_study
 

@@ -23,7 +23,7 @@ _SHOWN = 5  # failed runs
 @results_argument
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(results: Path | None, as_json: bool) -> None:
-    """Say what of the study in RESULTS (default: the newest in results/) is done and left, and how long it will take.
+    """Say what of the study in RESULTS (of several the newest; default: results/) is done and left.
 
     The expected time is that of the finished runs of the same execution and engine.
     """

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
+_SLOWEST = ("time-reduction", "scaling-laws", "breakdown", "strong-scaling")
 # Nothing that differs from run to run: the same records give the same bytes.
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
@@ -67,13 +68,16 @@ def plot_folder(
     for name in names:
         FIGURES.find(name)
     wanted = list(names or default_figures())
-    work = [(folder, name, output, tuple(formats), place) for name in wanted]
+    # The slowest first, so that no process is left with one of them at the end.
+    order = sorted(wanted, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
+    work = [(folder, name, output, tuple(formats), place) for name in order]
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
     else:  # fresh processes: to fork one that runs threads is not safe
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             drawn = list(pool.map(_load_and_draw, work))
+    drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _settle(drawn, names, folder)
 
 

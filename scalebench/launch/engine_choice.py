@@ -30,7 +30,7 @@ def native_points(
 ) -> NativePoints | None:
     """The real runs of a strategy at the worker `counts`; under `auto` those that this node holds, else all.
 
-    None under `auto` where nothing can carry it: why is added to `notes`.
+    None under `auto` where nothing can carry it and no engine was named: why is added to `notes`.
 
     Raises:
         EngineError: the engine that was asked for is missing, cannot carry the strategy, or wants more GPUs.
@@ -40,7 +40,7 @@ def native_points(
     engine = _engine_for(study, known)
     reason = engines.available(engine)
     if reason is not None:
-        if not auto:
+        if not auto or study.engine != "auto":
             raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
         notes.append(f"{component.name}: no native runs, {reason}")
         return None

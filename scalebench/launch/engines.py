@@ -138,7 +138,8 @@ def available(engine: str) -> str | None:
     if engine == "nccl":
         if not any((torch / "lib").glob("libtorch_cuda*")):
             return "this torch has no CUDA; install one of https://pytorch.org/get-started/locally that has"
-        if not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/nvidiactl").exists():
+        driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+        if not driver or not gpus():
             return "no NVIDIA GPU here; use --engine gloo, or run where there is one"
     return None
 

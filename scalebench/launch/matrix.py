@@ -30,10 +30,11 @@ class Entry:
 
 def describe_strategies() -> list[Entry]:
     """Every strategy with the engines that provide what it requires."""
-    return [_entry(name) for name in registry.names()]
+    return [describe_strategy(name) for name in registry.names()]
 
 
-def _entry(name: str) -> Entry:
+def describe_strategy(name: str) -> Entry:
+    """The strategy called `name` with the engines that provide what it requires."""
     cls = registry.find(name)
     missing: dict[str, tuple[str, ...]] = {}
     for engine in COLUMNS:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.errors import ResultsError
-from scalebench.models.pinning import PINS, pinned
+from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.whole_file import write_whole
@@ -48,16 +48,19 @@ def changes(folder: Path, study: Study) -> list[str]:
     if not path.exists():
         return []
     before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
+    own = [values.pop(STRATEGIES) for values in (before, now)]
+    contents = [{f"{STRATEGIES} of {name}": digest for name, digest in digests.items()} for digests in own]
     return [
         f"{key} was {_short(key, before)}, is {_short(key, now)}"
+        for before, now in ((before, now), contents)
         for key in now
-        if key not in _MAY_CHANGE and before[key] != now[key]
+        if key not in _MAY_CHANGE and key in before and before[key] != now[key]
     ]
 
 
 def _short(key: str, values: dict[str, Any]) -> Any:
     """The value of `key`, of a checksum its first digits."""
-    return str(values[key])[:12] if key in PINS else values[key]
+    return str(values[key])[:12] if key in PINS or key.startswith(STRATEGIES) else values[key]
 
 
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:

@@ -58,6 +58,8 @@ def rows_of(
         **_reached(run, evaluations),
         peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
+        energy_j=facts.get("energy_j"),
+        energy_source=facts.get("energy_source"),
         others_load=facts.get("others_load"),
         reference_step_s=facts.get("reference_step_s"),
         train_s_no_jitter=facts.get("train_s_no_jitter"),
@@ -72,6 +74,7 @@ def _described(run: Run) -> dict[str, Any]:
     return {
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
+        "strategy_sha256": run.strategy_sha256,
         "sync_every": strategy.sync_every or None,
         "sync_unit": strategy.sync_unit,
         "averaged_state": strategy.averaged_state,

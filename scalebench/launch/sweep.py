@@ -234,6 +234,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         execution=cell.execution,
         engine=cell.engine,
         strategy=cell.strategy,
+        strategy_sha256=study.strategy_sha256.get(cell.strategy.name),
         workers=cell.workers,
         repetition=repetition,
         seed=study.seed + repetition,
@@ -260,6 +261,8 @@ def _injected(options: VirtualOptions) -> VirtualOptions:
 
 
 def config_hash(run: Run) -> str:
-    """16 hex digits of everything that decides the run's result."""
+    """16 hex digits of everything that decides the run's result, defaults of the strategy's options included."""
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED)
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    values["strategy_options"] = strategy.model_dump(mode="json")
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

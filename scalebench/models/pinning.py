@@ -1,8 +1,8 @@
-"""The files that a study's model and cluster come from, known by their content: another content is another model.
+"""The files that a study's model, strategies and cluster come from, known by their content.
 
-One's own code (`--model file.py:factory`), initial weights and cluster file may change between two runs of a study, or
-between a study and its repetition. Their checksums are part of the study and of each run; what the code imports is not
-in them.
+One's own code (`--model file.py:factory`, `--strategy file.py:Class`), initial weights and cluster file may change
+between two runs of a study, or between a study and its repetition. Their checksums are part of the study and of each
+run; what the code imports is not in them.
 """
 
 from __future__ import annotations
@@ -13,35 +13,47 @@ from pathlib import Path
 from typing import TypeVar
 
 from scalebench.cluster.load import own_file
-from scalebench.errors import ModelError, RunError
+from scalebench.errors import ModelError, RunError, StudyError
 from scalebench.models.own import check_own, is_own
-from scalebench.study.spec import Training
+from scalebench.own_code import strategy_file
+from scalebench.study.spec import Run, Study, Training
 
 PINS = ("model_sha256", "init_weights_sha256", "cluster_sha256")
+STRATEGIES = "strategy_sha256"
 _SHOWN = 12  # digits
 Pinned = TypeVar("Pinned", bound=Training)
 
 
 def pinned(training: Pinned) -> Pinned:
-    """`training` with the SHA-256 of its model's file, initial weights and cluster file.
+    """`training` with the SHA-256 of its model's file, initial weights, cluster file and own strategies.
 
     Raises:
-        ModelError: a file is not there, or is not the one whose checksum is stated.
+        ModelError, StudyError: a file is not there, or is not the one whose checksum is stated.
     """
     files = _files(training)
     for key in PINS:
         if key not in files and getattr(training, key) is not None:
             of = f"cluster is {training.cluster}" if key == "cluster_sha256" else f"model is {training.model}"
             raise ModelError(f"{key}: there is no such file, as the {of}; leave it out")
-    found = {key: checksum(path) for key, path in files.items()}
-    for key, digest in found.items():
-        stated = getattr(training, key)
-        if stated not in (None, digest):
-            raise ModelError(
-                f"{changed(files[key], stated, digest)}; put it back, or leave {key} out of the study and begin anew "
-                "with --new"
-            )
+    found: dict[str, object] = {key: _held(key, path, getattr(training, key)) for key, path in files.items()}
+    if isinstance(training, Study):
+        own = {name: path for item in training.strategies if (path := strategy_file(name := item.name))}
+        if unknown := sorted(set(training.strategy_sha256) - {item.name for item in training.strategies}):
+            raise StudyError(f"{STRATEGIES} names {unknown[0]!r}, which is none of the strategies; leave it out")
+        found[STRATEGIES] = {
+            name: _held(STRATEGIES, path, training.strategy_sha256.get(name)) for name, path in own.items()
+        }
     return training.model_copy(update=found)
+
+
+def _held(key: str, path: Path, stated: str | None) -> str:
+    """The checksum of `path`, which is the `stated` one if there is one."""
+    digest = checksum(path)
+    if stated not in (None, digest):
+        raise ModelError(
+            f"{changed(path, stated, digest)}; put it back, or leave {key} out of the study and begin anew with --new"
+        )
+    return digest
 
 
 def require_unchanged(training: Training) -> None:
@@ -50,7 +62,10 @@ def require_unchanged(training: Training) -> None:
     Raises:
         RunError: one has changed since, or is gone.
     """
-    for key, path in _files(training).items():
+    files = _files(training)
+    if isinstance(training, Run) and (own := strategy_file(training.strategy.name)):
+        files[STRATEGIES] = own
+    for key, path in files.items():
         stated = getattr(training, key)
         if stated is None:
             continue

@@ -26,6 +26,7 @@ from scalebench.data.plan import Plan
 from scalebench.elsewhere import Elsewhere, taken_by
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.connection import connected
+from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
@@ -126,9 +127,12 @@ class Session:
         if isinstance(clock, PacedClock):
             clock.attach(replica.model)
         ends: list[float] = []
+        meter = self._meter()
 
         def on_epoch(epoch: int) -> None:
             ends.append(clock.mark)
+            if meter is not None:
+                meter.look()
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
@@ -138,6 +142,7 @@ class Session:
                 strategy,
                 warm=self.run.warmup_steps > 0,
                 measured_split=strategy.split_is_measured,
+                on_begin=meter.begin if meter is not None else None,
                 on_epoch=on_epoch,
             )
         except DivergedError as error:
@@ -148,6 +153,9 @@ class Session:
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         journal = copy.deepcopy(comm.journal)  # evaluation communicates too
+        if meter is not None:
+            self.mpi.Barrier()  # the energy is that up to the last worker's end
+        energy = meter.end() if meter is not None else None
         self.heart.enter(Phase.EVALUATING)
         began = time.perf_counter()
         verdict = evaluate(replica, strategy, dataset)
@@ -155,10 +163,10 @@ class Session:
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
         told = self._close(states, servers)
-        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others))
+        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others, energy))
         if gathered is None:
             return None
-        reports, evaluations, journals, epochs, loads = zip(*gathered, strict=True)
+        reports, evaluations, journals, epochs, loads, energies = zip(*gathered, strict=True)
         books, busy = zip(*told, strict=True) if told else ((), ())
         waited = waits(journals, books) if strategy.split_is_measured and self.nodes == 1 else None
         _book_waiting(reports, waited, epochs)
@@ -167,6 +175,8 @@ class Session:
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = self._facts(replica, plan, dataset)
         facts["others_load"] = max((load for load in loads if load is not None), default=None)
+        if meter is not None and (counted := total(energies)) is not None:
+            facts["energy_j"], facts["energy_source"] = counted
         if self.run.trace:
             facts |= align(reports, waited, busy, one_clock=self.nodes == 1)
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
@@ -176,6 +186,13 @@ class Session:
         if self.local_rank or not self._family:
             return None
         return Elsewhere(taken_by(self._family), of=self._family[0])
+
+    def _meter(self) -> Meter | None:
+        """Of a run that trains at the machine's own pace: a paced one sleeps where a device would work."""
+        if self.run.execution != "native":
+            return None
+        gpu = gpu_name(self.device) if self.device.type == "cuda" else None
+        return Meter(first_on_node=self.local_rank == 0, first=self.mpi.rank == 0, gpu=gpu)
 
     def _diverged(self, said: str, states: list[OneSidedState], servers: list[RankServer]) -> Outcome | None:
         """All workers have left the training at the same moment: the launch goes on with the next run."""

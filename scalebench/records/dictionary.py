@@ -79,6 +79,22 @@ which nothing is called; Horovod's own optimizer, which fuses what is ready at e
 """
 
 
+_ENERGY = """\
+`energy_j` is counted from the barrier before the first step to the last worker's end, in `native` runs only.
+`energy_source` names what counted it:
+
+- `rapl`: the processors of all nodes of the run, and their memory where it is counted apart
+  (`/sys/class/powercap/intel-rapl:*/energy_uj`, which root has to let users read). It holds the whole node: idle cores,
+  ranks that sleep and other programs too.
+- `nvml`: the GPUs of the run, one for each worker. `rapl+nvml` is the sum of both.
+- `slurm`: where neither can be read, what Slurm's accounting counted for the job meanwhile (`sstat`,
+  `ConsumedEnergyRaw`), in the steps of its `JobAcctGatherFrequency`.
+
+Where a node or a GPU of the run cannot be read both cells are empty; the processors of a run on GPUs may be missing,
+and then the source says `nvml`. Paced and virtual runs have none: what they take here is not what a device would take.
+"""
+
+
 def data_dictionary_markdown() -> str:
     """The documentation page docs/records.md."""
     return "\n".join(
@@ -111,6 +127,9 @@ def data_dictionary_markdown() -> str:
             "## What counts as a synchronisation, and as a call",
             "",
             _CALLS,
+            "## What counts as energy",
+            "",
+            _ENERGY,
             "## What counts as waiting",
             "",
             _WAITING,

@@ -13,7 +13,7 @@ History of SCHEMA_VERSION:
     6  runs: collective_calls.
     7  runs: model_sha256, init_weights_sha256.
     8  runs: cluster_sha256.
-    9  runs: reference_step_s, train_s_no_jitter.
+    9  runs: strategy_sha256, reference_step_s, train_s_no_jitter.
 
 Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
 """
@@ -35,7 +35,7 @@ ADDED = {
     6: ("collective_calls",),
     7: ("model_sha256", "init_weights_sha256"),
     8: ("cluster_sha256",),
-    9: ("reference_step_s", "train_s_no_jitter"),
+    9: ("strategy_sha256", "reference_step_s", "train_s_no_jitter"),
 }  # columns by the version that brought them, back to the oldest that is read
 READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
 
@@ -94,6 +94,7 @@ class RunRow(_Row):
     strategy_options: Annotated[
         str, BeforeValidator(_as_json), Column("the strategy's options as written, JSON with sorted keys")
     ] = "{}"
+    strategy_sha256: Annotated[str | None, Column("checksum of the strategy's file, where it is one's own")] = None
     sync_every: Annotated[int | None, Column("sync units between two synchronisations")] = None
     sync_unit: Annotated[str | None, Column("what sync_every counts: batch, epoch or none")] = None
     averaged_state: Annotated[str | None, Column("what is averaged: parameters, + buffers, + optimizer")] = None
@@ -207,8 +208,8 @@ class RunRow(_Row):
 
     peak_rss_mib: Annotated[float | None, Column("largest resident memory of a worker process", "MiB")] = None
     peak_device_mib: Annotated[float | None, Column("largest memory taken on a device", "MiB")] = None
-    energy_j: Annotated[float | None, Column("energy of the training", "J")] = None
-    energy_source: Annotated[str | None, Column("what measured the energy")] = None
+    energy_j: Annotated[float | None, Column("energy of the training, native runs (see below)", "J")] = None
+    energy_source: Annotated[str | None, Column("what counted the energy: rapl, nvml, rapl+nvml or slurm")] = None
     others_load: Annotated[
         float | None,
         Column(

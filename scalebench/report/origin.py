@@ -115,7 +115,7 @@ def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
     lines = list(_commands(results, runs["git_commit"].iloc[-1], versions))
     link = base64.b64encode(study.encode()).decode()
     files = {"data set": "dataset_sha256", "model's file": "model_sha256", "initial weights": "init_weights_sha256"}
-    files["cluster's file"] = "cluster_sha256"
+    files |= {"cluster's file": "cluster_sha256", "strategy's file": "strategy_sha256"}
     content = ((name, digest) for name, column in files.items() for digest in runs[column].dropna().unique())
     sums = (*_checksums(folder), *content)
     return Recipe("\n".join(lines), study, f"data:application/yaml;base64,{link}", sums, tuple(remarks))

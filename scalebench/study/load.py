@@ -65,6 +65,8 @@ def dump_study(study: Study) -> str:
     # Both batch keys are never given together, and what is empty is said by leaving it out.
     order = [*Study.__annotations__, *Training.model_fields]
     kept = {key: values[key] for key in order if values[key] is not None}
+    if not study.strategy_sha256:
+        del kept["strategy_sha256"]
     kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)  # the cluster says what it does not
     if study.until is not None:
         del kept["repetitions"]
@@ -210,6 +212,8 @@ def _unpin(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrid
         pin = f"{key}_sha256"
         if (overrides.get(key) is not None or key in set_keys) and pin in before and pin not in set_keys:
             raw.pop(pin, None)
+    if (overrides.get("strategies") is not None or "strategies" in set_keys) and "strategy_sha256" not in set_keys:
+        raw.pop("strategy_sha256", None)
 
 
 def _strategies_once(flags: dict[str, Any], sets: list[str]) -> None:

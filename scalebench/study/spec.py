@@ -200,6 +200,9 @@ class Study(Training):
         ],
         min_length=1,
     )
+    strategy_sha256: dict[str, Sha256] = Field(
+        {}, description="of the files of your own strategies, by name; filled in when the study begins"
+    )
     repetitions: PositiveInt = 3
     until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
@@ -257,6 +260,7 @@ class Run(Training):
     execution: Execution
     engine: str = Field(description="virtual, or a native engine")
     strategy: Component
+    strategy_sha256: Sha256 | None = Field(None, description="of your own strategy's file")
     workers: PositiveInt
     repetition: NonNegativeInt
     seed: NonNegativeInt

@@ -18,7 +18,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
-from scalebench.errors import RunError
+from scalebench.errors import RunError, in_one_line
 from scalebench.jitter import jitter_source
 from scalebench.models.registry import build_model
 from scalebench.outcome import Evaluation, Outcome, WorkerReport
@@ -137,7 +137,7 @@ def _judged(
     try:
         outcome, weights = play(_Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
-        return Outcome(run.run_id, error.status, str(error)), {}
+        return Outcome(run.run_id, error.status, in_one_line(error)), {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for report in outcome.workers:
         report.peak_rss_mib = peak

@@ -116,6 +116,26 @@ def test_markup_in_names_stays_text(study):
     assert "[red]x" in text(study(rows=[run("[red]x", 1, 1.0)]))
 
 
+def test_what_is_saved_against_horovod_and_ddp_stands_beside_what_is_saved_against_allreduce(study):
+    rows = [run(name, 4, 8.0 * slower) for name, slower in (("allreduce", 1), ("horovod", 2), ("ddp", 4))]
+    rows += [run("serial", 1, 16.0), run("epoch_average", 4, 4.0)]
+    page = text(study(rows=rows)).splitlines()
+    header = next(line for line in page if "strategy" in line)
+    assert [name.strip() for name in header.strip("┃").split("┃")][6:9] == ["vs allreduce", "vs horovod", "vs ddp"]
+    line = next(line for line in page if "epoch_average" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")][5:9] == ["4.00x", "+50 %", "+75 %", "+88 %"]
+    without = text(study(rows=[run("allreduce", 4, 8.0), run("epoch_average", 4, 4.0)]))
+    assert "vs horovod" not in without, "a baseline that the study has not"
+
+
+def test_where_there_is_little_room_the_speedup_stays(study):
+    page = text(study(), 80)
+    header = next(line for line in page.splitlines() if line.startswith("workers"))
+    assert header.split()[-3:] == ["vs", "allreduce", "accuracy"]
+    assert "speedup" in header
+    assert "no room for: median, spread" in page
+
+
 @pytest.mark.parametrize("width", [80, 100, 120, 140])
 def test_the_default_study_fits_a_terminal(study, width):
     results = study()

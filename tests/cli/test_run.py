@@ -165,6 +165,15 @@ def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refus
     assert "allreduce: no native runs, no mpirun" in done.stderr
 
 
+@pytest.mark.parametrize("execution", ["auto", "native", "paced"])
+def test_nccl_without_a_gpu_is_refused(refused, monkeypatch, execution):
+    """An engine that is asked for by name is no matter of what is here."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
+    assert "engine nccl is not available: " in line
+    assert "no NVIDIA GPU here; use --engine gloo" in line or "this torch has no CUDA" in line
+
+
 def test_without_horovod_its_virtual_runs_are_left(scalebench, monkeypatch):
     import scalebench.launch.engines as engines
 

@@ -89,6 +89,7 @@ def test_retry_runs_the_failed_cells_and_nothing_else(half_failed, tmp_path):
     assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [["2", "completed"]]
     assert "5 of 5 runs done, 0 failed" in half_failed("status")
     assert "no failed runs in results/mine/" in half_failed("retry")
+    assert "no failed runs in results/mine/" in half_failed("retry", "results"), "the folder given to run --output"
 
 
 def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):

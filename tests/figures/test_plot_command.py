@@ -44,6 +44,28 @@ def test_the_newest_study_is_drawn_by_default(workplace):
     ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plot FOLDER --figure strong-scaling --format svg",
+        "report FOLDER",
+        "check FOLDER --json",
+        "status FOLDER",
+        "export FOLDER --json -",
+        "artifact FOLDER",
+        "laws FOLDER",
+        "compare FOLDER --strategy allreduce --strategy epoch_average",
+        "compare FOLDER FOLDER",
+    ],
+)
+def test_a_folder_of_studies_stands_for_its_newest(workplace, invoke, words):
+    """`scalebench run --output elsewhere`, then each command on `elsewhere`, as on the study's own folder."""
+    (workplace / "results").rename(workplace / "elsewhere")
+    code = int(words.startswith("laws"))  # which fits nothing to two worker counts
+    said = [invoke(*words.replace("FOLDER", folder).split(), code=code) for folder in ("elsewhere/newer", "elsewhere")]
+    assert said[0] == said[1]
+
+
 def test_studies_of_one_name_do_not_overwrite_each_others_drawings(workplace):
     """Two folders of one study's name, as before and after a change; drawn again each goes where it went."""
     for folder in ("before", "after"):

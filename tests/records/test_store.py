@@ -283,11 +283,11 @@ def test_an_older_table_is_read_with_empty_cells_and_not_added_to(folder):
 
 def test_a_header_of_a_newer_version_is_refused_with_the_version_that_its_rows_name(folder):
     first, *others = (folder / "runs.csv").read_text().splitlines()
-    newer = [f"{first},colour", *(f"9{row.removeprefix(str(SCHEMA_VERSION))},red" for row in others)]
+    newer = [f"{first},colour", *(f"99{row.removeprefix(str(SCHEMA_VERSION))},red" for row in others)]
     (folder / "runs.csv").write_text("\n".join(newer) + "\n")
     for read in (Store, load, lambda folder: Attempts(folder / "runs.csv")):
         with pytest.raises(
-            ResultsError, match=rf"has the unknown 'colour': schema version 9, not schema version {SCHEMA_VERSION}"
+            ResultsError, match=rf"has the unknown 'colour': schema version 99, not schema version {SCHEMA_VERSION}"
         ):
             read(folder)
 

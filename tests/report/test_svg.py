@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from scalebench.figures.drawing.styles import TASKS, looks
+from scalebench.figures.drawing.styles import _PLACED, TASKS, looks
 from scalebench.report.svg import StyleSheet, in_the_dark, inline, write
 
 DARK_CARD = "#17191c"
@@ -95,7 +95,12 @@ def test_what_is_drawn_dark_is_seen_in_the_dark(color):
 
 
 @pytest.mark.parametrize(
-    "names", [["serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"], list("abcdefghijkl")]
+    "names",
+    [
+        ["serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"],
+        list(_PLACED[:12]),
+        [f"local_sgd(steps={steps})" for steps in (4, 8, 16, 32)],
+    ],
 )
 def test_every_strategy_is_seen_in_the_dark_and_told_from_the_others(names):
     colors = [in_the_dark(look.color.lower()) for look in looks(names).values()]

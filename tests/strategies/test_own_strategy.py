@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import re
 import subprocess
@@ -11,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.analysis import compare_strategies, load
+from scalebench.analysis.comparability import changed
+from scalebench.errors import StudyError
 from scalebench.launch import engines
+from scalebench.report.artifact import Paper, write_artifact
+from scalebench.strategies import registry
+from scalebench.study.load import load_study
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-strategy.md"
 POINT = "[scalebench.strategies]\nlazy_average = lazy_average\n"
@@ -65,3 +72,156 @@ def test_a_formula_that_says_something_else_than_was_counted_is_told_once(packag
     counted, stated = re.findall(r"([0-9,]+) synchronisations were counted, its syncs_formula says ([0-9,]+)", syncs)[0]
     assert int(counted) < int(stated)
     assert len([line for line in notes if "its bytes_formula" in line]) == 1
+
+
+OWN = "lazy.py:LazyAverage"
+RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1",
+       "--workers", "2", "--cluster", "juwels-booster", "--device-step-time", "0.002",
+       "--repetitions", "1")  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """The page's strategy as a file in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "lazy.py").write_text(source)
+    return tmp_path / "lazy.py"
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("execution", ["virtual", "native"])
+def test_a_file_and_class_is_a_strategy(file, execution):
+    if execution == "native" and (reason := engines.available("mpi")):
+        pytest.skip(reason)
+    words = ["--strategy", "serial", "--strategy", f"{OWN}: {{first: 3}}", *RUN[1:], "--execution", execution]
+    command = [sys.executable, "-m", "scalebench", "run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = load("results/mine").runs.set_index("strategy")
+    assert (runs["status"] == "completed").all()
+    assert runs.loc[OWN, "strategy_options"] == '{"first": 3}'
+    assert runs.loc[OWN, "strategy_sha256"] == sha256(file)
+    assert runs["strategy_sha256"].isna()["serial"]
+
+
+def test_an_edited_strategy_never_counts_as_done(file, invoke):
+    invoke(*RUN, "--strategy", OWN)
+    before = sha256(file)
+    assert load_study(Path("results/mine/study.yaml"), {}, []).strategy_sha256 == {OWN: before}
+    assert "1 were there before" in invoke(*RUN, "--strategy", OWN), "unchanged, it is done"
+    assert "1 were there before" in invoke("run", "results/mine/study.yaml", "--jobs", "1")
+    file.write_text(file.read_text().replace("Field(2, ge=2", "Field(3, ge=2"))
+    said = invoke(*RUN, "--strategy", OWN, code=2)
+    assert f"(strategy_sha256 of {OWN} was {before[:12]}, is {sha256(file)[:12]})" in said
+    said = invoke("run", "results/mine/study.yaml", code=2)
+    assert f"lazy.py has changed since the study began (sha256 {before[:12]}" in said
+    assert said.count("\n") == 1
+    invoke(*RUN, "--strategy", OWN, "--new")
+    assert len(load("results/mine-2").runs) == 1
+    assert changed(load("results/mine"), load("results/mine-2"))[0].startswith(f"{OWN} (sha256 {before[:12]} → ")
+    first, second = Path("results/mine/runs.csv"), Path("results/mine-2/runs.csv")
+    first.write_text(first.read_text() + second.read_text().partition("\n")[2])
+    assert load("results/mine").notes == [f"left out 1 run of {OWN} with another content of its file"]
+
+
+def test_a_strategy_that_changes_while_the_study_runs_fails_the_run(file, invoke):
+    line = 'from pathlib import Path; Path("lazy.py").write_text(Path("lazy.py").read_text() + "#")'
+    text = file.read_text().replace("        worker.state.left =", f"        {line}\n        worker.state.left =", 1)
+    file.write_text(text)
+    said = invoke(*RUN, "--strategy", OWN, "--workers", "1,2", code=1)
+    assert "lazy.py has changed since the study began" in said
+
+
+def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
+    """Of an installed strategy too, whose file nobody pins."""
+    from scalebench.strategies.local_sgd import LocalSgd
+
+    invoke(*RUN, "--strategy", "local_sgd")
+    assert "1 were there before" in invoke(*RUN, "--strategy", "local_sgd")
+    monkeypatch.setattr(LocalSgd.model_fields["steps"], "default", 5)
+    LocalSgd.model_rebuild(force=True)
+    try:
+        said = invoke(*RUN, "--strategy", "local_sgd")
+    finally:
+        monkeypatch.undo()
+        LocalSgd.model_rebuild(force=True)
+    assert "1 run completed; results" in said
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("worker.state.period *=", "worker.stat.period *="), "has no attribute 'stat' (lazy.py:31)"),
+        (
+            ('worker.comm.allreduce_(worker.parameters, "mean")', "1 / 0"),
+            "ZeroDivisionError: division by zero (lazy.py:30)",
+        ),
+    ],
+)
+def test_an_error_inside_names_its_own_line(file, invoke, edit, message):
+    file.write_text(file.read_text().replace(*edit, 1))
+    said = invoke(*RUN, "--strategy", OWN, code=1)
+    assert message in said
+    number = int(re.search(r"lazy\.py:(\d+)", said)[1])
+    assert edit[1] in file.read_text().splitlines()[number - 1]
+
+
+def test_an_error_while_planning_is_one_line_too(file, invoke):
+    file.write_text(
+        file.read_text() + "\n    def check(self, workers, workers_per_node):\n        return [][workers]\n"
+    )
+    said = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
+    number = len(file.read_text().splitlines())
+    assert said == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("nowhere.py:Mine", "", r"no file .*nowhere\.py"),
+        ("lazy.py", "", "expected file.py:Class, for example"),
+        ("lazy.py:LazyAvrage", None, "has no class 'LazyAvrage'; did you mean 'LazyAverage'"),
+        ("lazy.py:Field", None, "expected a class derived from scalebench.strategies.base.Strategy"),
+        ("lazy.py:Mine", "import nothing_like_this", r"raised ModuleNotFoundError: .* \(lazy.py:1\)"),
+        ("lazy.py:Mine", "x = 1\ndef f(:", r"raised SyntaxError: .*lazy.py, line 2"),
+        (
+            "lazy.py:Mine",
+            "from scalebench.strategies.base import Strategy\nclass Mine(Strategy): ...",
+            "defines neither train_epoch",
+        ),
+        (
+            "lazy.py:Mine",
+            "from scalebench.strategies.base import Strategy\nclass Mine(Strategy):\n    def train(self, worker): ...",
+            r"lacks source: ClassVar\[str\] = \.\.\. and summary",
+        ),
+    ],
+)
+def test_a_file_that_is_no_strategy(file, name, text, message):
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(StudyError, match=message) as caught:
+        registry.create(name, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_its_options_are_checked_and_explained(file, invoke):
+    assert "option 'first': expected" in invoke(*RUN, "--strategy", f"{OWN}: {{first: 0}}", code=2)
+    said = invoke("explain", OWN)
+    assert "w <- mean of all w after `first` local steps" in said
+    assert "file.py:Class" in invoke("list", "strategies")
+
+
+def test_an_artifact_has_the_strategy_too(file, invoke, tmp_path):
+    invoke(*RUN, "--strategy", "serial", "--strategy", OWN, "--strategy", "allreduce")
+    made = write_artifact(Path("results/mine"), tmp_path / "out", Paper())
+    records = made.folder / "results" / "mine"
+    shipped = load_study(records / "study.yaml", {}, [])
+    assert [item.name for item in shipped.strategies] == ["serial", f"inputs/{OWN}", "allreduce"]
+    assert shipped.strategy_sha256 == {f"inputs/{OWN}": sha256(file)}
+    assert (made.folder / "inputs/lazy.py").read_text() == file.read_text()
+    assert set(load(records).runs["strategy"]) == {"serial", f"inputs/{OWN}", "allreduce"}
+    assert len(compare_strategies(load(records), "allreduce", f"inputs/{OWN}").table) == 1

@@ -46,6 +46,33 @@ def test_an_option_that_does_not_fit_is_named(options, message):
         registry.create("epoch_average", options)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "local_sgd:steps=4",
+            "unknown strategy 'local_sgd:steps=4'; options are written as a mapping: 'local_sgd: {steps: 4}'",
+        ),
+        ("local_sgd(steps=4)", "'local_sgd: {steps: 4}'"),
+        ("local_sgd steps: 4", "'local_sgd: {steps: 4}'"),
+        (
+            "local_sdg:steps=4",
+            "unknown strategy 'local_sdg'; did you mean 'local_sgd'?; options are written 'local_sdg: {",
+        ),
+    ],
+)
+def test_options_that_are_written_another_way(name, message):
+    with pytest.raises(StudyError) as caught:
+        registry.create(name, {})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "slowmo", "easgd"])
+def test_an_option_may_be_called_as_papers_write_it(name):
+    with pytest.raises(StudyError, match=f"^strategy {name}: unknown option 'H'; did you mean 'steps'\\?$"):
+        registry.create(name, {"H": 4})
+
+
 def test_a_name_can_be_taken_once():
     class Other(Serial):
         name: ClassVar[str] = "serial"

@@ -1,6 +1,7 @@
 """How many workers: where a law has its knee, how many are worth running, and how many are the fastest.
 
-With S the speedup over one worker (in weak scaling N T1 / T) and E = S / N the efficiency, all by the law:
+With S the speedup over `serial` (in weak scaling N T1 / T) and E = S / N the efficiency, as in the figures, and T by
+the law:
 
 - The *knee* is the N with the largest E S, the most speed for the workers spent. There the elasticity d log S / d log N
   is 1/2: one more percent of workers buys half a percent of speed. (D. L. Eager, J. Zahorjan and E. D. Lazowska, IEEE
@@ -46,7 +47,7 @@ class Count:
     """A number of workers: `at` by the law, with its 95 % interval (NaN without one), and the whole one to run.
 
     At `reaches_end` it is where the search ended: the true one may be larger. `measured` is the largest that was
-    measured. `high` is infinite where no upper end lies within the band.
+    measured. `high` is infinite where no upper end lies within the band. No number of workers at all is 0, `at` NaN.
     """
 
     workers: int
@@ -78,7 +79,8 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     limit = math.floor(min(FURTHEST * series.counts[-1], max(series.most_workers, series.counts[-1])))
     at = 2 ** np.linspace(0, math.log2(limit), math.ceil(_PER_OCTAVE * math.log2(limit)) + 1)
     best = found[0].fit
-    alone = best.law.log_seconds(np.ones(1), best.coefficients)
+    base = series.base
+    alone = base.log_seconds if base else best.law.log_seconds(np.ones(1), best.coefficients)
 
     def log_speed(n: Array) -> Array:
         gained = alone - best.law.log_seconds(n, best.coefficients)
@@ -92,14 +94,17 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
 
     level, measured = math.log(efficiency), int(series.counts[-1])
     knee, knee_at = _highest(at, knee_height)
-    place = int(np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)[-1])
-    whole = _whole_around(at, place)
-    worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
-    worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
+    worth, worth_at = 0, math.nan
+    if len(enough := np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)):
+        place = int(enough[-1])
+        whole = _whole_around(at, place)
+        worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
+        worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
     of_knee = of_worth = _UNKNOWN
     if not no_band(series):
         of_knee = _around(*_elasticity(at, found, series), 0.5, knee_at)
-        of_worth = _around(*_log_efficiency(at, found, series), level, worth_at)
+        if worth and not (base and math.isnan(base.variance)):
+            of_worth = _around(*_log_efficiency(at, found, series), level, worth_at)
     fastest, fastest_at = _highest(at, log_speed)
     return Advice(
         Count(knee, knee_at, *of_knee, knee >= limit, measured),
@@ -140,9 +145,11 @@ def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[
 
 def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Band]:
     inner = _up_to(min(at[-1], reach(series)), at[1:])
-    points = np.concatenate([np.ones(1), inner])
-    against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
-    band = linear(found, series, points, against_one)
+    if series.base:
+        band = linear(found, series, inner, -np.eye(len(inner)), series.base)
+    else:
+        against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
+        band = linear(found, series, np.concatenate([np.ones(1), inner]), against_one)
     return inner, Band(*(part - (not series.weak) * np.log(inner) for part in (band.centre, band.low, band.high)))
 
 

@@ -38,7 +38,7 @@ from scalebench.analysis.laws.choosing import Candidate
 from scalebench.analysis.laws.drift import Drift, drift
 from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
-from scalebench.analysis.laws.series import Series
+from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.validation import VirtualError
 from scalebench.words import counted
 
@@ -97,14 +97,18 @@ def band_name(series: Series) -> str:
     return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
 
 
-def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array) -> Band:
-    """Band of `combination @ log T(at)` over all laws, centred at the best one. `combination` has a row per result."""
+def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None) -> Band:
+    """Band of `combination @ log T(at)` over all laws, centred at the best one. `combination` has a row per result.
+
+    With a `base` its log T is added: what repetitions share, and an error of all virtual times alike, cancel as far as
+    a row sums to -1, and the base's own noise and its own virtual-native error are added.
+    """
     shared = drift(series)
     centres, errors, freedoms = [], [], []
     for one in found:
         law, x = one.fit.law, one.fit.coefficients
-        centres.append(combination @ law.log_seconds(at, x))
-        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, series.error)
+        centres.append(combination @ law.log_seconds(at, x) + (base.log_seconds if base else 0.0))
+        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, series.error, base)
         errors.append(error)
         freedoms.append(freedom)
     weights = np.array([one.weight for one in found])
@@ -149,7 +153,9 @@ def _typical(fit: Fit) -> Array:
     return np.asarray(np.median(columns @ fit.coefficients) / columns.max(axis=0))
 
 
-def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError | None) -> tuple[Array, Array]:
+def _errors(
+    fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError | None, base: Base | None = None
+) -> tuple[Array, Array]:
     """Standard errors of what has `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
     scale = np.linalg.norm(jacobian, axis=0)
@@ -157,11 +163,13 @@ def _errors(fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError |
     inverse = np.linalg.pinv(weighted.T @ weighted)
     scaled = gradient / scale
     own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
-    alike = (gradient @ fit.coefficients) ** 2
+    alike = (gradient @ fit.coefficients + bool(base)) ** 2
     parts = [(own, fit.freedom), (alike * shared.variance, shared.freedom)]
+    if base is not None:
+        parts.append((np.full_like(own, base.variance), base.freedom))
     if simulation is not None:
         apart = np.sum((scaled @ inverse @ weighted.T * np.sqrt(fit.weights)) ** 2, axis=1)
-        parts.append((np.maximum(alike, apart) * simulation.rms**2, simulation.checks))
+        parts.append((np.maximum(alike, apart + bool(base)) * simulation.rms**2, simulation.checks))
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)

@@ -22,13 +22,26 @@ FEWEST_COUNTS = 4
 _SAME_TIME = 1e-9  # of logs: sums of the same steps in another order
 
 
+@dataclass(frozen=True)
+class Base:
+    """`serial` on one worker, the base of speedup and efficiency here as in the figures.
+
+    `variance` is that of `log_seconds`, the mean log of its times, without what its repetitions share with those of
+    the series; NaN where fewer than two are common to both.
+    """
+
+    log_seconds: float
+    variance: float
+    freedom: int
+
+
 @dataclass(frozen=True, eq=False)
 class Series:
     """The runs of one curve T(N): `seconds[i]` was measured at `at[i]` workers in repetition `repetition[i]`.
 
     `workload` tells what a worker does at N, or is the reason why the rows do not tell it. `notes` say what was left
     out. Executions, engines and strategies with other options are other series. `error` is that of virtual times
-    against native ones, if enough of them check it.
+    against native ones, if enough of them check it. Without a `base` efficiency is that against the law's own T(1).
     """
 
     execution: str
@@ -43,6 +56,7 @@ class Series:
     notes: tuple[str, ...] = field(default_factory=tuple)
     error: VirtualError | None = None
     stated: bool = False  # its step times
+    base: Base | None = None
 
     @property
     def counts(self) -> Array:
@@ -72,15 +86,18 @@ class Series:
 def series_of(results: Results) -> list[Series]:
     """Every series of `results` but those of `serial`, which has one worker by definition."""
     runs = timed(results)
+    serial = runs[(runs["strategy"] == "serial") & (runs["workers"] == 1)]
     runs = runs[runs["strategy"] != "serial"]
     found = [
-        _series(str(execution), str(engine), str(label), group, results)
+        _series(str(execution), str(engine), str(label), group, serial[serial["execution"] == execution], results)
         for (execution, engine, label), group in runs.groupby(["execution", "engine", "label"], sort=False)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 
 
-def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, results: Results) -> Series:
+def _series(
+    execution: str, engine: str, label: str, runs: pd.DataFrame, serial: pd.DataFrame, results: Results
+) -> Series:
     notes = []
     crowded = runs["oversubscribed"].astype(bool)
     if crowded.any():
@@ -93,6 +110,11 @@ def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, results
             notes.append(f"another batch than {usual}, and so left out: {_listed(runs.loc[small, 'workers'])}")
         runs = runs[~small]
     weak = bool((runs["scaling"] == "weak").any())
+    base = _base(serial, runs)
+    if base is None:
+        notes.append(
+            "efficiency is against its own time at one worker, by its law: there is no serial run to divide by"
+        )
     return Series(
         execution,
         engine,
@@ -106,7 +128,22 @@ def _series(execution: str, engine: str, label: str, runs: pd.DataFrame, results
         tuple(notes),
         virtual_error(results) if execution == "virtual" else None,
         states_steps(results),
+        base,
     )
+
+
+def _base(serial: pd.DataFrame, runs: pd.DataFrame) -> Base | None:
+    """The base of `runs`, by the rules of `comparing.ratios`: the plain one, one only, and not oversubscribed."""
+    plain = serial[serial["label"] == "serial"]
+    serial = plain if len(plain) else serial
+    if not len(serial) or serial["label"].nunique() > 1 or serial["oversubscribed"].astype(bool).any():
+        return None
+    own = serial.assign(log=np.log(serial["train_s"])).groupby("repetition")["log"].mean()
+    logs = np.log(runs["train_s"])
+    shared = (logs - logs.groupby(runs["workers"]).transform("mean")).groupby(runs["repetition"]).mean()
+    apart = (own - shared).dropna()
+    variance = float(apart.var(ddof=1)) / len(apart) if len(apart) > 1 else float("nan")
+    return Base(float(own.mean()), variance, max(len(apart) - 1, 1))
 
 
 def _most_workers(runs: pd.DataFrame) -> float:

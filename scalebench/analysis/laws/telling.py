@@ -51,10 +51,10 @@ def advice_lines(scaling: Scaling) -> list[str]:
     """Formula, knee, largest N worth running and fastest N."""
     advice = scaling.advice
     assert advice is not None
-    best = scaling.best.fit
+    best, level = scaling.best.fit, f"{100 * advice.efficiency:.0f} % or more"
     return [
         f"T(N) = {best.law.formula}",
-        f"knee {count_text(advice.knee)}, largest N at an efficiency of {100 * advice.efficiency:.0f} % or more "
+        f"knee {count_text(advice.knee)}, largest N at an efficiency of {level} "
         f"{count_text(advice.worth)}, fastest {count_text(advice.fastest)} (measured up to {best.counts[-1]:.0f})",
     ]
 
@@ -149,7 +149,11 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
             for one in scaling.candidates
         ],
         "knee": _count_values(advice.knee),
-        "worth": {"efficiency": advice.efficiency, **_count_values(advice.worth)},
+        "worth": {
+            "efficiency": advice.efficiency,
+            "base": "serial" if series.base else "own law",
+            **_count_values(advice.worth),
+        },
         "fastest": {
             name: value for name, value in _count_values(advice.fastest).items() if name not in ("low", "high")
         },
@@ -161,8 +165,10 @@ def count_text(count: Count) -> str:
     """`28 (28.3 [23.1, 36.4])`: the number to run, the law's and its interval; `146 (at least 79.0)` without upper end.
 
     What lies beyond the data without an interval is no number that anybody should run: `beyond the data`. Where the
-    search ended it is `beyond 898 (at least 53.2)`.
+    search ended it is `beyond 898 (at least 53.2)`; `none` where not even one worker is worth running.
     """
+    if not count.workers:
+        return "none"
     if count.is_guessed:
         return "beyond the data"
     named = f"beyond {count.workers:,}" if count.reaches_end else f"{count.workers:,}"
@@ -178,7 +184,7 @@ def count_text(count: Count) -> str:
 def _count_values(count: Count) -> dict[str, Any]:
     return {
         "workers": count.workers,
-        "at": count.at,
+        "at": _finite(count.at),
         "low": _finite(count.low),
         "high": _finite(count.high),
         "search_ended_here": count.reaches_end,

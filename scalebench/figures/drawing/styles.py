@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import pandas as pd
 from scalebench.analysis.grouping import strategy_rank
 from scalebench.analysis.validation import PREFERRED_ENGINES
 
-# Okabe and Ito's palette, distinct for colour-blind readers; the first of each strategy is fixed for ever.
+# Okabe and Ito's palette, distinct for colour-blind readers.
 _FIXED = {
     "serial": ("#000000", "P"),
     "allreduce": ("#0072B2", "s"),
@@ -19,11 +20,22 @@ _FIXED = {
     "epoch_average": ("#D55E00", "o"),
     "epoch_async": ("#CC79A7", "v"),
 }
-# Tol's muted palette for all others, in the order of their names.
+# Tol's muted palette for all others: those below by their place, which never changes (a new one goes to the end), and
+# strategies with options and of one's own by a checksum, salted so that the usual steps of an option differ in colour.
 _OTHERS = [
     *(("#332288", "p"), ("#882255", "<"), ("#88CCEE", ">"), ("#999933", "h"), ("#AA4499", "X"), ("#117733", "d")),
     *(("#CC6677", "8"), ("#44AA99", "*"), ("#DDCC77", "H"), ("#6699CC", "s"), ("#661100", "o"), ("#888888", "^")),
 ]
+_PLACED = (
+    *("local_sgd", "post_local_sgd", "hierarchical_local_sgd", "slowmo", "bmuf", "diloco"),
+    *("easgd", "gossip", "ad_psgd", "fedavg", "fedprox", "adasum"),
+    *("bsp", "bsp_backup", "asp", "ssp", "dssp", "elastic_bsp"),
+    *("daso-heat", "daso-fixed", "dislib-compat", "dislib-compat-async"),
+    *("torch_local_sgd", "torch_hierarchical_local_sgd", "torch_post_local_sgd"),
+)
+_SALT = "134"
+_LOOKS = len(_OTHERS) ** 2
+_RESERVED = 48  # looks for those that have a place
 TASKS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
@@ -101,12 +113,29 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def looks(series: list[str]) -> dict[str, Look]:
-    """A look for each series; the same strategy looks the same in every figure and study."""
+    """A look for each series; the same strategy looks the same in every figure and study.
+
+    Where two series of one study would look alike, the later one in natural order has the next look that is free.
+    """
     ordered = sorted(set(series), key=strategy_rank)
-    spare = iter(_OTHERS * (len(ordered) // len(_OTHERS) + 1))
     step = min(0.06, 0.4 / max(1, len(ordered)))
     middle = (len(ordered) - 1) / 2
-    return {
-        name: Look(*(_FIXED[name] if name in _FIXED else next(spare)), shift=step * (place - middle))
-        for place, name in enumerate(ordered)
-    }
+    given = dict(_FIXED)
+    for name in sorted(ordered, key=lambda name: (name not in _PLACED, strategy_rank(name))):
+        if name not in given:
+            first = _place(name)
+            free = (look for look in map(_look_at, range(first, first + _LOOKS)) if look not in given.values())
+            given[name] = next(free, _look_at(first))
+    return {name: Look(*given[name], shift=step * (place - middle)) for place, name in enumerate(ordered)}
+
+
+def _place(name: str) -> int:
+    if name in _PLACED:
+        return _PLACED.index(name)
+    return _RESERVED + zlib.crc32(f"{_SALT}{name}".encode()) % (_LOOKS - _RESERVED)
+
+
+def _look_at(place: int) -> tuple[str, str]:
+    """One of the looks: each twelve in a row have all colours, and the next twelve have them with other markers."""
+    count = len(_OTHERS)
+    return _OTHERS[place % count][0], _OTHERS[(place + place // count) % count][1]

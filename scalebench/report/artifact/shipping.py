@@ -142,6 +142,7 @@ def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Sh
         moved[study.model.name] = f"{place}:{factory}"
         changes["model"] = study.model.model_copy(update={"name": moved[study.model.name]})
         changes["model_sha256"] = digest
+    changes |= _ship_strategies(study, target, moved, shipment)
     cluster = own_file(study.cluster)
     if cluster is not None:
         place, digest = _ship_pinned(cluster, study.cluster_sha256, target, moved, shipment, shipment.settled)
@@ -155,6 +156,22 @@ def _ship_inputs(study: Study, target: Path, moved: dict[str, str], shipment: Sh
         shipment.needs_data = True
         changes["data_dir"] = Path(DATA)
     return study.model_copy(update=changes)
+
+
+def _ship_strategies(study: Study, target: Path, moved: dict[str, str], shipment: Shipment) -> dict[str, object]:
+    """Ship the files of the study's own strategies; what changes in the study by that."""
+    strategies, pins = [], {}
+    for item in study.strategies:
+        path, _, attribute = item.name.rpartition(":")
+        name = item.name
+        if path.endswith(".py"):
+            pin = study.strategy_sha256.get(name)
+            place, digest = _ship_pinned(Path(path), pin, target, moved, shipment, redact_code)
+            moved[item.name] = name = f"{place}:{attribute}"
+            if digest is not None:
+                pins[name] = digest
+        strategies.append(item.model_copy(update={"name": name}))
+    return {"strategies": strategies, "strategy_sha256": pins}
 
 
 def _ship_pinned(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scalebench.analysis import ratios
 from scalebench.analysis.laws import scaling_laws, series_of, write_extrap
 from scalebench.errors import ResultsError, UsageError
 from tests.law_factory import BYTES
@@ -46,6 +47,30 @@ def laws(results, **options):
 
 def serial_share(scaling):
     return next(one.value for one in scaling.parameters if one.parameter.name == "s")
+
+
+def test_efficiency_has_the_base_of_the_figures(study):
+    """Of a native engine, too, `serial` of its execution; horovod alone takes twice as long as `serial`."""
+    found = rows("serial", (1,), s=0.0) + rows("horovod", s=0.05, engine="horovod", train_s=None)
+    found = [
+        row if row.train_s else row.model_copy(update={"train_s": 2 * (0.05 + 0.95 / row.workers)}) for row in found
+    ]
+    results = study(rows=found + rows(execution="virtual", engine="virtual"))
+    native, virtual = (laws(results, efficiency=0.3)[key] for key in (
+        ("native", "horovod", "horovod"), ("virtual", "virtual", "epoch_average")
+    ))  # fmt: skip
+    shown = ratios(results).query("baseline == 'serial' and label == 'horovod'").set_index("workers")["efficiency"]
+    base = native.series.base
+    for workers, efficiency in shown.items():
+        seconds = native.best.fit.seconds(np.array([float(workers)]))[0]
+        assert np.exp(base.log_seconds) / (workers * seconds) == pytest.approx(efficiency, rel=1e-6)
+    worth = native.advice.worth.workers
+    assert max(n for n, efficiency in shown.items() if efficiency >= 0.3) <= worth < min(
+        n for n, efficiency in shown.items() if efficiency < 0.3
+    )  # fmt: skip
+    assert laws(results, efficiency=0.6)["native", "horovod", "horovod"].advice.worth.workers == 0
+    assert virtual.series.base is None
+    assert any("there is no serial run to divide by" in note for note in virtual.notes)
 
 
 def test_executions_and_engines_are_fitted_apart(study):

@@ -1,0 +1,76 @@
+"""A user's own code, named `file.py:NAME`: the factory of a model or the class of a strategy."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scalebench.errors import OWN_MODULE, StudyError, UsageError, nearest, place_in_own_code
+
+STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
+
+
+def strategy_file(name: str) -> Path | None:
+    """The file of a user's own strategy; None for any other name. Raises StudyError as `own_file` does."""
+    is_own = ".py:" in name or name.endswith(".py")
+    return own_file("strategy", name, STRATEGY_FORM, StudyError) if is_own else None
+
+
+def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
+    """The file in `name`, the name of a `kind` in the `form` file.py:NAME.
+
+    Raises:
+        UsageError: (of class `error`) the form is wrong or the file is not there.
+    """
+    path, _, attribute = name.rpartition(":")
+    if not path or not attribute.isidentifier():
+        raise error(f"{kind} {name!r}: expected {form}")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise error(f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon")
+    return file
+
+
+def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]) -> Any:
+    """The callable that `name` stands for; its file is executed again when it has changed.
+
+    Raises:
+        UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
+    """
+    file, attribute = own_file(kind, name, form, error), name.rpartition(":")[2]
+    state = file.stat()
+    try:
+        module = _module(file.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+    except (Exception, SystemExit) as cause:  # a script without a main guard may call sys.exit
+        raise error(f"{kind} file {file}: cannot be imported, it raised {raised(cause)}") from cause
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise error(f"{kind} {name!r}: {file} has no {what} {attribute!r}; {nearest(attribute, known)}")
+    return found
+
+
+def raised(error: BaseException) -> str:
+    """An exception of a user's own code in one line, with its innermost line in that code."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
+
+
+@lru_cache(maxsize=16)
+def _module(file: Path, *_: int) -> ModuleType:
+    name = f"{OWN_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses and pickle look a class's module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

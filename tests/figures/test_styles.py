@@ -1,0 +1,47 @@
+"""Colours and marks: the same for a strategy in every study, and told apart within one."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+import pytest
+
+from scalebench.figures.drawing.styles import looks
+from scalebench.strategies import registry
+
+SWEEPS = [
+    [f"local_sgd(steps={n})" for n in (4, 8, 16, 32)],
+    [f"epoch_average(every={n})" for n in (1, 2, 3, 4, 5)],
+    [f"diloco(steps={n})" for n in (8, 16, 32, 64)],
+    ["allreduce on gloo", "allreduce(compression=bf16)", "allreduce(compression=topk)"],
+]
+LABELS = [*registry.names(), *chain(*SWEEPS), "mine.py:Mine", "mine.py:Mine(first=3)", "ours.py:Other"]
+
+
+def shown(names):
+    return {name: (look.color, look.marker) for name, look in looks(names).items()}
+
+
+def test_every_strategy_of_the_package_has_a_look_of_its_own():
+    given = shown(registry.names())
+    assert len(set(given.values())) == len(given)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_look_does_not_depend_on_what_else_is_drawn(seed):
+    """Neither on the others, nor on their order."""
+    whole, draw = shown(LABELS), random.Random(seed)
+    names = draw.sample(LABELS, draw.randint(1, len(LABELS)))
+    assert shown(names) == {name: whole[name] for name in names}
+
+
+@pytest.mark.parametrize("labels", SWEEPS, ids=lambda labels: labels[0])
+def test_the_usual_steps_of_an_option_differ_in_colour(labels):
+    assert len({color for color, _ in shown(labels).values()}) == len(labels)
+
+
+def test_series_that_would_look_alike_are_told_apart():
+    names = [f"mine.py:Mine(first={n})" for n in range(100)]
+    assert len(set(shown(names).values())) == 100
+    assert len(shown([f"mine.py:Mine(first={n})" for n in range(300)])) == 300, "more than there are looks"

@@ -1,0 +1,184 @@
+"""Energy: by counters that wrap around, of a made tree of /sys, a made NVML and a made sstat."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+
+import pytest
+
+from scalebench.launch import engines
+from scalebench.native.energy import Gpu, Meter, Rapl, Reading, slurm_joules, total
+
+NVML = """
+#include <string.h>
+static unsigned long long taken = 5000;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = &taken;
+    return strcmp(uuid, "GPU-3a5e") ? 6 : 0;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    *millijoules = *(unsigned long long *) device;
+    taken += 250;
+    return 0;
+}
+"""
+STRATEGY = """
+from pathlib import Path
+
+from scalebench.native import energy
+from scalebench.strategies.epoch_average import EpochAverage
+
+energy.POWERCAP = Path("powercap").absolute()
+
+class Taking(EpochAverage):
+    name = summary = source = "takes 3 J an epoch"
+
+    def train_epoch(self, worker, epoch):
+        super().train_epoch(worker, epoch)
+        if worker.rank == 0 and (counter := energy.POWERCAP / "intel-rapl:0" / "energy_uj").exists():
+            counter.write_text(str(int(counter.read_text()) + 3_000_000))
+"""
+
+
+@pytest.fixture
+def zones(tmp_path):
+    """Two packages, of which the second wraps around soon, the first one's cores and memory, and the whole platform."""
+    root = tmp_path / "powercap"
+    for zone, name, now, largest in (
+        ("intel-rapl:0", "package-0", 1_000_000, 262143328850),
+        ("intel-rapl:0:0", "core", 700_000, 262143328850),
+        ("intel-rapl:0:1", "dram", 500_000, 65712999613),
+        ("intel-rapl:1", "package-1", 90, 99),
+        ("intel-rapl:2", "psys", 5, 262143328850),
+        ("intel-rapl-mmio:0", "package-0", 7, 262143328850),
+    ):
+        (root / zone).mkdir(parents=True)
+        (root / zone / "name").write_text(f"{name}\n")
+        (root / zone / "energy_uj").write_text(f"{now}\n")
+        (root / zone / "max_energy_range_uj").write_text(f"{largest}\n")
+    return root
+
+
+def take(root, zone, microjoules):
+    """Let the zone's counter go on, around its end too."""
+    counter = root / zone / "energy_uj"
+    largest = int((root / zone / "max_energy_range_uj").read_text())
+    counter.write_text(str((int(counter.read_text()) + microjoules) % (largest + 1)))
+
+
+def test_packages_and_their_memory_are_counted_and_nothing_twice(zones):
+    rapl = Rapl(zones)
+    rapl.begin()
+    for zone in sorted(zones.iterdir()):
+        take(zones, zone.name, 2_000_000 if zone.name != "intel-rapl:1" else 0)
+    for _ in range(3):
+        take(zones, "intel-rapl:1", 60)  # from 90 to 50, to 10, to 70 of 99
+        rapl.look()
+    assert rapl.joules() == pytest.approx((2 * 2_000_000 + 180) / 1e6, rel=1e-12)
+    rapl.begin()
+    assert rapl.joules() == 0
+
+
+@pytest.mark.parametrize("gone", ["intel-rapl:0:1/energy_uj", "intel-rapl:1/max_energy_range_uj", "."])
+def test_what_cannot_be_read_is_unknown(zones, gone):
+    shutil.rmtree(zones) if gone == "." else (zones / gone).unlink()
+    rapl = Rapl(zones)
+    rapl.begin()
+    assert rapl.joules() is None
+
+
+def test_a_counter_that_vanishes_meanwhile_leaves_the_sum_unknown(zones):
+    rapl = Rapl(zones)
+    rapl.begin()
+    text = (zones / "intel-rapl:0/energy_uj").read_text()
+    (zones / "intel-rapl:0/energy_uj").write_text("")
+    rapl.look()
+    (zones / "intel-rapl:0/energy_uj").write_text(text)
+    assert rapl.joules() is None
+
+
+def test_a_gpu_is_asked_by_its_name(tmp_path):
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = str(tmp_path / "libnvml.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    gpu = Gpu("3a5e", library)
+    gpu.begin()
+    assert [gpu.joules(), gpu.joules()] == [0.25, 0.5]
+    for other in (Gpu("another", library), Gpu("3a5e", str(tmp_path / "none.so"))):
+        other.begin()
+        assert other.joules() is None
+
+
+@pytest.mark.parametrize(
+    ("script", "joules"),
+    [
+        ("echo 1200; echo 34; echo", 1234.0),
+        ("echo 0", None),
+        ("echo 12M", None),
+        ("exit 1", None),
+        (None, None),
+    ],
+)
+def test_slurm_is_asked_for_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    if script is not None:
+        (tmp_path / "sstat").write_text(f'#!/bin/sh\ncase "$*" in *"--jobs 17"*) ;; *) exit 3;; esac\n{script}\n')
+        (tmp_path / "sstat").chmod(0o755)
+    elif shutil.which("sstat"):
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_joules() == joules
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert slurm_joules() is None
+
+
+NODE, OTHER = Reading(first_on_node=True, on_gpu=False, node=30.0), Reading(first_on_node=False, on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([NODE, OTHER, NODE], (60.0, "rapl")),
+        ([NODE, OTHER, Reading(True, False)], None),
+        ([Reading(True, False), OTHER], None),
+        ([Reading(True, False, 0.0)], None),
+        ([Reading(True, True, 30.0, 200.0), Reading(False, True, None, 100.0)], (330.0, "rapl+nvml")),
+        ([Reading(True, True, None, 200.0), Reading(False, True, None, 100.0)], (300.0, "nvml")),
+        ([Reading(True, True, 30.0, 200.0), Reading(False, True)], None),
+        ([Reading(True, False, None, None, 500.0), OTHER], (500.0, "slurm")),
+        ([Reading(True, False, 30.0, None, 500.0), OTHER], (30.0, "rapl")),
+        ([Reading(True, False, None, None, 0.0), OTHER], None),
+    ],
+)
+def test_a_sum_without_a_part_is_no_sum(readings, expected):
+    assert total(readings) == expected
+
+
+def test_a_meter_asks_slurm_once_before_and_once_after(monkeypatch):
+    said = iter([100.0, 130.0])
+    meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(said))
+    meter.begin()
+    meter.look()
+    assert meter.end() == Reading(False, False, None, None, 30.0)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_row_of_a_native_run_holds_it(zones, tmp_path, monkeypatch, invoke, there):
+    """Two real ranks, the first of which makes the counters go on; where there are none the cells are empty."""
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if not there:
+        shutil.rmtree(zones)
+    (tmp_path / "taking.py").write_text(STRATEGY)
+    words = ("--strategy", "taking.py:Taking", "--workers", "2", "--dataset", "wine", "--epochs", "4", "--name", "own")
+    for execution in ("native", "paced"):
+        invoke("run", *words, "--repetitions", "1", "--execution", execution, "--device-step-time", "0.001", "--new")
+    tables = [(tmp_path / "results" / name / "runs.csv").read_text().splitlines() for name in ("own", "own-2")]
+    rows = [row for table in tables for row in csv.DictReader(table)]
+    cells = [(row["execution"], row["energy_j"], row["energy_source"]) for row in rows]
+    assert cells == [("native", *(("12.0", "rapl") if there else ("", ""))), ("paced", "", "")]
