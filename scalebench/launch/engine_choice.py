@@ -12,6 +12,7 @@ from scalebench.launch import engines
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
+from scalebench.strategies.compression import WIRES
 from scalebench.study.spec import Component, Study
 
 VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
@@ -51,6 +52,9 @@ def native_points(
     check_provided(strategy, engine, engines.provides(engine))
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
+    wire = WIRES.get(getattr(strategy, "compression", ""))
+    if wire is not None and not engines.carries(engine, wire):
+        raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
         most = engines.gpus() if engine == "nccl" else cores // study.threads_per_worker
         return NativePoints(engine, [workers for workers in counts if workers <= most])
