@@ -242,7 +242,8 @@ class _Stage:
     def _price_list(self) -> Costs:
         cluster = self.scenery.cluster.with_slow_links(self.run.virtual.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
-        return Costs(network, self.scenery.engines, self.strategy.engines[0])
+        said = self.run.virtual.engine
+        return Costs(network, self.scenery.engines, self.strategy.engines[0] if said == "auto" else said)
 
 
 def _gradients(model: torch.nn.Module, release: list[float]) -> list[GradientTensor]:

@@ -13,7 +13,7 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import crowding
-from scalebench.analysis.surroundings import hardware, machines_of, provenance_in, states_steps
+from scalebench.analysis.surroundings import charged_engine, hardware, machines_of, provenance_in, states_steps
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
 from scalebench.words import counted
@@ -78,7 +78,8 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
         size = "" if sizes.isna().any() else "; up to {} of {}".format(
             counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
         )  # fmt: skip
-        told.append(f"Virtual runs: {cluster}{size}.")
+        engine = f"; collectives at the cost of {named}'s" if (named := charged_engine(results)) else ""
+        told.append(f"Virtual runs: {cluster}{size}{engine}.")
     return " ".join(told)
 
 
