@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.engine_costs import measure_engine_costs
@@ -17,6 +18,8 @@ from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
 from scalebench.virtual.calibration import loads_up_to, measure_steps
 from scalebench.virtual.engine import Scenery
+from scalebench.virtual.operation_costs import measure_operations
+from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
@@ -34,6 +37,7 @@ class Calibration(BaseModel):
     key: str
     tables: list[StepTable]
     engines: EngineCosts
+    operations: OperationTimes = {}
 
 
 def scenery_for(
@@ -92,6 +96,8 @@ def scenery_for(
     if usable is not None and not (lacking := _lacking(usable, sizes, most)):
         if usable.key != key:
             note(_FROM_ELSEWHERE)
+        else:
+            usable = _with_operations(usable, cluster, runs, prepared, path)
         return _from(cluster, usable, study, runs, prepared)
     if usable is not None and usable.key != key:
         raise ResultsError(
@@ -108,7 +114,22 @@ def scenery_for(
     else:
         calibration = Calibration(key=key, tables=tables, engines=_engine_costs(cache, note))
     _keep(calibration.model_dump_json(indent=1), path)
+    calibration = _with_operations(calibration, cluster, runs, prepared, path)
     return _from(cluster, calibration, study, runs, prepared)
+
+
+def _with_operations(
+    kept: Calibration, cluster: Cluster, runs: list[Run], prepared: Preparation, path: Path
+) -> Calibration:
+    """`kept` with the operations of those strategies of `runs` that it lacks, measured now."""
+    lacking = [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
+    if not lacking:
+        return kept
+    datasets = {run.workers: open_dataset(prepared.folders[run.workers]) for run in lacking}
+    further = measure_operations(lacking, datasets, Scenery(cluster, EngineCosts(), kept.tables))
+    completed = kept.model_copy(update={"operations": kept.operations | further})
+    _keep(completed.model_dump_json(indent=1), path)
+    return completed
 
 
 def _keep(text: str, path: Path) -> None:
@@ -193,7 +214,8 @@ def _engine_costs(cache: Path, note: Note) -> EngineCosts:
 
 def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:
     tables = calibration.tables if study.device_step_time is None else [_stated(study, cluster, runs, prepared)]
-    return Scenery(cluster, calibration.engines, tables)
+    operations = calibration.operations if study.device_step_time is None else {}
+    return Scenery(cluster, calibration.engines, tables, operations)
 
 
 def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.meeting import Group
+from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shadow import Shadow, Trace
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
@@ -41,11 +42,13 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Scenery:
-    """What a virtual run is charged by: the cluster, the engines' costs and the step times by load of a node."""
+    """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
+    operations of strategies."""
 
     cluster: Cluster
     engines: EngineCosts
     tables: list[StepTable]
+    operations: OperationTimes = field(default_factory=dict)
 
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""
@@ -98,13 +101,13 @@ def alike(run: Run) -> str:
 
 
 def _judged(
-    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[_Stage], tuple[Outcome, Weights]]
+    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[Stage], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
     strategy = _virtual(run)
     try:
-        outcome, weights = play(_Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
+        outcome, weights = play(Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
         return Outcome(run.run_id, error.status, str(error)), {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -117,8 +120,10 @@ class _TimeLimitError(RunError):
     status = "timeout"
 
 
-class _Stage:
+class Stage:
     """The scheduler with the workers of one run on it."""
+
+    clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
     def __init__(self, run: Run, dataset: Dataset, scenery: Scenery, strategy: Strategy, deadline: float) -> None:
         self.run, self.dataset, self.scenery, self.strategy = run, dataset, scenery, strategy
@@ -213,9 +218,10 @@ class _Stage:
         options = self.run.virtual
         spread, measured = (options.jitter, options.jitter_sigma), self.table.jitter
         jitter = jitter_source(*spread, seed=self.run.seed, worker=rank, measured=measured)
-        kind = RecordingVirtualClock if self.run.trace else VirtualClock
+        kind = self.clock_kind or (RecordingVirtualClock if self.run.trace else VirtualClock)
         speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
-        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness)
+        operations = self.scenery.operations.get(str(self.run.strategy))
+        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness, operations=operations)
 
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
