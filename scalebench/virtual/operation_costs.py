@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from scalebench.data.dataset import Dataset
@@ -28,6 +28,7 @@ from scalebench.virtual.engine import Scenery, Stage
 from scalebench.virtual.operation_times import OperationTime, OperationTimes, name_of
 
 _T = TypeVar("_T")
+_QUARTILE = 25
 _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each strategy
 Found = dict[str, list[tuple[int, float]]]  # by operation: on how many times the messages, and how long
@@ -104,8 +105,8 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], scener
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
-    """The median, and where twice as many messages were tried, what each adds."""
-    whole = median(seconds for times, seconds in calls if times == 1)
-    doubled = [seconds for times, seconds in calls if times == 2]
-    each = max(0.0, median(doubled) - whole) / workers if doubled else 0.0
+    """The lower quartile, for others can only add, and where twice as many messages were tried, what each adds."""
+    once, twice = ([seconds for times, seconds in calls if times == wanted] for wanted in (1, 2))
+    whole = float(np.percentile(once, _QUARTILE))
+    each = max(0.0, float(np.percentile(twice, _QUARTILE)) - whole) / workers if twice else 0.0
     return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)
