@@ -75,6 +75,11 @@ def scenery_for(
                 "put it back, or begin anew with --new"
             )
         _keep(given.model_dump_json(indent=1) if stated else study.calibration.read_text(), path)
+        if not stated and (free := sorted({str(run.strategy) for run in _without_operations(given, runs)})):
+            for name in free:
+                note(
+                    f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it"
+                )
         return _from(cluster, given, study, runs, prepared)
     if charged and kept is None:
         raise ResultsError(
@@ -122,7 +127,7 @@ def _with_operations(
     kept: Calibration, cluster: Cluster, runs: list[Run], prepared: Preparation, path: Path
 ) -> Calibration:
     """`kept` with the operations of those strategies of `runs` that it lacks, measured now."""
-    lacking = [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
+    lacking = _without_operations(kept, runs)
     if not lacking:
         return kept
     datasets = {run.workers: open_dataset(prepared.folders[run.workers]) for run in lacking}
@@ -130,6 +135,10 @@ def _with_operations(
     completed = kept.model_copy(update={"operations": kept.operations | further})
     _keep(completed.model_dump_json(indent=1), path)
     return completed
+
+
+def _without_operations(kept: Calibration, runs: list[Run]) -> list[Run]:
+    return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
 
 
 def _keep(text: str, path: Path) -> None:
