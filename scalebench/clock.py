@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+_T = TypeVar("_T")
 _COARSE_S = 2e-4  # before a moment, at which sleeping stops being precise enough
 
 
@@ -72,6 +73,9 @@ class Clock(Protocol):
     def did(self, task: Task, samples: int = 0) -> None:
         """Book the time since the last lap on `task`, which worked on `samples` samples."""
 
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        """Call `operation`, a strategy's own arithmetic: measured as a part of the lap under way, or looked up."""
+
     def elapsed(self) -> float:
         """Training seconds since `start`, pauses left out."""
 
@@ -116,6 +120,9 @@ class WallClock:
             now = time.perf_counter()
             self.ledger.seconds[task] += now - self.mark
             self.mark = now
+
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        return operation(*arguments)
 
     def elapsed(self) -> float:
         return self.ledger.total_s + (self._read() - self.mark if self.running else 0.0)

@@ -18,6 +18,7 @@ from scalebench.jitter import STATED, jitter_source
 from scalebench.study.spec import Run
 
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
+_FADING, _MOST_REST = 0.9, 0.1  # per step; of the backward pass: so much of it is kept for what follows its gradients
 _TOLERANCE = 0.01  # a step this share over its time is not called late: it is what waking up costs
 
 
@@ -62,7 +63,8 @@ class PacedClock(WallClock):
     `slowness(now)` is the factor on a task that begins `now` seconds after training began: a slow worker;
     `jitter(step)` that on all of a step's tasks, a step beginning with its batch as a virtual one does.
 
-    `overrun` is the share of steps whose computing already took longer than the device's.
+    Each task ends when it would on the device; a task that took longer shortens the padding of the step's next ones.
+    `overrun` is the share of steps that ended late all the same.
     """
 
     def __init__(
@@ -80,9 +82,11 @@ class PacedClock(WallClock):
         self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
         self._steps = 0
         self._late_steps = 0
-        self._is_late = False
+        self._behind = 0.0  # seconds by which the present step is behind the device's
         self._waiting_gradients = 0
         self._gradients = 0
+        self._waits_in_backward = False
+        self._released = self._rest = 0.0  # when the last gradient was, and how long the pass goes on after it
 
     @property
     def step_time(self) -> StepTime:
@@ -93,15 +97,23 @@ class PacedClock(WallClock):
 
     @property
     def overrun(self) -> float | None:
-        """Share of steps that were already slower than the device's; None before the first."""
-        return self._late_steps / self._steps if self._steps else None
+        """Share of steps that took longer than the device's; None before the first."""
+        return (self._late_steps + self._is_late) / self._steps if self._steps else None
 
-    def attach(self, model: torch.nn.Module) -> None:
+    @property
+    def _is_late(self) -> bool:
+        return self._behind > _TOLERANCE * self._total
+
+    def attach(self, model: torch.nn.Module, *, waits_in_backward: bool = False) -> None:
         """Hold back each parameter's gradient until its share of the backward pass is over.
 
         The share is that of the parameters behind it, in reverse order: the last layer's gradients come first. The
-        hooks run before those of Horovod and DDP, which act on the accumulated gradient.
+        hooks run before those of Horovod and DDP, which act on the accumulated gradient. What the pass still computes
+        after the last of them is left out of the time that they share, as long as it was in the steps before.
+        `waits_in_backward`: the pass ends with communication (the real DDP), so that all behind the last gradient
+        counts as that.
         """
+        self._waits_in_backward = waits_in_backward
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in trainable)
         done = 0
@@ -123,9 +135,16 @@ class PacedClock(WallClock):
                 self._learn(task)
                 return
             if task == Task.FORWARD:
-                self._is_late = False
+                self._late_steps += self._is_late
+                self._behind = 0.0
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
-            self._pad(self.mark + self._slowed(self.step_time.of(task)), may_be_late=released)
+            due = self._due(self.step_time.of(task))
+            if not (released and self._waits_in_backward):
+                now = self._read()
+                self._behind = max(0.0, now - due)
+                if released:
+                    self._rest = min(max(now - self._released, _FADING * self._rest), _MOST_REST * (due - self.mark))
+            sleep_until(due)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
                 self._steps += 1  # the update of some is a server's
@@ -138,24 +157,23 @@ class PacedClock(WallClock):
 
     def _holding(self, share: float) -> Callable[[torch.Tensor], None]:
         def hold(gradient: torch.Tensor) -> None:
-            if self.running:
-                self._waiting_gradients -= 1
-                self._pad(self.mark + share * self._slowed(self.step_time.backward_s))
+            if not self.running:
+                return
+            self._waiting_gradients -= 1
+            due = self._due(self.step_time.backward_s)
+            if self._waits_in_backward and not self._waiting_gradients:
+                self._behind = max(0.0, self._read() - due)
+            sleep_until(self.mark + share * (due - self._rest - self.mark))
+            self._released = self._read()
 
         return hold
 
-    def _slowed(self, seconds: float) -> float:
-        """`seconds` of a task that began at the last mark, as long as this worker takes for it."""
+    def _due(self, seconds: float) -> float:
+        """When a task of `seconds` that began at the last mark is over on the device, as slow as this worker is."""
         seconds *= self._factor
-        return seconds if self._slowness is None else seconds * self._slowness(self.ledger.total_s)
-
-    def _pad(self, until: float, may_be_late: bool = False) -> None:
-        """Wait until `until`. `may_be_late`: the gradients were in time, what came after them was communication."""
-        left = until - self._read()
-        if left < -_TOLERANCE * self._total and not may_be_late and not self._is_late:
-            self._is_late = True
-            self._late_steps += 1
-        sleep_until(until)
+        if self._slowness is not None:
+            seconds *= self._slowness(self.ledger.total_s)
+        return self.mark - self._behind + seconds
 
     def _learn(self, task: Task) -> None:
         now = self._read()

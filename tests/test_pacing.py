@@ -69,8 +69,46 @@ def test_steps_that_were_slower_are_counted_and_not_stretched(time):
 def test_a_hundredth_of_a_step_is_what_waking_up_costs(time, late_s, overrun):
     clock = PacedClock(STEP)
     clock.start()
-    steps(clock, time, 1, forward=STEP.forward_s + late_s)
+    steps(clock, time, 1, update=STEP.update_s + late_s)
     assert clock.overrun == overrun
+
+
+def test_a_task_that_took_longer_shortens_the_padding_of_the_next_ones(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    began = time.perf_counter()
+    steps(clock, time, 4, forward=0.014, backward=0.003)
+    steps(clock, time, 4, forward=0.003, backward=0.023, update=0.001)
+    assert time.perf_counter() - began == pytest.approx(8 * STEP.total_s, abs=24 * LATE)
+    assert clock.overrun == 0.0
+    steps(clock, time, 1, forward=0.014, backward=0.023)  # 2 ms more than the update has
+    assert clock.overrun == pytest.approx(1 / 9)
+
+
+def test_the_last_gradient_may_need_a_moment_after_it_was_held(time):
+    """Out of a sleep, what is left of the backward pass takes longer than its share of the device's."""
+    model = torch.nn.Linear(4, 4)
+    clock = PacedClock(STEP)
+    clock.attach(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: setattr(time, "now", time.now + 0.0004))
+    clock.start()
+    began = time.perf_counter()
+    for _ in range(5):
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        clock.did(Task.BACKWARD)
+        clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+    assert time.perf_counter() - began == pytest.approx(5 * STEP.total_s, abs=15 * LATE)
+    for _ in range(5):  # a server's strategy has no update that could be shortened
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        clock.did(Task.BACKWARD)
+        clock.did(Task.COMM)
+    assert clock.overrun == 0.0
 
 
 def test_a_step_whose_update_a_server_makes_is_a_step(time):
@@ -141,7 +179,7 @@ def test_what_comes_after_the_last_gradient_in_backward_is_no_overrun(time):
     """The real DDP waits for its buckets there: that is communication."""
     model = torch.nn.Linear(4, 4, bias=False)
     clock = PacedClock(STEP)
-    clock.attach(model)
+    clock.attach(model, waits_in_backward=True)
     clock.start()
     for _ in range(2):
         loss = model(torch.ones(2, 4)).sum()

@@ -104,6 +104,13 @@ def supposed(results: Results) -> str:
     return listed((["device_step_time"] if results.study.get("device_step_time") is not None else []) + said)
 
 
+def charged_engine(results: Results) -> str:
+    """The engine by whose costs the study charges virtual collectives; empty: each strategy's preferred one."""
+    virtual = results.study.get("virtual")
+    said = virtual.get("engine", "auto") if isinstance(virtual, dict) else "auto"
+    return "" if said == "auto" else str(said)
+
+
 def keeps_calibration(results: Results) -> bool:
     """Whether the folder holds a file of what its virtual runs on this machine were charged by."""
     return (results.folder / CALIBRATION).is_file()

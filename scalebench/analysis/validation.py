@@ -14,7 +14,7 @@ from scalebench.analysis.bounds import Part
 from scalebench.analysis.intervals import median_time, time_interval, virtual_native_ratio
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import THIS_MACHINE, supposed
+from scalebench.analysis.surroundings import THIS_MACHINE, charged_engine, supposed
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks
@@ -102,9 +102,10 @@ def agreement(results: Results) -> pd.DataFrame:
 
     Its interval holds how far the calibration may be off and the noise of the native runs (`virtual_native_ratio`); the
     two have nothing in common that would pair them. A strategy that ran on several native engines is compared on the
-    first of mpi, nccl, gloo, horovod. Only virtual runs of the cluster that the native ones had are compared, and on
-    this machine only such as stand for it: stated step times and slow workers are not what its native runs have.
-    Oversubscribed native runs are marked: there the machine is not the one that virtual workers stand for.
+    one by which the study charges virtual runs, else on the first of mpi, nccl, gloo, horovod. Only virtual runs of the
+    cluster that the native ones had are compared, and on this machine only such as stand for it: stated step times and
+    slow workers are not what its native runs have. Oversubscribed native runs are marked: there the machine is not the
+    one that virtual workers stand for.
     `ratio_at_speed` compares with native times at the machine speed that is simulated (`_at_one_speed`), and
     `native_deviation` is the standard deviation of the logs of those.
     """
@@ -112,9 +113,12 @@ def agreement(results: Results) -> pd.DataFrame:
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
     if supposed(results):
         both["virtual"] = both["virtual"][both["virtual"]["cluster"] != THIS_MACHINE]
-    rows = []
+    rows, charged = [], charged_engine(results)
     for (label, workers), native in both["native"].groupby(["label", "workers"]):
-        engine = min(native["engine"], key=PREFERRED_ENGINES.index)
+        held = set(native["engine"])
+        if charged and charged not in held and results.study.get("engine") not in (None, "auto"):
+            continue
+        engine = charged if charged in held else min(held, key=PREFERRED_ENGINES.index)
         native = native[native["engine"] == engine]
         virtual = both["virtual"]
         alike = (virtual["label"] == label) & (virtual["workers"] == workers)

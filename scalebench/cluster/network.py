@@ -93,6 +93,13 @@ def choose(n: int) -> str:
     return "recursive_doubling" if n <= SHORT_MESSAGE else "rabenseifner"
 
 
+def in_words(collective: str) -> str:
+    """The allreduce that `collective` stands for."""
+    if collective == "auto":
+        return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
+    return collective.replace("_", " ")
+
+
 def broadcast(n: int, levels: Levels) -> float:
     """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
     if n <= SHORT_MESSAGE:

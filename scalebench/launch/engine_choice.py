@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
@@ -12,7 +12,8 @@ from scalebench.launch import engines
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.spec import Component, Study
+from scalebench.strategies.compression import WIRES
+from scalebench.study.spec import Component, Engine, Study
 
 VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
 _NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
@@ -51,6 +52,9 @@ def native_points(
     check_provided(strategy, engine, engines.provides(engine))
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
+    wire = WIRES.get(getattr(strategy, "compression", ""))
+    if wire is not None and not engines.carries(engine, wire):
+        raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
         most = engines.gpus() if engine == "nccl" else cores // study.threads_per_worker
         return NativePoints(engine, [workers for workers in counts if workers <= most])
@@ -60,6 +64,22 @@ def native_points(
             f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
         )
     return NativePoints(engine, list(counts))
+
+
+def charged_engine(study: Study, component: Component, notes: list[str]) -> Engine | Literal["auto"]:
+    """The engine by which a strategy's virtual runs are charged: the study's, or `auto` where that cannot carry it."""
+    wanted = study.virtual.engine
+    if wanted == "auto":
+        return wanted
+    strategy = registry.create(component.name, component.options)
+    lacking = strategy.needs - engines.provides(wanted)
+    if wanted in _able(strategy):
+        if wanted == "nccl":
+            notes.append("virtual.engine nccl: nothing is measured of it, the network model alone is charged")
+        return wanted
+    if not strategy.single_worker and strategy.engines != (strategy.name,):
+        notes.append(f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}")
+    return "auto"
 
 
 def in_job() -> bool:
@@ -85,6 +105,8 @@ def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capabili
 def _engine_for(study: Study, strategy: Strategy) -> str:
     if study.engine != "auto":
         return study.engine
+    if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike) is None:
+        return alike  # so that virtual times can be checked
     on_gpus = "nccl" in strategy.engines and engines.available("nccl") is None
     if on_gpus and (in_job() or engines.gpus() > 1):  # a lone GPU holds one worker: nothing is communicated
         return "nccl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.engine_costs import BUDGET_S, measure_engine_costs
@@ -18,6 +20,8 @@ from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
 from scalebench.virtual.calibration import Budget, loads_up_to, measure_steps
 from scalebench.virtual.engine import Scenery
+from scalebench.virtual.operation_costs import measure_operations
+from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
@@ -35,7 +39,8 @@ class Calibration(BaseModel):
     key: str
     tables: list[StepTable]
     engines: EngineCosts
-    reference_s: float | None = None  # the reference step at the machine speed of tables and engines
+    operations: OperationTimes = {}
+    reference_s: float | None = None  # the reference step at the machine speed of all these
 
     def at(self, reference_s: float) -> Calibration:
         """The same numbers at the machine speed at which the reference step takes `reference_s`."""
@@ -46,6 +51,10 @@ class Calibration(BaseModel):
             key=self.key,
             tables=[table.scaled(factor) for table in self.tables],
             engines=self.engines.at(reference_s),
+            operations={
+                name: {operation: time.scaled(factor) for operation, time in own.items()}
+                for name, own in self.operations.items()
+            },
             reference_s=reference_s,
         )
 
@@ -85,6 +94,11 @@ def scenery_for(
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
         _keep(given.model_dump_json(indent=1) if stated else study.calibration.read_text(), path)
+        if not stated and (free := sorted({str(run.strategy) for run in _without_operations(given, runs)})):
+            for name in free:
+                note(
+                    f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it"
+                )
         return _from(cluster, given, study, runs, prepared)
     if charged and kept is None:
         raise ResultsError(
@@ -106,6 +120,8 @@ def scenery_for(
     if usable is not None and not (lacking := _lacking(usable, sizes, most)):
         if usable.key != key:
             note(_FROM_ELSEWHERE)
+        else:
+            usable = _with_operations(usable, cluster, runs, prepared, path)
         return _from(cluster, usable, study, runs, prepared)
     if usable is not None and usable.key != key:
         raise ResultsError(
@@ -127,6 +143,7 @@ def scenery_for(
         costs = _engine_costs(cache, note).at(reference_s)
         calibration = Calibration(key=key, tables=measured.tables, engines=costs, reference_s=reference_s)
     _keep(calibration.model_dump_json(indent=1), path)
+    calibration = _with_operations(calibration, cluster, runs, prepared, path)
     return _from(cluster, calibration, study, runs, prepared)
 
 
@@ -140,8 +157,32 @@ def at_the_speed_of(study: Study, scenery: Scenery, references: list[float], fol
     calibration = read_calibration(folder / FILE).at(fmean(references))
     if study.device_step_time is None:
         _keep(calibration.model_dump_json(indent=1), folder / FILE)
-        return Scenery(scenery.cluster, calibration.engines, calibration.tables, calibration.reference_s)
+        return replace(
+            scenery,
+            engines=calibration.engines,
+            tables=calibration.tables,
+            operations=calibration.operations,
+            reference_s=calibration.reference_s,
+        )
     return scenery
+
+
+def _with_operations(
+    kept: Calibration, cluster: Cluster, runs: list[Run], prepared: Preparation, path: Path
+) -> Calibration:
+    """`kept` with the operations of those strategies of `runs` that it lacks, measured now."""
+    lacking = _without_operations(kept, runs)
+    if not lacking:
+        return kept
+    datasets = {run.workers: open_dataset(prepared.folders[run.workers]) for run in lacking}
+    further = measure_operations(lacking, datasets, Scenery(cluster, EngineCosts(), kept.tables))
+    completed = kept.model_copy(update={"operations": kept.operations | further})
+    _keep(completed.model_dump_json(indent=1), path)
+    return completed
+
+
+def _without_operations(kept: Calibration, runs: list[Run]) -> list[Run]:
+    return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
 
 
 def _keep(text: str, path: Path) -> None:
@@ -226,7 +267,8 @@ def _engine_costs(cache: Path, note: Note) -> EngineCosts:
 
 def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:
     tables = calibration.tables if study.device_step_time is None else [_stated(study, cluster, runs, prepared)]
-    return Scenery(cluster, calibration.engines, tables, calibration.reference_s)
+    operations = calibration.operations if study.device_step_time is None else {}
+    return Scenery(cluster, calibration.engines, tables, operations, calibration.reference_s)
 
 
 def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:

@@ -15,7 +15,7 @@ from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.errors import StudyError
 from scalebench.jitter import STATED
 from scalebench.launch import engines
-from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, check_provided, in_job, native_points
+from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, in_job, native_points
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
 from scalebench.study.unevenness import VirtualOptions
@@ -92,6 +92,7 @@ class _Cell:
     engine: str
     strategy: Component
     workers: int
+    charged: str = "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
 
 
 def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: bool = True) -> Sweep:
@@ -137,7 +138,8 @@ def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> 
     if study.execution in ("auto", "virtual"):
         virtual = registry.create(component.name, component.options, "virtual")
         check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
-        cells += [_Cell("virtual", "virtual", component, workers) for workers in counts]
+        charged = charged_engine(study, component, notes)
+        cells += [_Cell("virtual", "virtual", component, workers, charged) for workers in counts]
     if study.execution == "virtual":
         return cells
     native = native_points(study, component, counts, cores, notes)
@@ -223,6 +225,8 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     shared = {name: getattr(study, name) for name in Training.model_fields}
     if cell.execution == "paced":
         shared["virtual"] = _injected(study.virtual)
+    elif cell.execution == "virtual":
+        shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
     elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
         shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if _by_speed(study) else {})
     run = Run.model_construct(

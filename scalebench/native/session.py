@@ -125,7 +125,7 @@ class Session:
             self.workers_per_node,
         )
         if isinstance(clock, PacedClock):
-            clock.attach(replica.model)
+            clock.attach(replica.model, waits_in_backward=not strategy.split_is_measured)
         ends: list[float] = []
         meter = self._meter()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,9 @@ from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
 from scalebench.strategies.traffic import every
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register()
@@ -85,8 +88,7 @@ class AdPsgd(Averaging):
         with models[low].exclusive(counted=low == neighbour) as mean:
             worker.clock.did(Task.COMM)  # the first access, before the second one begins to count
             with models[high].exclusive(counted=high == neighbour) as other:
-                mean.lerp_(other, samples[high] / (samples[low] + samples[high]))
-                other.copy_(mean)
+                worker.clock.work(_meet, mean, other, samples[high] / (samples[low] + samples[high]))
         self.after_average(worker)
 
     def _update(self, worker: Worker, own: int) -> None:
@@ -100,11 +102,14 @@ class AdPsgd(Averaging):
                     x.add_(packed(tensors) - state.read)  # the statistics of the forward pass; weights are as read
                 unpack_(x, tensors)
             worker.update()
-            x.copy_(packed(self.averaged(worker)))
+            worker.clock.work(self._write, worker, x)
             if len(tensors) > 1:
                 state.read = x.clone()
             state.accesses = model.merges + 1
         worker.observe("staleness", since - own)
+
+    def _write(self, worker: Worker, x: Tensor) -> None:
+        x.copy_(packed(self.averaged(worker)))
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch) and self.trailing == "synchronise"
@@ -114,6 +119,11 @@ class AdPsgd(Averaging):
         """Averagings that a worker begins, each as one, and the mean at the end."""
         begun = every("every", partial=False)
         return f"{begun} + last" if self.trailing == "synchronise" else begun
+
+
+def _meet(mean: Tensor, other: Tensor, share: float) -> None:
+    mean.lerp_(other, share)
+    other.copy_(mean)
 
 
 def neighbours_of(rank: int, size: int, kind: str) -> list[int]:

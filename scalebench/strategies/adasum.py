@@ -60,14 +60,14 @@ class Adasum(AdasumOptions):
         worker.state.adasum_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
 
     def step(self, worker: Worker, batch: Batch) -> None:
-        before = worker.state.before
+        before, clock = worker.state.before, worker.clock
         before.copy_(worker.parameters)
         worker.local_step(batch)
         if worker.size > 1:
-            worker.parameters.sub_(before)
+            clock.work(worker.parameters.sub_, before)
             worker.comm.count(0)  # one synchronisation; its messages count their bytes
             worker.comm.merge_(worker.parameters, worker.state.adasum_)
-            worker.parameters.add_(before)
+            clock.work(worker.parameters.add_, before)
 
 
 @register("horovod")

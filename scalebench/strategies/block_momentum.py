@@ -33,6 +33,9 @@ class BlockMomentum(Periodic):
 
     def synchronise(self, worker: Worker) -> None:
         self.average(worker)
+        worker.clock.work(self._restart, worker)
+
+    def _restart(self, worker: Worker) -> None:
         self.outer(worker, worker.parameters, worker.state.anchor, worker.state.momentum)
         worker.parameters.copy_(worker.state.anchor)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scalebench.errors import ModelError
@@ -56,18 +57,23 @@ class TopK:
     """
 
     def __init__(self, worker: Worker, keep: float) -> None:
-        self._comm, self._k = worker.comm, max(1, math.ceil(keep * worker.gradients.numel()))
+        self._comm, self._clock = worker.comm, worker.clock
+        self._k = max(1, math.ceil(keep * worker.gradients.numel()))
         self.residual = worker.gradients.new_zeros(worker.gradients.numel())
 
     def mean_(self, vector: Tensor) -> None:
+        message = self._clock.work(self._select, vector)
+        vector.copy_(self._comm.allgather_combined(message, self._mean))
+
+    def _select(self, vector: Tensor) -> Tensor:
+        """The largest entries, and their places; the rest stays for the next step."""
         import torch
 
         self.residual.add_(vector)
         places = self.residual.abs().topk(self._k, sorted=False).indices
         values = self.residual.index_select(0, places)
         self.residual.index_fill_(0, places, 0)
-        message = torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
-        vector.copy_(self._comm.allgather_combined(message, self._mean))
+        return torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
 
     def _mean(self, messages: list[Tensor]) -> Tensor:
         import torch
@@ -91,7 +97,7 @@ class PowerSgd:
     """
 
     def __init__(self, worker: Worker, rank: int, start: int) -> None:
-        self._comm, self._start = worker.comm, start
+        self._comm, self._clock, self._start = worker.comm, worker.clock, start
         self._pieces: list[tuple[slice, int, int, int]] = []  # where each matrix lies, its n, m and r
         self._rest: list[slice] = []
         at = 0
@@ -122,8 +128,6 @@ class PowerSgd:
         ]
 
     def mean_(self, vector: Tensor) -> None:
-        import torch
-
         self._steps += 1
         if self._steps <= self._start:
             self._comm.allreduce_(vector, "mean")
@@ -132,16 +136,37 @@ class PowerSgd:
             self._seen = vector
             self._views = self._matrices_of(vector), [vector[place] for place in self._rest]
         matrices, rest = self._views
-        torch._foreach_add_(self._kept, matrices)
-        bases = self._comm.once(lambda: [_orthonormal(q) for q in self._q])
-        products = ((kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True))
-        first = torch.cat([*rest, *products])
+        bases = self._comm.once(self._bases)
+        first = self._clock.work(self._write_first, matrices, rest, bases)
         self._comm.allreduce_(first, "mean")
-        means, bases = self._comm.once(lambda: self._read_first(first))
-        second = torch.cat([(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)])
+        means, bases = self._comm.once(partial(self._read_first, first))
+        second = self._clock.work(self._write_second, bases)
         self._comm.allreduce_(second, "mean")
-        self._q, agreed = self._comm.once(lambda: self._read_second(second, bases))
-        torch._foreach_copy_([*rest, *matrices], [*means, *agreed])
+        self._q, agreed = self._comm.once(partial(self._read_second, second, bases))
+        self._clock.work(self._settle, [*rest, *matrices], [*means, *agreed], agreed)
+
+    def _bases(self) -> list[Tensor]:
+        return [_orthonormal(q) for q in self._q]
+
+    def _write_first(self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]) -> Tensor:
+        """What travels as it is, and M Q of each matrix."""
+        import torch
+
+        torch._foreach_add_(self._kept, matrices)
+        products = ((kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True))
+        return torch.cat([*rest, *products])
+
+    def _write_second(self, bases: list[Tensor]) -> Tensor:
+        """M^T P of each matrix."""
+        import torch
+
+        return torch.cat([(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)])
+
+    def _settle(self, places: list[Tensor], means: list[Tensor], agreed: list[Tensor]) -> None:
+        """Put the `means` in place, and keep what P Q^T misses."""
+        import torch
+
+        torch._foreach_copy_(places, means)
         torch._foreach_sub_(self._kept, agreed)
 
     def _read_first(self, message: Tensor) -> tuple[Sequence[Tensor], list[Tensor]]:

@@ -29,7 +29,7 @@ class DdpOptions(Accumulating):
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
     is by torch's own hooks, `accumulate` by its no_sync. Each step begins with worker 0's buffers (BatchNorm's
     statistics and counters), broadcast to all: torch's default. PowerSGD has one bucket whatever the cap, for of
-    several its hook sums on gloo in an order that ranks do not share.
+    several its hook sums on gloo in an order that ranks do not share. A lone worker compresses nothing.
 
     A virtual run charges the same buckets, each when it is complete; of PowerSGD two collectives, after the backward
     pass.
@@ -69,7 +69,9 @@ class DdpOptions(Accumulating):
 
     @property
     def syncs_formula(self) -> str:
-        """Gradients, and buffers where the model has some."""
+        """Gradients, by PowerSGD two factors one after the other, and buffers where the model has some."""
+        if self.compression == "powersgd":
+            return f"(2 + (n_a > 0)) * {self.updates} - {uncompressed(self.updates)}"
         return f"{self.updates} * (1 + (n_a > 0))"
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
@@ -120,12 +122,6 @@ class VirtualDdp(DdpOptions):
         plain = self.accumulate == 1 and (self.compression == "none" or workers == 1)
         return mean_of_gradients(workers) if plain else None
 
-    @property
-    def syncs_formula(self) -> str:
-        if self.compression != "powersgd":
-            return super().syncs_formula
-        return f"(2 + (n_a > 0)) * {self.updates} - {uncompressed(self.updates)}"
-
 
 @register()
 class Ddp(DdpOptions):
@@ -149,9 +145,8 @@ class Ddp(DdpOptions):
         buffers = buffers_of(worker)
         state.buffer_bytes, state.buffer_calls = sum(each.nbytes for each in buffers), len({b.dtype for b in buffers})
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
-        if self.compression == "powersgd":
-            state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
-        if self.compression != "none":
+        state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
+        if self.compression != "none" and worker.size > 1:
             self._compress(worker, group)
 
     def torchs_cap(self, size: int) -> float | None:
@@ -175,7 +170,7 @@ class Ddp(DdpOptions):
 
     def _forget(self, worker: Worker) -> None:
         worker.state.warmed, worker.state.steps = True, 0
-        if self.compression == "powersgd":
+        if hasattr(worker.state, "factors"):
             import numpy as np
 
             factors = worker.state.factors
@@ -200,6 +195,8 @@ class Ddp(DdpOptions):
                 comm.linger("broadcast", state.buffer_bytes)  # type: ignore[attr-defined]
             compressed = self.compression == "powersgd" and state.steps >= self.start
             comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
+            if compressed:
+                comm.tally(0)  # type: ignore[attr-defined]  # the second factor waits for the first one's mean
         state.steps += 1
         worker.update()
 

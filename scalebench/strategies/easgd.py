@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +11,9 @@ from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
 from scalebench.strategies.traffic import every
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register()
@@ -61,12 +64,19 @@ class Easgd(Averaging):
                 self._exchange(worker)
 
     def _exchange(self, worker: Worker) -> None:
-        alpha = 0.9 / worker.size if self.alpha is None else self.alpha
-        drawn = (worker.parameters - worker.state.centre).mul_(alpha)
-        worker.parameters.sub_(drawn)
+        drawn = worker.clock.work(self._draw, worker)
         average_(worker.comm, [drawn, *self.averaged(worker)[1:]], self.weight(worker))
-        worker.state.centre.add_(drawn, alpha=worker.size)
+        worker.clock.work(self._follow, worker, drawn)
         self.after_average(worker)
+
+    def _draw(self, worker: Worker) -> Tensor:
+        alpha = 0.9 / worker.size if self.alpha is None else self.alpha
+        drawn: Tensor = (worker.parameters - worker.state.centre).mul_(alpha)
+        worker.parameters.sub_(drawn)
+        return drawn
+
+    def _follow(self, worker: Worker, drawn: Tensor) -> None:
+        worker.state.centre.add_(drawn, alpha=worker.size)
 
     def finish(self, worker: Worker) -> None:
         worker.parameters.copy_(worker.state.centre)

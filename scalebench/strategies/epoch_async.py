@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from scalebench.strategies.averaging import LocalEpochs
 from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register()
@@ -54,11 +57,10 @@ class EpochAsync(LocalEpochs):
         worker.state.share = self.share_of(worker.rank, self.samples_of_all(worker))
 
     def synchronise(self, worker: Worker) -> None:
-        shared, state = worker.state.shared, self.averaged(worker)
+        shared = worker.state.shared
         with shared.exclusive() as model:
             position = shared.merges
-            model.lerp_(packed(state), worker.state.share)
-            unpack_(model, state)
+            worker.clock.work(self._merge, worker, model)
         worker.observe("staleness", position - worker.state.fetched - 1)
         worker.observe("merge_position", position)
         worker.state.fetched = position
@@ -66,6 +68,11 @@ class EpochAsync(LocalEpochs):
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
             worker.snapshot(min(rounds * self.every, worker.epochs) - 1, worker.parameters)
+
+    def _merge(self, worker: Worker, model: Tensor) -> None:
+        state = self.averaged(worker)
+        model.lerp_(packed(state), worker.state.share)
+        unpack_(model, state)
 
     def share_of(self, worker: int, samples: Sequence[int]) -> float:
         """The weight of `worker` when it merges."""

@@ -123,5 +123,8 @@ class FedProx(FedAvg):
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch)
-        worker.gradients.add_(worker.parameters - worker.state.anchor, alpha=self.mu)
+        worker.clock.work(self._hold, worker)
         worker.update()
+
+    def _hold(self, worker: Worker) -> None:
+        worker.gradients.add_(worker.parameters - worker.state.anchor, alpha=self.mu)

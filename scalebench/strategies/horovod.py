@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
+from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import Accumulating, mean_of_gradients
 from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Training
 
 _MIB = 1 << 20
 
@@ -29,6 +33,12 @@ class HorovodOptions(Accumulating):
     summary: ClassVar[str] = "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
     source: ClassVar[str] = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
     engines: ClassVar[tuple[str, ...]] = ("horovod",)
+
+    def check_training(self, training: Training) -> None:
+        if training.dtype == "bfloat16":
+            raise StudyError(
+                "strategy horovod: Horovod has no bfloat16 for torch; use --dtype float32, or another strategy"
+            )
 
     @property
     def syncs_formula(self) -> str:

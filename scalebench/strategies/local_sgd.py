@@ -20,8 +20,9 @@ from scalebench.strategies.traffic import Setting
 class LocalSgd(Periodic):
     """w <- mean_i w_i after every `steps` = H local steps, and after the last one.
 
-    Stich, ICLR 2019, arXiv 1805.09767. H = 1 with plain SGD averages gradients; with momentum it does not, for each
-    worker's momentum remembers its own. Torch's PeriodicModelAverager counts from its first step: `first = 1`.
+    Stich, ICLR 2019, arXiv 1805.09767. H = 1 with SGD, momentum included, is `allreduce` only where all batches are of
+    equal size: `allreduce` weighs gradients by samples, a mean of weights all workers alike. With Adam it never is.
+    Torch's PeriodicModelAverager counts from its first step: `first = 1`.
     """
 
     name: ClassVar[str] = "local_sgd"

@@ -13,6 +13,7 @@ import math
 from typing import Literal
 
 Bound = Literal["strict", "paper"]
+_TIE_S = 1e-9  # moments, and distances between them, that differ by less are equal: rounding must not decide
 
 
 class Gate:
@@ -156,7 +157,7 @@ class Dynamic(Bounded):
         return credits > 0
 
     def _more_pushes(self, worker: int, now: float) -> int:
-        """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's.
+        """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's, within _TIE_S.
 
         Both ascend, so that one walk along them meets every neighbour: O(s_U - s_L) a push.
         """
@@ -166,16 +167,15 @@ class Dynamic(Bounded):
             return 0
         most, last = self._upper - self.staleness, self._last[slowest]
         before, after, k = -math.inf, last + other, 0  # the slowest worker's pushes around that of r
-        best, nearest = 0, math.inf
+        distances = []
         for r in range(most + 1):
             push = now + r * own
             while after <= push:
                 k += 1
                 before, after = after, last + (k + 1) * other if k <= most else math.inf
-            distance = min(push - before, after - push)
-            if distance < nearest:
-                best, nearest = r, distance
-        return best
+            distances.append(min(push - before, after - push))
+        nearest = min(distances) + _TIE_S
+        return next(r for r, distance in enumerate(distances) if distance <= nearest)
 
 
 class Elastic(Gate):

@@ -96,8 +96,11 @@ class Unevenness(Stated):
 
 
 class VirtualOptions(Unevenness):
-    """How virtual runs are timed; paced runs have all but `collective` and `ties` too, and a jitter only if stated."""
+    """How virtual runs are timed; of it paced runs have what is uneven too, and a jitter only if stated."""
 
+    engine: Literal["auto", "mpi", "horovod", "gloo", "nccl"] = Field(
+        "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
+    )
     collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
     ties: Literal["seeded", "rank"] = "seeded"
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from scalebench.clock import Ledger, Task
 from scalebench.outcome import Lap
+from scalebench.virtual.operation_times import OperationTime, name_of
 from scalebench.virtual.step_times import StepTimes
+
+_T = TypeVar("_T")
 
 
 class VirtualClock:
-    """Time that passes by what was done.
+    """Time that passes by what was done: steps by `times`, a strategy's own operations by `operations`, by name.
 
     `speed` multiplies every computation of this worker (2.0: half as fast), `jitter(step)` every one of that step, and
     `slowness(now)` every one that begins at that moment.
@@ -24,9 +28,11 @@ class VirtualClock:
         speed: float = 1.0,
         jitter: Callable[[int], float] | None = None,
         slowness: Callable[[float], float] | None = None,
+        operations: Mapping[str, OperationTime] | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.now = 0.0
+        self._operations = operations or {}
         self.running = False
         self.backward_s = 0.0  # of the last step, for what is hidden behind it
         self._seconds = times.task_seconds
@@ -46,13 +52,40 @@ class VirtualClock:
         if task == Task.DATA:  # a step begins
             self._step += 1
             self._factor = self._speed * self._jitter(self._step)
-        seconds = self._seconds(task, samples) * self._factor
-        if self._slowness is not None:
-            seconds *= self._slowness(self.now)
+        seconds = self._slowed(self._seconds(task, samples))
         if task == Task.BACKWARD:
             self.backward_s = seconds
         self.now += seconds
         self.ledger.seconds[task] += seconds
+
+    def _slowed(self, seconds: float) -> float:
+        seconds *= self._factor
+        return seconds if self._slowness is None else seconds * self._slowness(self.now)
+
+    def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        """Call `operation` on behalf of all that charge it."""
+        return operation(*arguments)
+
+    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+        """Call `operation`, which changes nothing, where its time is measured; on so many `times` the messages."""
+
+    def price(self, operation: Callable[..., Any], members: int = 2) -> float:
+        """Seconds of a strategy's `operation` on what `members` workers sent, on an ordinary worker."""
+        if not self.running or not self._operations:
+            return 0.0
+        found = self._operations.get(name_of(operation))
+        return 0.0 if found is None else found.among(members)
+
+    def charge(self, operation: Callable[..., Any], members: int = 2) -> None:
+        """Let the time of `operation` pass."""
+        seconds = self._slowed(self.price(operation, members))
+        self.now += seconds
+        self.ledger.seconds[Task.OTHER] += seconds
+
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        result = self.execute(operation, *arguments)
+        self.charge(operation)
+        return result
 
     def seconds_of(self, task: Task, samples: int = 0) -> float:
         """How long `task` takes on an ordinary worker, undisturbed."""
@@ -94,6 +127,12 @@ class RecordingVirtualClock(VirtualClock):
         super().did(task, samples)
         if self.now > before:
             self.laps.append(Lap(task.name.lower(), before, self.now))
+
+    def charge(self, operation: Callable[..., Any], members: int = 2) -> None:
+        before = self.now
+        super().charge(operation, members)
+        if self.now > before:
+            self.laps.append(Lap("other", before, self.now))
 
     def communicated(self, until: float, waited: float) -> None:
         before = self.now

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Overlap
+from scalebench.comm.wire import pack, unpack
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
@@ -97,6 +98,9 @@ class VirtualCommunicator:
 
     def _start_allreduce(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Meeting:
         nbytes = wire_bytes(tensor, wire)
+        if wire is not None and self.size > 1:
+            self.clock.rehearse(there_and_back, tensor, wire)
+            self.clock.charge(there_and_back)
 
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
@@ -139,18 +143,25 @@ class VirtualCommunicator:
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self.count(tensor.nbytes)
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
-        result: Tensor = self._meet("allgather", tensor, combine, seconds).result
+
+        def effect(payloads: list[Any]) -> Tensor:
+            self.clock.rehearse(combine, payloads * 2, times=2)  # for what each further one adds
+            return self.clock.execute(combine, payloads)
+
+        result: Tensor = self._meet("allgather", tensor, effect, seconds).result
+        self.clock.charge(combine, self.size)
         return result
 
     def once(self, make: Callable[[], _T]) -> _T:
         call, self._made = self._made, self._made + 1
         if call not in self._group.results:
-            self._group.results[call] = [make(), self.size]
+            self._group.results[call] = [self.clock.execute(make), self.size]
         result = self._group.results[call]
         result[1] -= 1
         if result[1] == 0:
             del self._group.results[call]
         made: _T = result[0]
+        self.clock.charge(make)
         return made
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -221,8 +232,11 @@ class VirtualCommunicator:
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Each different merge is made once, and each message charged at both its ends."""
 
+        def once(a: Tensor, b: Tensor) -> None:
+            self.clock.execute(merge, a, b)
+
         def effect(payloads: list[Any]) -> None:
-            merge_pairs_([payload[0] for payload in payloads], merge)
+            merge_pairs_([payload[0] for payload in payloads], once)
 
         def seconds(source: int, to: int) -> float:
             return self.costs.message(tensor.nbytes, self._group.ranks[source], self._group.ranks[to])
@@ -232,7 +246,8 @@ class VirtualCommunicator:
         laps: list[Lap] = []
         meeting = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
         if meeting.end is not None and self.clock.running:
-            of_ranks = exchange_laps([payload[1] for payload in meeting.payloads], seconds)
+            came, merging = [payload[1] for payload in meeting.payloads], self.clock.price(merge)
+            of_ranks = exchange_laps(came, seconds, merging)
             for payload, of_rank in zip(meeting.payloads, of_ranks, strict=True):
                 payload[2].extend(of_rank)
         self._sleep_through(meeting)
@@ -311,6 +326,11 @@ class VirtualCommunicator:
         for rank, since in meeting.sleepers:
             self.scheduler.wake(rank, max(since, meeting.end) if self.clock.running else since)
         meeting.sleepers.clear()
+
+
+def there_and_back(tensor: Tensor, wire: str) -> None:
+    """Cast as a real communicator does: a copy of `tensor` for the `wire`, and the sum that comes back."""
+    unpack(pack(tensor, None, wire), torch.empty_like(tensor), tensor.element_size())
 
 
 def wire_bytes(tensor: Tensor, wire: str | None) -> int:

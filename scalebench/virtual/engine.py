@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.meeting import Group
+from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.replay import ReplayWorker, Trace
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
@@ -41,11 +42,13 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Scenery:
-    """What a virtual run is charged by: the cluster, the engines' costs and the step times by load of a node."""
+    """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
+    operations of strategies."""
 
     cluster: Cluster
     engines: EngineCosts
     tables: list[StepTable]
+    operations: OperationTimes = field(default_factory=dict)
     reference_s: float | None = None  # the machine speed of both, as the time of the reference step
 
     def table_for(self, workers: int) -> StepTable:
@@ -129,13 +132,13 @@ def alike(run: Run) -> str:
 
 
 def _judged(
-    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[_Stage], tuple[Outcome, Weights]]
+    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[Stage], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
     strategy = _virtual(run)
     try:
-        outcome, weights = play(_Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
+        outcome, weights = play(Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -148,8 +151,10 @@ class _TimeLimitError(RunError):
     status = "timeout"
 
 
-class _Stage:
+class Stage:
     """The scheduler with the workers of one run on it."""
+
+    clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
     def __init__(self, run: Run, dataset: Dataset, scenery: Scenery, strategy: Strategy, deadline: float) -> None:
         self.run, self.dataset, self.scenery, self.strategy = run, dataset, scenery, strategy
@@ -246,9 +251,10 @@ class _Stage:
         options = self.run.virtual
         spread, measured = (options.jitter, options.jitter_sigma), self.table.jitter
         jitter = jitter_source(*spread, seed=self.run.seed, worker=rank, measured=measured)
-        kind = RecordingVirtualClock if self.run.trace else VirtualClock
+        kind = self.clock_kind or (RecordingVirtualClock if self.run.trace else VirtualClock)
         speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
-        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness)
+        operations = self.scenery.operations.get(str(self.run.strategy))
+        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness, operations=operations)
 
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
@@ -275,7 +281,8 @@ class _Stage:
     def _price_list(self) -> Costs:
         cluster = self.scenery.cluster.with_slow_links(self.run.virtual.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
-        return Costs(network, self.scenery.engines, self.strategy.engines[0])
+        said = self.run.virtual.engine
+        return Costs(network, self.scenery.engines, self.strategy.engines[0] if said == "auto" else said)
 
 
 def _gradients(model: torch.nn.Module, release: list[float]) -> list[GradientTensor]:

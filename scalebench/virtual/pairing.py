@@ -23,16 +23,19 @@ def merge_pairs_(vectors: Sequence[Tensor], merge: Callable[[Tensor, Tensor], No
     torch._foreach_copy_(list(vectors[1:]), [vectors[0]] * (len(vectors) - 1))
 
 
-def exchange_laps(starts: Sequence[float], seconds: Callable[[int, int], float]) -> list[list[Lap]]:
+def exchange_laps(
+    starts: Sequence[float], seconds: Callable[[int, int], float], merging: float = 0.0
+) -> list[list[Lap]]:
     """The exchanges of each rank that comes at `starts`: a message to the higher of two, and its answer.
 
-    `seconds(a, b)` is how long a message takes from rank a to b.
+    `seconds(a, b)` is how long a message takes from rank a to b, `merging` how long the higher one merges before it
+    answers.
     """
     now = list(starts)
     laps: list[list[Lap]] = [[] for _ in now]
     for low, high in _partners(len(now)):
         for source, rank in ((low, high), (high, low)):
-            until = max(now[rank], now[source] + seconds(source, rank))
+            until = max(now[rank], now[source] + seconds(source, rank)) + (merging if rank == high else 0.0)
             laps[rank].append((until, max(0.0, now[source] - now[rank])))  # the way is no waiting
             now[rank] = until
     return laps

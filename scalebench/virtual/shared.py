@@ -114,10 +114,11 @@ class ServerDesk:
         nbytes = 0 if payload is None else payload.nbytes
         begin = max(arrival, self.free_at)
         updates = getattr(self.rule, "updates", 0)
-        replies = self.rule(comm.world_rank, payload, begin)
+        replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)
         steps = getattr(self.rule, "updates", 0) - updates
         self.free_at = begin + comm.costs.occupancy(nbytes / self.shards, comm.world_rank, self.host)
-        self.free_at += steps * comm.clock.seconds_of(Task.UPDATE) / self.shards
+        taken = max(steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule))
+        self.free_at += taken / self.shards
         for worker, tensor in replies:
             part = tensor.nbytes / self.shards
             self.free_at += comm.costs.occupancy(part, worker, self.host)

@@ -30,6 +30,26 @@ def test_errors_are_of_the_same_strategy_and_count(study):
     assert median_error(table) == pytest.approx(expected), "the oversubscribed cell does not count"
 
 
+@pytest.mark.parametrize(
+    ("said", "engines"),
+    [
+        ("", ["mpi", "mpi"]),
+        ("virtual: {engine: gloo}", ["gloo", "mpi"]),
+        ("virtual: {engine: gloo}\nengine: auto", ["gloo", "mpi"]),
+        ("virtual: {engine: horovod}\nengine: mpi", []),
+    ],
+)
+def test_virtual_times_are_checked_on_the_engine_that_they_are_charged_by(study, said, engines):
+    rows = [run("allreduce", 2, 10.0, "native"), run("allreduce", 2, 14.0, "native", "gloo"), run("allreduce", 2, 13.0)]
+    rows += [run("epoch_async", 2, 10.0, "native"), run("epoch_async", 2, 13.0)]
+    folder = study(rows=rows).folder
+    (folder / "study.yaml").write_text(f"name: s\n{said}\n")
+    table = agreement(load(folder))
+    assert table["engine"].tolist() == engines
+    native = {"gloo": 14.0, "mpi": 10.0}
+    assert table["ratio"].tolist() == pytest.approx([13.0 / native[engine] for engine in engines])
+
+
 def test_without_native_runs_there_is_no_error(study):
     table = agreement(study(rows=[run("serial", 1, 9.0)]))
     assert table.empty

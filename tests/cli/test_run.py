@@ -155,6 +155,28 @@ def test_powersgd_of_a_model_without_matrices_is_refused_before_anything_runs(re
             assert not list(tmp_path.glob("results/*/runs.csv"))
 
 
+@pytest.mark.parametrize("execution", ["auto", "native", "paced", "virtual"])
+def test_horovod_with_bfloat16_is_refused_before_anything_runs(refused, monkeypatch, execution):
+    monkeypatch.setattr("scalebench.launch.engines.available", lambda name: None)
+    options = (
+        "--execution",
+        execution,
+        "--dataset",
+        "wine",
+        "--workers",
+        "2",
+        "--device-step-time",
+        "0.02",
+        "--dry-run",
+    )
+    said = refused(*options, "--strategy", "horovod", "--dtype", "bfloat16")
+    assert said.startswith("scalebench: error: strategy horovod: ")
+    assert "Horovod has no bfloat16 for torch" in said or "cannot carry bfloat16; use another --dtype" in said
+    if execution != "virtual":
+        wire = ("--engine", "horovod", "--set", "strategies=[{allreduce: {compression: bf16}}]")
+        assert "engine horovod cannot carry bfloat16; use fp16, or another --engine" in refused(*options, *wire)
+
+
 def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refused, scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.launch.engines.find_mpirun", lambda: None)
     line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")

@@ -243,7 +243,26 @@ def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
     (own.folder / "provenance" / "a.json").write_text(json.dumps(facts))
     said = caption(own, "breakdown")
     assert "Real runs: EPYC 9654, 4 cores, up to 2 nodes by eth0 (25 Gbit/s). Virtual runs: this machine" in said
-    assert "10 Gbit/s Ethernet; up to 2 nodes of 4 workers." in said
+    assert (
+        "10 Gbit/s Ethernet; up to 2 nodes of 4 workers; allreduce between nodes assumed by recursive doubling" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "{}",
+            "; allreduce between nodes assumed by recursive doubling up to 2 KiB and Rabenseifner's algorithm above.",
+        ),
+        ("{collective: ring}", "; allreduce between nodes assumed by ring."),
+        ("{engine: gloo, collective: ring}", "; collectives at the cost of gloo's; allreduce between nodes assumed by"),
+    ],
+)
+def test_the_caption_of_virtual_runs_says_by_what_they_are_charged(tmp_path, options, said):
+    own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
+    (own.folder / "study.yaml").write_text(f"name: s\nvirtual: {options}\n")
+    assert f"up to 2 nodes of 4 workers{said}" in caption(load(own.folder), "breakdown")
 
 
 def test_the_breakdowns_panels_have_letters_and_bars_wherever_they_have_ticks(results):

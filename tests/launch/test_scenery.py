@@ -106,3 +106,22 @@ def test_a_calibration_that_cannot_charge_a_study_is_refused_before_anything_is_
     assert said in scalebench(*words, code=2)
     assert said in scalebench(*words, "--dry-run", code=2)
     assert not (tmp_path / "results" / "other").exists()
+
+
+def test_operations_of_strategies_are_measured_once_and_kept(scalebench):
+    words = (*RUN[:7], "--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--strategy", "adasum")
+    scalebench(*words, "--name", "mine")
+    path = Path("results/mine/calibration.json")
+    first = read_calibration(path).operations
+    assert list(first) == ["adasum"]
+    assert first["adasum"]["Merging"].seconds > 0
+    more = (*words, "--strategy", "easgd", "--strategy", "allreduce")
+    scalebench(*more, "--name", "mine")
+    both = read_calibration(path).operations
+    assert both["adasum"] == first["adasum"], "runs were charged by these"
+    assert {"Easgd._draw", "Easgd._follow"} == set(both["easgd"])
+    assert both["allreduce"] == {}
+    scalebench(*more, "--name", "again", "--calibration", path)
+    assert times("again") == times("mine")
+    said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path)
+    assert "does not say what slowmo computes beside its steps: nothing is charged for it" in " ".join(said.split())

@@ -111,6 +111,21 @@ def test_an_engine_that_is_asked_for_is_taken():
     assert {run.engine for run in runs} == {"gloo"}
 
 
+def test_virtual_runs_are_charged_by_the_engine_that_is_asked_for_where_it_can_carry_them():
+    names = ["allreduce", "gossip", "epoch_async", "horovod"]
+    told = sweep(strategies=names, workers="2", virtual={"engine": "gloo"})
+    charged = {run.strategy.name: run.virtual.engine for run in told.runs if run.execution == "virtual"}
+    assert charged == {"allreduce": "gloo", "gossip": "gloo", "epoch_async": "auto", "horovod": "auto"}
+    native = {run.strategy.name: run.engine for run in told.runs if run.execution == "native"}
+    assert native == {"allreduce": "gloo", "gossip": "gloo", "epoch_async": "mpi", "horovod": "horovod"}
+    assert "epoch_async: charged as on mpi, for gloo has no shared_state" in told.notes
+    plain = sweep(strategies=names, workers="2")
+    assert {run.virtual.engine for run in plain.runs} == {"auto"}
+    assert not {run.config_hash for run in plain.runs if run.strategy.name == "allreduce"} & {
+        run.config_hash for run in told.runs
+    }
+
+
 def test_a_worker_of_nccl_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(engines, "available", lambda name: None)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalebench.clock import WallClock
 from scalebench.comm.base import Capability
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import StudyError
@@ -48,7 +49,8 @@ class Recording:
 
 def lone_worker(model=None, n=None):
     parameters = sum(p.numel() for p in model.parameters()) if model is not None else n
-    return SimpleNamespace(comm=Recording(), gradients=torch.zeros(parameters, dtype=torch.float64), model=model)
+    gradients = torch.zeros(parameters, dtype=torch.float64)
+    return SimpleNamespace(comm=Recording(), clock=WallClock(), gradients=gradients, model=model)
 
 
 # --- top-k ----------------------------------------------------------------------------------------------------------

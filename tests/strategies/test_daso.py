@@ -39,6 +39,7 @@ def test_schedule_and_final_weights_are_those_of_heat(name, scenery, monkeypatch
     for replica in replicas.made:
         assert [list(skips) for skips in replica.state.skips] == case["schedule"].tolist()
         np.testing.assert_allclose(weights["final"].numpy(), case["final"][replica.rank], atol=1e-6, rtol=0)
+        daso_case.check_epoch_losses(replica.epoch_losses, case, replica.rank)
     assert np.abs(case["final"][0] - case["initial"]).max() > 0.1
 
 

@@ -316,12 +316,21 @@ def test_what_is_counted_is_what_the_rule_says(trained, strategy):
         assert report.bytes_sent == vectors * weights["final"].numel() * 8
 
 
-def test_local_sgd_of_one_plain_step_is_averaging_gradients(play):
-    options = {"epochs": 3, "optimizer": "sgd"}
-    _, reduced = play("allreduce", 4, **options)
+@pytest.mark.parametrize("optimizer", ["sgd", {"sgd": {"momentum": 0.9, "nesterov": True}}], ids=str)
+def test_local_sgd_of_one_step_is_allreduce_where_batches_are_equal(play, optimizer):
+    options = {"epochs": 3, "optimizer": optimizer}
     for strategy in ({"local_sgd": {"steps": 1}}, {"slowmo": {"steps": 1, "slow_momentum": 0.0}}):
-        _, averaged = play(strategy, 4, **options)
-        torch.testing.assert_close(averaged["final"], reduced["final"], atol=1e-12, rtol=0)
+        for workers, equal in ((4, True), (5, False)):  # 96 samples: shards of 24, or of 19 and 20
+            _, reduced = play("allreduce", workers, **options)
+            _, averaged = play(strategy, workers, **options)
+            apart = float((averaged["final"] - reduced["final"]).abs().max())
+            assert apart < 1e-12 if equal else apart > 1e-5
+
+
+def test_local_sgd_of_one_step_of_adam_is_never_allreduce(play):
+    options = {"epochs": 3, "optimizer": "adam", "lr": 1e-3}
+    (_, reduced), (_, averaged) = (play(each, 4, **options) for each in ("allreduce", {"local_sgd": {"steps": 1}}))
+    assert float((averaged["final"] - reduced["final"]).abs().max()) > 1e-5
 
 
 @pytest.mark.parametrize("strategy", FAMILY, ids=str)

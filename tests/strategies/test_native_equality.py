@@ -173,6 +173,8 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
         case, native = daso_case.reference(name), found[f"heat-{name}"]
         assert native["skips"].tolist() == case["schedule"].tolist()
         np.testing.assert_allclose(native["final"], case["final"][0], atol=1e-6, rtol=0)
+        for rank, losses in enumerate(native["losses"]):
+            daso_case.check_epoch_losses(losses, case, rank)
 
 
 def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, scenery, tmp_path):
@@ -184,13 +186,18 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, sce
     runs += native_runs("gloo", DDP, make_run, counts=(2, 4))
     wide = {"mlp": {"hidden": [16, 16]}}
     compressed = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide)
-    found = launched("gloo", [*runs, *compressed], [], blobs, tmp_path)
-    compare(runs, found, blobs, scenery)
+    alone = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(1,), model=wide)
+    found = launched("gloo", [*runs, *compressed, *alone], [], blobs, tmp_path)
+    compare([*runs, *alone], found, blobs, scenery)
     for run in compressed:
+        twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
+        reports = simulate(twin, blobs, scenery)[0].workers
+        counted = [[report.syncs, report.bytes_sent] for report in reports]
+        assert found[run.run_id]["counted"].tolist() == counted, run.run_id
         told, called = (found[run.run_id][name].tolist() for name in ("told", "called"))
         assert told == called, f"{run.run_id}: what the records say is what torch was asked"
         syncs = found[run.run_id]["counted"][:, 0]
-        powersgd = (3 * syncs - 2 * 2).tolist()  # the first two steps are not compressed
+        powersgd = (3 * (syncs + 2) // 2 - 2 * 2).tolist()  # all steps but the first two are two synchronisations
         buckets = {"ddp-fp16": 5 * syncs, "ddp-bf16": syncs}  # the last layer's bias and weights share one; all do
         assert told == (powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()), run.run_id
     for run in runs:

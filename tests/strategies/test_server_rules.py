@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -149,10 +150,10 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
 
 
 def nearest_meeting(now, own, last, other, span):
-    """The controller's rule to the letter: every r against every predicted push of the slowest worker."""
+    """The rule to the letter: every r against every predicted push of the slowest worker; 1 ns is a tie."""
     meetings = [last + (k + 1) * other for k in range(span + 1)]
     distance = [min(abs(at - (now + r * own)) for at in meetings) for r in range(span + 1)]
-    return distance.index(min(distance))
+    return next(r for r in range(span + 1) if distance[r] <= min(distance) + 1e-9)
 
 
 def granted(before, now, before_of_other, last, span):
@@ -161,6 +162,19 @@ def granted(before, now, before_of_other, last, span):
     for worker, at in ((0, before), (1, before_of_other), (0, before), (1, last), (0, now)):
         gate.on_push(worker, at)
     return gate._credits[0]
+
+
+@pytest.mark.parametrize("step_s", [Fraction(1), Fraction(3, 10_000), Fraction(1, 7000)], ids=str)
+@pytest.mark.parametrize("bounds", [(3, 15), (1, 4), (0, 3)], ids=str)
+def test_rounding_decides_no_tie_of_dssp(bounds, step_s):
+    """Steady speeds as 1 : 1.37 : 1.93 : 2.71 make predicted pushes coincide; with exact fractions ties are ties."""
+    total, exact = 400, [step_s * slower / 100 for slower in (100, 137, 193, 271)]
+
+    def leads(base):
+        gate = Dynamic(4, total, *bounds)
+        return [(worker, lead) for _, worker, lead in drive(gate, lambda worker, step: base[worker])[0]]
+
+    assert leads([float(seconds) for seconds in exact]) == leads(exact)
 
 
 quarters = st.integers(0, 30).map(lambda each: each / 4)  # ties are the rule, not the exception

@@ -13,8 +13,9 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import crowding
-from scalebench.analysis.surroundings import hardware, machines_of, provenance_in, states_steps
+from scalebench.analysis.surroundings import charged_engine, hardware, machines_of, provenance_in, states_steps
 from scalebench.cluster.load import load_cluster
+from scalebench.cluster.network import in_words
 from scalebench.errors import ClusterError
 from scalebench.words import counted
 
@@ -78,8 +79,18 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
         size = "" if sizes.isna().any() else "; up to {} of {}".format(
             counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
         )  # fmt: skip
-        told.append(f"Virtual runs: {cluster}{size}.")
+        engine = f"; collectives at the cost of {named}'s" if (named := charged_engine(results)) else ""
+        told.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}.")
     return " ".join(told)
+
+
+def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
+    """The algorithm that the network model takes an allreduce between nodes for, where there was one."""
+    if not (virtual["nodes"].fillna(1) > 1).any():
+        return ""
+    options = results.study.get("virtual")
+    said = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    return f"; allreduce between nodes assumed by {in_words(str(said))}"
 
 
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from scalebench.clock import WallClock
 from scalebench.strategies.compression import PowerSgd
 from scalebench.strategies.ddp import Ddp
 
@@ -70,7 +71,8 @@ def work(rank, store, results):
     state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=START)
     wrapped.register_comm_hook(state, powerSGD_hook)
     comm = Gloo()
-    rule = PowerSgd(SimpleNamespace(comm=comm, model=ours, gradients=torch.zeros_like(start)), RANK, START)
+    worker = SimpleNamespace(comm=comm, clock=WallClock(), model=ours, gradients=torch.zeros_like(start))
+    rule = PowerSgd(worker, RANK, START)
     for step in range(STEPS):
         x, y = batch(rank, step)
         loss_of(wrapped, x, y).backward()

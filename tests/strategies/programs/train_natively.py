@@ -129,6 +129,7 @@ def take_part(run, mpi, entry, dataset, folder):
             state.close()
         gathered = mpi.gather((report.syncs, report.bytes_sent))
         told = mpi.gather(report.collective_calls)
+        losses = mpi.gather(getattr(replica, "epoch_losses", []))
         if mpi.rank == 0:
             np.savez(
                 folder / f"{run.run_id}.npz",
@@ -138,6 +139,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
                 told=np.array([-1 if calls is None else calls for calls in told]),
+                losses=np.array(losses),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
             )

@@ -1,0 +1,121 @@
+"""What strategies compute beside their steps: measured on the vectors of a run, and charged at each call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scalebench.virtual import operation_costs
+from scalebench.virtual.operation_costs import measure_operations
+from scalebench.virtual.operation_times import OperationTime, name_of
+
+TOPK = {"allreduce": {"compression": "topk"}}
+WIDE = {"mlp": {"hidden": [16, 16]}}
+OPERATIONS = {
+    "adasum": ({"Merging", "Tensor.sub_", "Tensor.add_"}, {}),
+    "slowmo": ({"BlockMomentum._restart"}, {"steps": 2}),
+    "bmuf": ({"BlockMomentum._restart"}, {"steps": 2}),
+    "diloco": ({"BlockMomentum._restart"}, {"steps": 2}),
+    "easgd": ({"Easgd._draw", "Easgd._follow"}, {}),
+    "epoch_async": ({"EpochAsync._merge"}, {}),
+    "ad_psgd": ({"_meet", "AdPsgd._write"}, {}),
+    "asp": ({"ParameterServer"}, {}),
+    "fedprox": ({"FedProx._hold"}, {}),
+    "local_sgd": (set(), {"steps": 2}),
+    "epoch_average": (set(), {}),
+    "allreduce": (set(), {}),
+    "ddp": (set(), {}),
+}
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """Every operation takes 1 ms, and 2 ms with twice the messages, whatever the machine does meanwhile."""
+
+    def measured(operation):
+        doubled = name_of(operation) == "TopK._mean" and len(operation.args[0]) > 2
+        return operation(), 2e-3 if doubled else 1e-3
+
+    monkeypatch.setattr(operation_costs, "measure", measured)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_operations_of_each_strategy_are_found_by_running_it(make_run, blobs, scenery, seconds, name):
+    expected, options = OPERATIONS[name]
+    run = make_run({name: options}, 2, epochs=4)
+    found = measure_operations([run], {2: blobs}, scenery)
+    assert {name.replace("TensorBase", "Tensor") for name in found[str(run.strategy)]} == expected
+    assert all(time == OperationTime(seconds=1e-3) for time in found[str(run.strategy)].values())
+
+
+def test_what_each_further_message_adds_is_found_by_twice_as_many(make_run, blobs, scenery, seconds):
+    runs = [make_run(TOPK, workers) for workers in (1, 4, 2)]
+    times = measure_operations(runs, {1: blobs, 2: blobs, 4: blobs}, scenery)[str(runs[0].strategy)]
+    assert times["TopK._select"] == OperationTime(seconds=1e-3)
+    assert times["TopK._mean"] == OperationTime(seconds=1e-3, per_member_s=0.5e-3)
+    assert times["TopK._mean"].among(6) == pytest.approx(3e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_compression_takes_its_time_at_every_step_and_changes_no_number(play, scenery, workers):
+    """12 steps at two workers: 3 ms to choose, 1 ms to add two messages, and 0.5 ms for each further one."""
+    times = {
+        "TopK._select": OperationTime(seconds=3e-3),
+        "TopK._mean": OperationTime(seconds=1e-3, per_member_s=0.5e-3),
+    }
+    priced = replace(scenery, operations={"allreduce(compression=topk)": times})
+    free, weights = play(TOPK, workers)
+    charged, same = play(TOPK, workers, scenery=priced)
+    steps = free.workers[0].optimizer_steps
+    each = 0.0 if workers == 1 else 4e-3 + 0.5e-3 * (workers - 2)
+    for before, after in zip(free.workers, charged.workers, strict=True):
+        assert after.train_s - before.train_s == pytest.approx(steps * each)
+        assert after.other_s - before.other_s == pytest.approx(steps * each)
+    assert (weights["final"] == same["final"]).all()
+    again, _ = play(TOPK, workers, scenery=priced)
+    assert [worker.train_s for worker in again.workers] == [worker.train_s for worker in charged.workers]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "operation", "calls"),
+    [
+        ({"allreduce": {"compression": "fp16"}}, 2, "there_and_back", 12),
+        ({"allreduce": {"compression": "powersgd"}}, 2, "PowerSgd._read_first", 12 - 2),
+        ({"ddp": {"compression": "powersgd"}}, 2, "PowerSgd._settle", 12 - 2),
+        ("adasum", 4, "Merging", 2 * 6),  # lg 4 levels a step
+        ({"slowmo": {"steps": 4}}, 2, "BlockMomentum._restart", 3),
+        ({"easgd": {"steps": 4}}, 2, "Easgd._draw", 3),
+        ("epoch_async", 1, "EpochAsync._merge", 2),
+        ({"fedprox": {"local_epochs": 2}}, 2, "FedProx._hold", 12),
+    ],
+    ids=str,
+)
+def test_each_call_is_charged_once(play, make_run, scenery, strategy, workers, operation, calls):
+    key = str(make_run(strategy, workers).strategy)
+    priced = replace(scenery, operations={key: {operation: OperationTime(seconds=1e-3)}})
+    plain, slowed = (play(strategy, workers, model=WIDE, scenery=place)[0] for place in (scenery, priced))
+    added = [after.train_s - before.train_s for before, after in zip(plain.workers, slowed.workers, strict=True)]
+    assert added == pytest.approx([calls * 1e-3] * workers)
+
+
+def test_a_slow_worker_compresses_slowly_and_others_wait_for_it(play, scenery):
+    priced = replace(scenery, operations={"allreduce(compression=topk)": {"TopK._select": OperationTime(seconds=1e-3)}})
+    slow = {"virtual": {"slowdown": {1: 3.0}}}
+    free, charged = (play(TOPK, 2, scenery=place, **slow)[0] for place in (scenery, priced))
+    assert charged.workers[0].train_s - free.workers[0].train_s == pytest.approx(12 * 3e-3)
+
+
+def test_a_server_takes_at_least_its_rules_time(play, scenery):
+    """One worker: a push is answered when it is applied; the update itself takes 0.05 ms."""
+    priced = replace(scenery, operations={"asp": {"ParameterServer": OperationTime(seconds=1e-3)}})
+    free, charged = (play("asp", 1, scenery=place)[0].workers[0] for place in (scenery, priced))
+    assert charged.train_s - free.train_s == pytest.approx(free.optimizer_steps * (1e-3 - 5e-5))
+
+
+def test_measuring_times_the_processor_not_the_wall():
+    import time
+
+    result, taken = operation_costs.measure(lambda: time.sleep(0.05) or 7)
+    assert result == 7
+    assert taken < 0.02
