@@ -9,6 +9,7 @@ from typing import NamedTuple
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
 from scalebench.launch import engines
+from scalebench.launch.hosts import Hosts
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -26,9 +27,9 @@ class NativePoints(NamedTuple):
 
 
 def native_points(
-    study: Study, component: Component, counts: Sequence[int], cores: int, notes: list[str]
+    study: Study, component: Component, counts: Sequence[int], hosts: Hosts, notes: list[str]
 ) -> NativePoints | None:
-    """The real runs of a strategy at the worker `counts`; under `auto` those that this node holds, else all.
+    """The real runs of a strategy at the worker `counts`; under `auto` those that the hosts hold, else all.
 
     None under `auto` where nothing can carry it: why is added to `notes`.
 
@@ -52,8 +53,9 @@ def native_points(
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
     if auto:
-        most = engines.gpus() if engine == "nccl" else cores // study.threads_per_worker
-        return NativePoints(engine, [workers for workers in counts if workers <= most])
+        if engine == "nccl":
+            return NativePoints(engine, [workers for workers in counts if workers <= engines.gpus()])
+        return NativePoints(engine, hosts.most(study.threads_per_worker, counts))
     if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
         raise EngineError(
             f"strategy {component.name}: engine nccl takes a GPU for each worker, and here "

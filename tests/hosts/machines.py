@@ -76,9 +76,11 @@ class Host:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")  # in place: it is bound over /etc/hosts
 
-    def start(self, command: Sequence[str | Path], **options: object) -> subprocess.Popen[str]:
+    def start(
+        self, command: Sequence[str | Path], *, cwd: Path = Path("/"), **options: object
+    ) -> subprocess.Popen[str]:
         """A process on this host, which ends with this one."""
-        enter = [*_END_WITH_PARENT, "nsenter", "--all", f"--target={self.pid}"]
+        enter = [*_END_WITH_PARENT, "nsenter", "--all", f"--target={self.pid}", f"--wd={cwd}"]
         return subprocess.Popen([*enter, *map(str, command)], text=True, **options)
 
     def daemon(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:

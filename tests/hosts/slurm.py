@@ -52,7 +52,7 @@ class Slurm:
         self.hosts, self.folder = hosts, hosts.folder / "slurm"
         (self.folder / "state").mkdir(parents=True)
         conf = self.folder / "slurm.conf"
-        self.environment = {**_without_slurm(os.environ), "SLURM_CONF": str(conf)}
+        self.environment = {**without_slurm(os.environ), "SLURM_CONF": str(conf)}
         nodes = [
             f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} CPUs={CORES} State=UNKNOWN\n"
             for node in hosts.nodes
@@ -102,5 +102,5 @@ class Slurm:
         return next(word.partition("=")[2] for word in said.split() if word.startswith("JobState="))
 
 
-def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from pathlib import Path
+import pytest
 
-STUDY = """\
-name: nodes
-dataset: wine
-model: {mlp: {hidden: [4]}}
-epochs: 2
-repetitions: 1
-workers: [3]
-execution: native
-warmup_steps: 2
-time_limit_s: 60
-strategies: [allreduce]
-"""
-SCALEBENCH = Path(sys.executable).with_name("scalebench")
+from scalebench.launch import engines
+from tests.hosts.studies import SCALEBENCH, rows_in, study
+
+ALL = ["allreduce", "ddp", "epoch_async", "ssp", "daso-fixed", "horovod"]
 
 
-def script(study: str) -> str:
-    return f"#!/bin/bash\ncat >study.yaml <<'YAML'\n{study}YAML\n{SCALEBENCH} run study.yaml\n"
-
-
-def rows_in(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results" / "nodes" / "runs.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_study_on_three_nodes_of_one_task(cluster, tmp_path):
-    job = cluster.sbatch(script(STUDY), tmp_path, "--nodes=3", "--ntasks-per-node=1")
+def submit(cluster, folder, text, *options):
+    """Run a study in a job; what the job printed."""
+    (folder / "study.yaml").write_text(text)
+    job = cluster.sbatch(f"#!/bin/bash\n{SCALEBENCH} run study.yaml\n", folder, *options)
     state = cluster.wait(job)
-    said = (tmp_path / "job.txt").read_text()
+    said = (folder / "job.txt").read_text()
     assert state == "COMPLETED", said
-    (row,) = rows_in(tmp_path)
-    assert (row["status"], row["workers"], row["nodes"], row["workers_per_node"]) == ("completed", "3", "3", "1"), said
+    return said
+
+
+@pytest.mark.parametrize(("tasks", "workers"), [(1, 3), (2, 6)])
+def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, workers):
+    names = [name for name in ALL if name != "horovod" or engines.available("horovod") is None]
+    if tasks == 2:
+        names.remove("ssp")  # its server would be a seventh process
+    said = submit(cluster, tmp_path, study(workers, *names), "--nodes=3", f"--ntasks-per-node={tasks}")
+    rows = rows_in(tmp_path)
+    assert set(rows) == set(names), said
+    for name, row in rows.items():
+        assert row["status"] == "completed", row["error"]
+        assert (row["nodes"], row["workers_per_node"]) == ("3", str(tasks)), name
+        assert row["scheduler_job_id"]
+    crowded = {name for name, row in rows.items() if row["oversubscribed"] == "true"}
+    assert crowded == ({"ddp", "horovod"} & set(names) if tasks == 2 else set()), "a thread beside each worker"
+    if tasks == 1:
+        assert "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside" in said
