@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
 from scalebench.launch import engines
+from scalebench.launch.hosts import Hosts
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -27,9 +28,9 @@ class NativePoints(NamedTuple):
 
 
 def native_points(
-    study: Study, component: Component, counts: Sequence[int], cores: int, notes: list[str]
+    study: Study, component: Component, counts: Sequence[int], hosts: Hosts, notes: list[str]
 ) -> NativePoints | None:
-    """The real runs of a strategy at the worker `counts`; under `auto` those that this node holds, else all.
+    """The real runs of a strategy at the worker `counts`; under `auto` those that the hosts hold, else all.
 
     None under `auto` where nothing can carry it and no engine was named: why is added to `notes`.
 
@@ -56,8 +57,9 @@ def native_points(
     if wire is not None and not engines.carries(engine, wire):
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
-        most = engines.gpus() if engine == "nccl" else cores // study.threads_per_worker
-        return NativePoints(engine, [workers for workers in counts if workers <= most])
+        if engine == "nccl":
+            return NativePoints(engine, [workers for workers in counts if workers <= engines.gpus()])
+        return NativePoints(engine, hosts.most(study.threads_per_worker, counts))
     if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
         raise EngineError(
             f"strategy {component.name}: engine nccl takes a GPU for each worker, and here "

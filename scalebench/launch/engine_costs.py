@@ -63,7 +63,7 @@ def measure_engine_costs(
 
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
-    command, binding = mpirun_command(max(ranks))
+    command, binding = mpirun_command(max(ranks), alone=True)
     with tempfile.TemporaryDirectory(prefix="scalebench-engines-") as folder:
         spec, result = Path(folder) / "spec.json", Path(folder) / "costs.json"
         told = {"engines": names, "ranks": ranks, "result": str(result), "seconds": seconds}
@@ -72,7 +72,7 @@ def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
         try:
             done = subprocess.run(
                 [*command, sys.executable, "-m", "scalebench.native.engine_probe", str(spec)],
-                env=environment(1, oversubscribed=binding == "none"),
+                env=environment(1, oversubscribed=binding == "none", alone=True),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -68,17 +68,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def nodes_of_allocation() -> int:
-    """How many nodes a Slurm job holds, over which mpirun spreads ranks; 1 outside of one."""
-    said = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or ""
-    return max(1, int(said)) if said.isdecimal() else 1
-
-
-def allocated_cores() -> int:
-    """How many cores real ranks may use: those of each node of the job, taken to be like this one."""
-    return cores() * nodes_of_allocation()
-
-
 def physical_cores() -> int:
     """How many cores without their hardware threads: what a process can be bound to."""
     folders = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in os.sched_getaffinity(0))
@@ -99,17 +88,14 @@ def gpus() -> int:
     return listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def is_oversubscribed(
-    engine: str, workers: int, threads_per_worker: int = 1, available_cores: int | None = None
-) -> bool:
-    """Whether workers x (compute + progress threads) exceed the cores. A lone worker moves no bytes.
+def busy_threads(engine: str, workers: int, threads_per_worker: int = 1) -> int:
+    """How many cores one of `workers` keeps busy: compute and progress threads. A lone worker moves no bytes.
 
     Workers of nccl compute on GPUs, one each: more of them than GPUs are refused, not crowded.
     """
     if engine == "nccl":
-        return False
-    progress = PROGRESS_THREADS[engine] if workers > 1 else 0
-    return workers * (threads_per_worker + progress) > (available_cores or allocated_cores())
+        return 0
+    return threads_per_worker + (PROGRESS_THREADS[engine] if workers > 1 else 0)
 
 
 def find_mpirun() -> Path | None:

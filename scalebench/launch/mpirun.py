@@ -17,7 +17,8 @@ from itertools import count
 from pathlib import Path
 
 from scalebench.launch import engines
-from scalebench.launch.postmortem import Death, Pulse, cause_of_death
+from scalebench.launch.hosts import reachable, require_seen
+from scalebench.launch.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.lifeline import end_with_parent
 from scalebench.native.heartbeat import create_heartbeats
@@ -28,6 +29,7 @@ from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
 
 _POLL_S = 0.05
+CONNECTING_LIMIT_S = 60.0  # for ranks that wait for one another before a run, more where many share a core
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
 OVERRUN_LIMIT = 0.01  # share of steps: beyond it a paced run counts as oversubscribed
 
@@ -59,10 +61,12 @@ def launch(
     worker count; their outcomes are reported too.
 
     Raises:
-        EngineError: an engine is not here.
+        EngineError: an engine is not here, or another host does not see a folder.
     """
     for engine in dict.fromkeys(run.engine for run in runs):
         engines.require(engine)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    require_seen([work_dir, *dict.fromkeys(folders.values())])
     cold: set[str] = set()  # warm-up runs that failed: not tried again
     for part in _by_settings(runs, ranks):
         barren, left = 0, part.runs
@@ -127,16 +131,26 @@ class _Part:
 
 
 def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_Part]:
-    """All runs without settings together, others by settings and number of workers."""
+    """All runs without settings together, others by settings and number of workers.
+
+    Runs whose servers exceed the slots of several hosts have a launch of their own: there ranks lie otherwise.
+    """
+    hosts = reachable()
     parts: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         settings = settings_of(run)
         needed = run.workers + server_ranks(run)
-        key = (json.dumps(settings, sort_keys=True), needed if settings else 0)
+        exceeds = len(hosts.hosts) > 1 and run.workers <= hosts.slots < needed
+        key = (json.dumps(settings, sort_keys=True), needed if settings or exceeds else 0)
         parts.setdefault(key, []).append(run)
     for (settings_text, exactly), part in parts.items():
         at_least = max(run.workers + server_ranks(run) for run in part)
         yield _Part(json.loads(settings_text), part, exactly or max(ranks, at_least))
+
+
+def _connecting_limit_s(ranks: int) -> float:
+    """More where many ranks share a core."""
+    return CONNECTING_LIMIT_S * max(1.0, ranks / reachable().cores / 8)
 
 
 def _new_folder(work_dir: Path) -> Path:
@@ -182,7 +196,7 @@ class _Launch:
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
         progress = max(engines.PROGRESS_THREADS[run.engine] for run in runs)  # all engines get the same cores
-        command, binding = mpirun_command(self._ranks, threads, progress, bind=bind)
+        command, binding = mpirun_command(self._ranks, threads, progress, bind=bind, settings=self._settings)
         job = Job(
             runs=runs,
             datasets=dict(self._folders),
@@ -246,6 +260,12 @@ class _Launch:
                     f"{pulse.stopped(run.workers, server_ranks(run))}. "
                     f"It is left to its limit of {run.time_limit_s:g} s; Ctrl-C twice abandons it"
                 )
+            processes = run.workers + server_ranks(run) if run is not None else self._ranks
+            if (waited_s := pulse.connecting_s(processes)) > _connecting_limit_s(processes):
+                error = (
+                    f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; {what_to_check(pulse.hosts)}"
+                )
+                return Death("failed", error, run.run_id if run is not None else "")
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))
                 return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)
@@ -256,7 +276,7 @@ class _Launch:
         if self._stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
             self._hear(events)
             return None
-        return cause_of_death(self._folder, process.returncode)
+        return cause_of_death(self._folder, process.returncode, pulse.hosts)
 
     def _go_on(self, further: Further) -> None:
         assert self._more is not None
@@ -297,8 +317,9 @@ class _Launch:
             outcome.facts["machines"] = nodes.of(run.workers + server_ranks(run))
         if run.execution == "native":
             processes = run.workers + server_ranks(run)
-            crowded = engines.is_oversubscribed(run.engine, processes, run.threads_per_worker)
-            outcome.facts["oversubscribed"] = crowded
+            busy = engines.busy_threads(run.engine, processes, run.threads_per_worker)
+            cores = nodes.cores_of(processes) if nodes else [(processes, engines.cores())]
+            outcome.facts["oversubscribed"] = any(ranks * busy > held for ranks, held in cores)
         elif outcome.workers:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
             outcome.facts["oversubscribed"] = max(overruns) > OVERRUN_LIMIT

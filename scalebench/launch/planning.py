@@ -9,12 +9,14 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import StudyError
 from scalebench.launch import engines
+from scalebench.launch.hosts import reachable
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand
 from scalebench.models.pinning import pinned
 from scalebench.native.job import server_ranks
 from scalebench.study.spec import Run, Study
 from scalebench.study.unevenness import SlowLinks
+from scalebench.words import counted
 
 
 @dataclass
@@ -28,7 +30,12 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.sweep.notes, *why_oversubscribed(self.sweep.runs), *self.prepared.notes]
+        return [
+            *self.sweep.notes,
+            *why_oversubscribed(self.sweep.runs),
+            *beyond_the_slots(self.sweep.runs),
+            *self.prepared.notes,
+        ]
 
 
 def plan_study(study: Study, *, timed: bool = True) -> Plan:
@@ -70,7 +77,7 @@ def is_oversubscribed(run: Run) -> bool:
     """Whether the run's processes want more cores than there are. Paced runs sleep; their overrun tells."""
     if run.execution != "native":
         return False
-    return engines.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
+    return reachable().is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
 def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
@@ -94,8 +101,28 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
             f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
         )
     points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
-    here = engines.allocated_cores()
+    here = reachable()
+    places = f" of {len(here.hosts)} nodes" if len(here.hosts) > 1 else ""
     return [
-        f"oversubscribed on {here} core{'s' * (here > 1)}, so drawn but never a baseline nor fitted: "
-        f"{'; '.join([', '.join(points), *sorted(reasons)])}"
+        f"oversubscribed on {here.cores} core{'s' * (here.cores > 1)}{places}, so drawn but never a baseline nor "
+        f"fitted: {'; '.join([', '.join(points), *sorted(reasons)])}"
+    ]
+
+
+def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
+    """One line on the points of `runs` that take more processes than an allocation of several nodes has slots."""
+    real = [run for run in runs if run.execution != "virtual"]
+    if not real or len(reachable().hosts) == 1:
+        return []
+    slots, taken = reachable().slots, {}
+    for run in real:
+        servers = server_ranks(run)
+        if (needed := run.workers + servers) > slots:
+            beside = f" ({counted(servers, 'server')} beside the workers)" if servers else ""
+            taken[f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"] = needed
+    if not taken:
+        return []
+    return [
+        f"the allocation has {counted(slots, 'slot')}, and {'; '.join(taken)}: what exceeds the slots shares a node's "
+        f"cores with others; ask for {max(taken.values())} tasks to avoid it"
     ]

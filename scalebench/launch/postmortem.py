@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import textwrap
 import time
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from scalebench.native.heartbeat import Beat, read_heartbeats
+from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
 from scalebench.native.job import LastWords
 
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
+_LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
 _MOST_TOLD = 300  # characters of it
@@ -32,19 +34,25 @@ class Death:
     run_id: str = ""
 
 
-def cause_of_death(folder: Path, returncode: int) -> Death:
-    """What ended the launch whose files are in `folder`."""
+def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> Death:
+    """What ended the launch whose files are in `folder`; `hosts` are those of its ranks, where they are several."""
     words = LastWords.first(folder)
     if words is not None:
-        return Death(words.status, f"rank {words.rank}: {words.error}", words.run_id)
+        return Death(words.status, f"{_named(words.rank, hosts)}: {words.error}", words.run_id)
     said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
     flat = " ".join(said.split())
     if match := _SIGNALLED.search(flat):
         rank, number, name = match.groups()
         hint = ", perhaps for want of memory" if number == "9" else ""
-        return Death("failed", f"rank {rank} was ended by signal {number} ({name}{hint})")
+        return Death("failed", f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{hint})")
     if match := _IMPROPER.search(flat):
-        return Death("failed", f"rank {match[1]} exited before reporting")
+        return Death("failed", f"{_named(int(match[1]), hosts)} exited before reporting")
+    if match := _LOST.search(flat):
+        lost = [rank for rank, host in enumerate(hosts) if host == match[1]]
+        ranks = f" with {_ranks(lost)}" if lost else ""
+        return Death(
+            "failed", f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
+        )
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
     told = telling_line(said)
@@ -61,6 +69,16 @@ def telling_line(text: str) -> str:
     return textwrap.shorten(told, _MOST_TOLD, placeholder=" ...") or "it said nothing"
 
 
+def what_to_check(hosts: Sequence[str]) -> str:
+    """The next step when ranks of `hosts`, of this one if empty, wait for one another while they connect."""
+    if not hosts:
+        return "check what else keeps the cores of this machine busy"
+    return (
+        "check that these hosts reach each other by TCP (routes, firewalls), or name the network that joins them: "
+        "OMPI_MCA_btl_tcp_if_include=... for mpi and horovod, GLOO_SOCKET_IFNAME=... for gloo"
+    )
+
+
 class Pulse:
     """Watches the heartbeats of a launch to say, when a run hangs, which ranks had stopped."""
 
@@ -72,8 +90,14 @@ class Pulse:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that ever said they are there."""
-        return [beat.pid for beat in read_heartbeats(self._path) if beat.pid]
+        """The processes that ever said they are there, of this host."""
+        return [beat.pid for beat in read_heartbeats(self._path) if beat.pid and beat.host == platform.node()]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Each rank's host, empty for a rank that has not said it; no hosts at all where it is this one for all."""
+        hosts = [beat.host for beat in read_heartbeats(self._path)]
+        return hosts if set(hosts) - {"", platform.node()} else []
 
     def watch(self, workers: int) -> None:
         """A run of the first `workers` ranks begins."""
@@ -98,6 +122,25 @@ class Pulse:
             return 0.0
         self._hushed = True
         return seconds
+
+    def connecting_s(self, ranks: int) -> float:
+        """For how long one of the first `ranks` ranks has been connecting, while all others did so or were done."""
+        beats = self._beats[:ranks]
+        connecting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
+        if not connecting or any(beat.phase < Phase.CONNECTING for beat in beats):
+            return 0.0
+        return time.monotonic() - max(self._changed[rank] for rank in connecting)
+
+    def unconnected(self, ranks: int) -> str:
+        """Which of the first `ranks` ranks wait for which while they connect, in words."""
+        hosts, beats = self.hosts, self._beats[:ranks]
+        waiting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
+        pairs = [(rank, beats[rank].batches - 1) for rank in waiting if beats[rank].batches]
+        if pairs:
+            rank, awaited = next((pair for pair in pairs if pair[1] not in waiting), pairs[0])
+            return f"{_named(rank, hosts)} waited for {_named(awaited, hosts)}"
+        places = f" on {', '.join(sorted({hosts[rank] for rank in waiting}))}" if hosts else ""
+        return f"{_ranks(waiting)}{places} waited for the others"
 
     def stopped(self, workers: int, servers: int = 0) -> str:
         """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
@@ -124,6 +167,10 @@ class Pulse:
 
     def _silent_s(self, ranks: Sequence[int], now: float) -> float:
         return now - max(self._changed[rank] for rank in ranks)
+
+
+def _named(rank: int, hosts: Sequence[str]) -> str:
+    return f"rank {rank} on {hosts[rank]}" if hosts and hosts[rank] else f"rank {rank}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from scalebench.errors import EngineError
 from scalebench.launch import engines
+from scalebench.launch.hosts import AS_ROOT, SPEAK_OF_HOSTS, reachable, this_host
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
+# What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun itself passes OMPI_ and PRTE_.
+_PASSED = re.compile(
+    r"(OMP|MKL|OPENBLAS|KMP|GOMP|HOROVOD|GLOO|NCCL|RCCL|TORCH|UCX|FI|PSM2|SCALEBENCH|XDG|PYTHON|MALLOC)_\w+"
+    r"|PYTHONPATH|LD_PRELOAD|CUBLAS_WORKSPACE_CONFIG|ATEN_CPU_CAPABILITY"
+)
+_SCHEDULERS = re.compile(r"(SLURM|PBS|LSB|PE)_\w+")
 
 
 def mpirun_command(
-    ranks: int, threads: int = 1, progress_threads: int = 0, *, bind: bool = True
+    ranks: int,
+    threads: int = 1,
+    progress_threads: int = 0,
+    *,
+    bind: bool = True,
+    alone: bool = False,
+    settings: Iterable[str] = (),
 ) -> tuple[list[str], str]:
     """The command that starts `ranks` processes, up to the program, and how it binds them, for the records.
+
+    `alone`: all of them on this host, in the environment for that. Ranks on other hosts are given by name what they
+    need of this process's environment, threads, and `settings`.
 
     Raises:
         EngineError: there is no mpirun.
@@ -30,27 +47,34 @@ def mpirun_command(
     if mpirun is None:
         raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
     command = [str(mpirun), "-n", str(ranks)]
-    here = engines.physical_cores()
-    if bind and (ranks * threads <= here or engines.nodes_of_allocation() > 1):
-        width = threads + progress_threads if ranks * (threads + progress_threads) <= here else threads
+    hosts = this_host() if alone else reachable()
+    if len(hosts.hosts) > 1:
+        passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {*_THREADS, *settings}
+        command += [word for name in sorted(passed) for word in ("-x", name)]
+    if bind and hosts.can_bind(ranks, threads):
+        width = threads + progress_threads if hosts.can_bind(ranks, threads + progress_threads) else threads
+        if ranks > hosts.slots:  # the first ranks, workers, are spread over the hosts; servers, the last, share them
+            spread = ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
+            return [*command, *spread, "--bind-to", "core"], "core" if width == 1 else f"core:{width}"
         if width == 1:
             return [*command, "--map-by", "core", "--bind-to", "core"], "core"
         return [*command, "--map-by", f"slot:PE={width}", "--bind-to", "core"], f"core:{width}"
     return [*command, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], "none"
 
 
-def environment(threads: int, *, oversubscribed: bool = False) -> dict[str, str]:
-    """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root."""
-    additions = {
-        **dict.fromkeys(_THREADS, str(threads)),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+def environment(threads: int, *, oversubscribed: bool = False, alone: bool = False) -> dict[str, str]:
+    """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root.
+
+    `alone`: without what speaks of other hosts.
+    """
+    additions = dict.fromkeys(_THREADS, str(threads)) | AS_ROOT
     if oversubscribed:
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
-    if engines.nodes_of_allocation() == 1:
-        additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
+    if alone:
+        kept = {name: kept[name] for name in kept if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)}
+    if alone or len(reachable().hosts) == 1:
+        additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
     return additions | kept
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.errors import StudyError
 from scalebench.jitter import STATED
-from scalebench.launch import engines
-from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, in_job, native_points
+from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
+from scalebench.launch.hosts import Hosts, reachable
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
 from scalebench.study.unevenness import VirtualOptions
@@ -95,8 +95,8 @@ class _Cell:
     charged: str = "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
 
 
-def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: bool = True) -> Sweep:
-    """Every run of `study`.
+def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed: bool = True) -> Sweep:
+    """Every run of `study`; real ones on `hosts`, by default those that can be reached.
 
     `auto` is virtual at every worker count plus native where the cores, or GPUs, allow. Serial runs once, at one
     worker, for each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a
@@ -108,11 +108,10 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: b
         EngineError: an engine that was asked for is missing or cannot carry a strategy.
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
-    cores = cores or engines.allocated_cores()
     sweep = Sweep([])
-    cells = [cell for component in study.strategies for cell in _cells(study, component, cores, sweep.notes)]
+    cells = [cell for component in study.strategies for cell in _cells(study, component, hosts, sweep.notes)]
     cells = _distinct(cells)
-    _check_strategies(study, cells, cluster, sweep.notes)
+    _check_strategies(study, cells, cluster, hosts, sweep.notes)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
     if any(cell.execution == "virtual" for cell in cells):
@@ -131,7 +130,7 @@ def expand(study: Study, cluster: Cluster, cores: int | None = None, *, timed: b
     return sweep
 
 
-def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> list[_Cell]:
+def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[str]) -> list[_Cell]:
     known = registry.create(component.name, component.options)
     counts = [1] if known.single_worker else study.workers
     cells: list[_Cell] = []
@@ -142,28 +141,31 @@ def _cells(study: Study, component: Component, cores: int, notes: list[str]) -> 
         cells += [_Cell("virtual", "virtual", component, workers, charged) for workers in counts]
     if study.execution == "virtual":
         return cells
-    native = native_points(study, component, counts, cores, notes)
+    native = native_points(study, component, counts, hosts or reachable(), notes)
     if native is None:
         return cells
     execution: Execution = "native" if study.execution == "auto" else study.execution
     return cells + [_Cell(execution, native.engine, component, workers) for workers in native.workers]
 
 
-def _check_strategies(study: Study, cells: list[_Cell], cluster: Cluster, notes: list[str]) -> None:
+def _check_strategies(
+    study: Study, cells: list[_Cell], cluster: Cluster, hosts: Hosts | None, notes: list[str]
+) -> None:
     for cell in cells:
         strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
         strategy.check_training(study)
-        set_up = strategy.check(cell.workers, _on_one_node(cell, cluster))
+        set_up = strategy.check(cell.workers, _on_one_node(cell, cluster, hosts))
         found = [f"{cell.strategy} at {cell.workers} worker{'s' * (cell.workers > 1)}: {warning}" for warning in set_up]
         if cell.workers > 1:
             found += [f"{cell.strategy}: {warning}" for warning in strategy.advice(study)]
         notes += [note for note in found if note not in notes]
 
 
-def _on_one_node(cell: _Cell, cluster: Cluster) -> int:
-    """How many workers a node holds: the cluster's, but real ranks outside a batch scheduler's job are all here."""
-    here = cell.execution != "virtual" and not in_job()
-    return cell.workers if here else cluster.node.workers_per_node
+def _on_one_node(cell: _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
+    """How many workers a node holds: the cluster's, but of real ranks as many as the fullest host here gets."""
+    if cell.execution == "virtual":
+        return cluster.node.workers_per_node
+    return max((hosts or reachable()).ranks_on(cell.workers))
 
 
 def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]) -> None:

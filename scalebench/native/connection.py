@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,17 +18,28 @@ from mpi4py import MPI
 
 from scalebench.clock import WallClock
 from scalebench.comm.native import NativeCommunicator
+from scalebench.native.addresses import Route, find_route
 
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 
 
 @contextmanager
 def connected(
-    engine: str, mpi: MPI.Comm, clock: WallClock, *, one_node: bool, for_good: bool = False
+    engine: str,
+    mpi: MPI.Comm,
+    clock: WallClock,
+    *,
+    one_node: bool,
+    for_good: bool = False,
+    waits_for: Callable[[int | None], None] = lambda _: None,
 ) -> Iterator[NativeCommunicator]:
     """The communicator of `engine` over the ranks of `mpi`.
 
-    `for_good` leaves Horovod up for the next run, which has to have the same ranks.
+    `for_good` leaves Horovod up for the next run, which has to have the same ranks. `waits_for` hears which rank this
+    one begins to wait for, or None: all.
+
+    Raises:
+        EngineError: an address of rank 0's host cannot be reached from here.
     """
     if engine == "mpi":
         from scalebench.comm.mpi import MpiCommunicator
@@ -50,22 +61,26 @@ def connected(
         if not for_good:
             hvd.shutdown()
     else:
-        yield from _process_group(engine, mpi, clock, one_node)
+        yield from _process_group(engine, mpi, clock, one_node, waits_for)
 
 
-def _process_group(engine: str, mpi: MPI.Comm, clock: WallClock, one_node: bool) -> Iterator[NativeCommunicator]:
+def _process_group(
+    engine: str, mpi: MPI.Comm, clock: WallClock, one_node: bool, waits_for: Callable[[int | None], None]
+) -> Iterator[NativeCommunicator]:
     import torch.distributed as dist
 
     from scalebench.comm.torch_dist import TorchCommunicator
 
-    host = "127.0.0.1" if one_node else mpi.bcast(MPI.Get_processor_name())
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if one_node and engine == "gloo" else {}
     # The operating system picks the port while rank 0 already listens on it: no other process can take it between.
-    store: Any = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if mpi.rank == 0 else None  # type: ignore[attr-defined]
+    here = "127.0.0.1"
+    store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False) if mpi.rank == 0 else None  # type: ignore[attr-defined]
     port = mpi.bcast(store.port if store is not None else None)
+    waits_for(0 if mpi.rank else None)
+    route = Route(here, "lo") if one_node else find_route(mpi, port)
     if store is None:
-        store = dist.TCPStore(host, port)  # type: ignore[attr-defined]
-    with _environment(interface):
+        store = dist.TCPStore(route.address, port)  # type: ignore[attr-defined]
+    waits_for(None)
+    with _environment({"GLOO_SOCKET_IFNAME": route.interface} if engine == "gloo" and route.interface else {}):
         dist.init_process_group(engine, store=store, rank=mpi.rank, world_size=mpi.size)
     try:
         yield TorchCommunicator(clock)

@@ -34,6 +34,7 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
 from scalebench.elsewhere import Elsewhere, taken_by
+from scalebench.lifeline import end_with_parent
 from scalebench.native.connection import connected
 from scalebench.native.engine_steps import ddp_step, horovod_step
 from scalebench.reference import Gauge, reference_network
@@ -459,6 +460,7 @@ def _sleep_until_all_are_here(group: MPI.Comm) -> None:
 
 def main(path: Path) -> None:
     """Measure the engines the file names, at the rank counts it names, and write the costs where it says."""
+    end_with_parent()
     spec = json.loads(path.read_text())
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-_FIELDS = 4  # process id, phase, batches, beats
-_ROW = 8 * _FIELDS
+_NUMBERS = "=4q"  # process id, phase, batches, beats
+_FIELDS = struct.Struct(f"{_NUMBERS}64s")  # and the name of the host
 
 
 class Phase(IntEnum):
@@ -23,20 +24,25 @@ class Phase(IntEnum):
     STARTING = 0
     IDLE = 1
     PREPARING = 2
-    TRAINING = 3
-    EVALUATING = 4
-    REPORTING = 5
-    FINISHED = 6
+    CONNECTING = 3
+    TRAINING = 4
+    EVALUATING = 5
+    REPORTING = 6
+    FINISHED = 7
 
 
 @dataclass(frozen=True)
 class Beat:
-    """One rank's last sign of life; `batches` counts within the phase, `beats` within the batch."""
+    """One rank's last sign of life; `batches` counts within the phase, `beats` within the batch.
+
+    While a rank connects, `batches` is the rank that it waits for, plus one; 0 where it waits for several.
+    """
 
     pid: int
     phase: Phase
     batches: int
     beats: int
+    host: str = ""
 
     @property
     def progress(self) -> tuple[Phase, int, int]:
@@ -50,13 +56,19 @@ class Heartbeat:
     def __init__(self, path: Path, rank: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._row = memoryview(self._memory).cast("q")[rank * _FIELDS : (rank + 1) * _FIELDS]
-        self._row[0] = os.getpid()
+        row = memoryview(self._memory)[rank * _FIELDS.size : (rank + 1) * _FIELDS.size]
+        _FIELDS.pack_into(row, 0, os.getpid(), Phase.STARTING, 0, 0, platform.node().encode()[:64])
+        self._row = row[: struct.calcsize(_NUMBERS)].cast("q")
 
     def enter(self, phase: Phase) -> None:
         """A new phase begins."""
         self._row[3] = self._row[2] = 0
         self._row[1] = phase
+
+    def wait_for(self, rank: int | None) -> None:
+        """Connecting with `rank` begins, or with all of them."""
+        self.enter(Phase.CONNECTING)
+        self._row[2] = 0 if rank is None else rank + 1
 
     def begin_batch(self) -> None:
         """The next batch begins."""
@@ -70,12 +82,12 @@ class Heartbeat:
 
 def create_heartbeats(path: Path, ranks: int) -> None:
     """An empty file for `ranks` ranks."""
-    path.write_bytes(bytes(_ROW * ranks))
+    path.write_bytes(bytes(_FIELDS.size * ranks))
 
 
 def read_heartbeats(path: Path) -> list[Beat]:
     """The last beat of each rank."""
     return [
-        Beat(pid, Phase(phase), batches, beats)
-        for pid, phase, batches, beats in struct.iter_unpack(f"={_FIELDS}q", path.read_bytes())
+        Beat(pid, Phase(phase), batches, beats, host.rstrip(b"\0").decode(errors="replace"))
+        for pid, phase, batches, beats, host in _FIELDS.iter_unpack(path.read_bytes())
     ]

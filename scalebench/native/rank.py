@@ -38,6 +38,8 @@ def main(path: Path) -> None:
     job = Job.load(path)
     world = MPI.COMM_WORLD
     heart = Heartbeat(job.heartbeats, world.rank)
+    _finish_importing()
+    contact(world, heart)
     loop = RankLoop(job, world, heart)
     try:
         loop.serve()
@@ -46,6 +48,20 @@ def main(path: Path) -> None:
         LastWords(rank=world.rank, run_id=loop.current, status=status, error=in_one_line(error)).save(job.folder)
         world.Abort(1)
     heart.enter(Phase.FINISHED)
+
+
+def contact(world: MPI.Comm, heart: Heartbeat) -> None:
+    """Exchange a message with the ranks 1, 2, 4 ... away, so that two hosts that cannot connect are known by name."""
+    distance = 1
+    while distance < world.size:
+        to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
+        heart.wait_for(source)
+        sending = world.isend(None, to)
+        world.recv(source=source)
+        heart.wait_for(to)
+        sending.wait()
+        distance *= 2
+    heart.wait_for(None)
 
 
 class RankLoop:
@@ -63,7 +79,6 @@ class RankLoop:
 
     def serve(self) -> None:
         keep_nodes(self.world, self.job.host, self.job.folder)
-        _finish_importing()
         further = Further(self.job.further)
         runs = self.job.runs
         while runs:

@@ -65,6 +65,7 @@ class Session:
     ) -> None:
         self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
         self._family = family
+        heart.wait_for(None)
         on_node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.workers_here = on_node.rank, on_node.size
         on_node.Free()
@@ -89,8 +90,10 @@ class Session:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
-        for_good = bool(self.job.settings)
-        with connected(run.engine, self.mpi, clock, one_node=self.nodes == 1, for_good=for_good) as comm:
+        alone, for_good = self.nodes == 1, bool(self.job.settings)
+        waits_for = self.heart.wait_for
+        waits_for(None)
+        with connected(run.engine, self.mpi, clock, one_node=alone, for_good=for_good, waits_for=waits_for) as comm:
             comm.slow_links = slow_links_of(run)
             return self._train(strategy, dataset, clock, comm)
 

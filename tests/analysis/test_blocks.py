@@ -19,6 +19,7 @@ from scalebench.analysis.claims import findings
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import engines
+from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 from tests.analysis.test_comparing import only, run
@@ -246,7 +247,7 @@ def test_the_noise_of_the_baseline_is_inside_either_interval(study):
 def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
     plan = Study(workers="1,2,4", strategies=["serial", "allreduce", "horovod", "ddp", "epoch_average"], repetitions=4)
-    runs = expand(plan, load_cluster(plan.cluster), 4).runs
+    runs = expand(plan, load_cluster(plan.cluster), Hosts((Host("here", 4, 4, 4),))).runs
     rows = [
         run(one.strategy.name, one.workers, 1.0, one.execution, one.engine, one.repetition, run_order=one.run_order)
         for one in runs

@@ -3,12 +3,9 @@ import sys
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.launch.sweep import expand
-from scalebench.study.spec import Study
 
 
 def test_the_baselines_run_where_their_real_parts_are():
@@ -24,12 +21,9 @@ def test_an_unknown_engine_is_named_with_its_nearest():
 
 
 def test_progress_threads_count_as_busy_cores():
-    assert not engines.is_oversubscribed("mpi", 2, available_cores=2)
-    assert engines.is_oversubscribed("mpi", 3, available_cores=2)
-    assert engines.is_oversubscribed("mpi", 2, threads_per_worker=2, available_cores=2)
-    assert engines.is_oversubscribed("horovod", 2, available_cores=2)
-    assert not engines.is_oversubscribed("gloo", 1, available_cores=1)
-    assert not engines.is_oversubscribed("nccl", 8, available_cores=2), "they compute on GPUs"
+    assert [engines.busy_threads(engine, 2) for engine in engines.NAMES] == [1, 2, 2, 0], "nccl computes on GPUs"
+    assert engines.busy_threads("mpi", 2, threads_per_worker=3) == 3
+    assert engines.busy_threads("gloo", 1) == 1, "a lone worker moves no bytes"
 
 
 @pytest.mark.parametrize(
@@ -55,26 +49,3 @@ def test_asking_for_engines_imports_neither_torch_nor_horovod_nor_mpi():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("variables", "nodes"),
-    [
-        ({}, 1),
-        ({"SLURM_NNODES": "2"}, 2),
-        ({"SLURM_JOB_NUM_NODES": "4", "SLURM_NNODES": "2"}, 4),
-        ({"SLURM_JOB_NUM_NODES": "two"}, 1),
-        ({"SLURM_JOB_NUM_NODES": "0"}, 1),
-    ],
-)
-def test_real_ranks_may_use_the_cores_of_every_node_of_the_job(monkeypatch, variables, nodes):
-    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(engines, "cores", lambda: 16)
-    assert not engines.is_oversubscribed("mpi", 16 * nodes)
-    assert engines.is_oversubscribed("mpi", 16 * nodes + 1)
-    study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
-    runs = expand(study, load_cluster("this-machine"), timed=False).runs
-    assert max(run.workers for run in runs if run.engine == "mpi") == 16 * nodes

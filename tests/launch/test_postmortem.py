@@ -39,3 +39,42 @@ def test_mpirun_is_quoted_by_its_first_paragraph_or_by_an_exception(said, told, 
     assert death.error.startswith("mpirun exited with code 1: ")
     assert told in death.error
     assert len(death.error.partition("; see")[0]) < 340
+
+
+LOST = [
+    """------------------------------------------------------------
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    n0
+  Remote host:   n2
+  Daemon exit status: 137
+------------------------------------------------------------
+""",
+    """--------------------------------------------------------------------------
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-n0-84@0,0] on node n0
+  Remote daemon: [prterun-n0-84@0,2] on node n2
+
+This is usually due to either a failure of the TCP network.
+--------------------------------------------------------------------------
+""",
+]
+
+
+@pytest.mark.parametrize("said", LOST)
+def test_a_lost_daemon_is_told_with_its_host_and_ranks(said, tmp_path):
+    (tmp_path / "stderr.txt").write_text(said)
+    death = cause_of_death(tmp_path, 1, ["n0", "n1", "n2", "n2"])
+    assert death.error.startswith("mpirun lost its daemon on n2 with ranks 2, 3: check that host")
+
+
+def test_a_killed_rank_is_told_with_its_host_where_there_are_several(tmp_path):
+    said = "prterun noticed that process rank 4 with PID 518 on node n2 exited on\nsignal 9 (Killed).\n"
+    (tmp_path / "stderr.txt").write_text(said)
+    hosts = ["n0", "n0", "n1", "n1", "n2", "n2"]
+    killed = "was ended by signal 9 (Killed, perhaps for want of memory)"
+    assert cause_of_death(tmp_path, 1, hosts).error == f"rank 4 on n2 {killed}"
+    assert cause_of_death(tmp_path, 1).error == f"rank 4 {killed}"

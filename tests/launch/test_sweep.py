@@ -5,6 +5,7 @@ import pytest
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError, EngineError, StudyError
 from scalebench.launch import engines
+from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
@@ -14,9 +15,12 @@ def _all_engines_but_nccl(monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
 
 
-def sweep(cores: int = 4, **values):
+FOUR_CORES = Hosts((Host("here", 4, 4, 4),))
+
+
+def sweep(hosts: Hosts = FOUR_CORES, **values):
     study = Study(**values)
-    return expand(study, load_cluster(study.cluster), cores)
+    return expand(study, load_cluster(study.cluster), hosts)
 
 
 def points(runs):
@@ -156,10 +160,10 @@ def test_daso_knows_which_workers_share_a_node(monkeypatch):
     assert points(sweep(**four, execution="native").runs) == {("native", "mpi", "daso-fixed", 8)}
     with pytest.raises(StudyError, match="one node of 8 devices holds them all"):
         sweep(**values, strategies=["daso-fixed"], execution="native")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert sweep(**values, strategies=["daso-fixed"], execution="native").runs
+    nodes = Hosts(tuple(Host(name, 2, 2, 2) for name in ("n0", "n1", "n2", "n3")))
+    assert sweep(nodes, **values, strategies=["daso-fixed"], execution="native").runs
     with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups"):
-        sweep(**four, execution="native")
+        sweep(nodes, **four, execution="native")
 
 
 def test_another_machine_needs_step_times():

@@ -1,4 +1,5 @@
 import os
+import platform
 
 import pytest
 
@@ -14,9 +15,9 @@ def test_ranks_write_and_the_launcher_reads(tmp_path):
     for _ in range(5):
         hearts[0].beat()
     assert read_heartbeats(path) == [
-        Beat(os.getpid(), Phase.TRAINING, 0, 5),
+        Beat(os.getpid(), Phase.TRAINING, 0, 5, platform.node()),
         Beat(0, Phase.STARTING, 0, 0),
-        Beat(os.getpid(), Phase.STARTING, 0, 0),
+        Beat(os.getpid(), Phase.STARTING, 0, 0, platform.node()),
     ]
     hearts[0].begin_batch()
     hearts[0].beat()
@@ -121,3 +122,39 @@ def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(four,
     clock.advance(1.5)
     said = pulse.stopped(2, servers=2)
     assert said == "rank 1 had stopped 5.0 s before, while training", "the servers fell silent later: the core is taken"
+
+
+def test_connecting_is_timed_from_when_the_last_rank_came_to_it(four, clock):
+    hearts, pulse = four
+
+    def connecting_s(seconds):
+        pulse.feel()
+        clock.advance(seconds)
+        return pulse.connecting_s(3)
+
+    for heart in hearts[:2]:
+        heart.wait_for(None)
+    assert connecting_s(50.0) == 0.0, "rank 2 prepares"
+    hearts[2].wait_for(0)
+    assert connecting_s(50.0) == 50.0
+    assert pulse.unconnected(3) == "rank 2 waited for rank 0"
+    hearts[2].wait_for(1)
+    assert connecting_s(5.0) == 5.0, "it came further"
+    hearts[2].enter(Phase.TRAINING)
+    assert pulse.unconnected(3) == "rank 2 waited for rank 1", "as of the last look"
+    assert connecting_s(60.0) == 165.0, "the other two have not"
+    assert pulse.unconnected(3) == "ranks 0, 1 waited for the others"
+    for heart in hearts:
+        heart.enter(Phase.TRAINING)
+    assert connecting_s(60.0) == 0.0
+
+
+def test_ranks_of_other_hosts_are_named_with_them_and_never_killed_by_their_number(four, monkeypatch):
+    hearts, pulse = four
+    here = platform.node()
+    assert pulse.hosts == [], "all of this one"
+    monkeypatch.setattr("scalebench.launch.postmortem.platform.node", lambda: "n0")
+    assert pulse.pids == []
+    hearts[2].wait_for(1)
+    pulse.feel()
+    assert pulse.unconnected(3) == f"rank 2 on {here} waited for rank 1 on {here}"

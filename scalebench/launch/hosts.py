@@ -1,0 +1,189 @@
+"""The hosts over which mpirun spreads ranks, their cores and slots: each is asked, in a launch of one process a host.
+
+A scheduler's variables name hosts, a hostfile does, or neither; their cores only they know. Where nothing speaks of
+other hosts, this one is taken without asking.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scalebench.errors import EngineError
+from scalebench.launch import engines
+from scalebench.lifeline import end_with_parent
+from scalebench.records.provenance import JOB_IDS
+
+SPEAK_OF_HOSTS = (
+    *JOB_IDS,
+    "PBS_NODEFILE",
+    "PE_HOSTFILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_default_hostfile",
+)
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_LIMIT_S = 60.0
+_LATE_S = 5.0  # a shared file system may show a new folder so late
+_MARK = "scalebench-host "  # begins a host's line: mpirun prints others
+_SLOTS = re.compile(r'<host name="([^"]+)" slots="(\d+)"')
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that holds `slots` ranks by right, on `cores` cores, of which `physical_cores` can be bound to."""
+
+    name: str
+    slots: int
+    cores: int
+    physical_cores: int
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of an allocation, in the order in which mpirun fills their slots."""
+
+    hosts: tuple[Host, ...]
+
+    @property
+    def cores(self) -> int:
+        return sum(host.cores for host in self.hosts)
+
+    @property
+    def slots(self) -> int:
+        return sum(host.slots for host in self.hosts)
+
+    def ranks_on(self, ranks: int) -> list[int]:
+        """How many of the first `ranks` ranks each host holds: slot by slot, what exceeds them evenly."""
+        held, left = [], ranks
+        for host in self.hosts:
+            held.append(min(host.slots, left))
+            left -= held[-1]
+        share, rest = divmod(left, len(held))
+        return [count + share + (place < rest) for place, count in enumerate(held)]
+
+    def can_bind(self, ranks: int, width: int) -> bool:
+        """Whether every host has `width` cores for each of its ranks."""
+        held = zip(self.hosts, self.ranks_on(ranks), strict=True)
+        return all(count * width <= host.physical_cores for host, count in held)
+
+    def is_oversubscribed(self, engine: str, ranks: int, threads: int) -> bool:
+        """Whether on some host the ranks keep more threads busy than it has cores."""
+        busy = engines.busy_threads(engine, ranks, threads)
+        return any(n * busy > host.cores for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True))
+
+    def most(self, threads: int, counts: Sequence[int]) -> list[int]:
+        """Those of `counts` whose workers, of `threads` threads, have cores of their own, and slots."""
+        return [count for count in counts if count <= self.slots and not self.is_oversubscribed("mpi", count, threads)]
+
+
+def this_host() -> Hosts:
+    """The host of this process alone."""
+    cores = engines.cores()
+    return Hosts((Host(platform.node(), cores, cores, engines.physical_cores()),))
+
+
+def reachable() -> Hosts:
+    """The hosts of this allocation; asked once, as long as the environment speaks of the same.
+
+    Raises:
+        EngineError: a host cannot be reached; says which.
+    """
+    spoken = tuple(os.environ.get(name, "") for name in SPEAK_OF_HOSTS)
+    mpirun = engines.find_mpirun()
+    if not any(spoken) or mpirun is None:
+        return this_host()
+    return _asked(mpirun, spoken)
+
+
+def require_seen(paths: Sequence[Path]) -> None:
+    """Refuse `paths` that another host of the allocation does not see.
+
+    Raises:
+        EngineError: names host and path.
+    """
+    mpirun = engines.find_mpirun()
+    if mpirun is None or len(reachable().hosts) == 1:
+        return
+    for facts in _ask(mpirun, [path.resolve() for path in paths])[0]:
+        if facts["unseen"]:
+            raise EngineError(
+                f"node {facts['name']} does not see {facts['unseen'][0]}: real runs need it on a file system that all "
+                "nodes share; use --output for results, and XDG_CACHE_HOME for prepared data, on one that they share"
+            )
+
+
+@cache
+def _asked(mpirun: Path, _: tuple[str, ...]) -> Hosts:
+    answers, slots = _ask(mpirun, [])
+    given = list(slots.values()) if len(slots) == len(answers) else [facts["cores"] for facts in answers]
+    return Hosts(
+        tuple(
+            Host(facts["name"], count, facts["cores"], facts["physical_cores"])
+            for facts, count in zip(answers, given, strict=True)
+        )
+    )
+
+
+def _ask(mpirun: Path, paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What each host answers, in the order of ranks, and the slots that mpirun counts."""
+    command = [str(mpirun), "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"]
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
+            env=AS_ROOT | os.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            preexec_fn=end_with_parent,
+        )
+        said, error, ended = done.stdout, done.stderr, done.returncode == 0
+    except subprocess.TimeoutExpired as late:
+        said, error, ended = _text(late.stdout), _text(late.stderr), False
+    answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
+    slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
+    if not ended or not answers:
+        from scalebench.launch.postmortem import telling_line
+
+        known = {facts["name"].partition(".")[0] for facts in answers}
+        silent = [name for name in slots if name.partition(".")[0] not in known]
+        who = f"node {', '.join(silent)} did" if silent else "a node did"
+        raise EngineError(
+            f"{who} not answer within {_LIMIT_S:g} s as mpirun started a process on each node: {telling_line(error)}"
+        )
+    return sorted(answers, key=lambda facts: int(facts["rank"])), slots
+
+
+def _text(said: str | bytes | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+
+
+def _answer(paths: Sequence[str]) -> None:
+    """Print what this host says of itself, and which of `paths` it does not see."""
+    deadline = time.monotonic() + _LATE_S
+    while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    facts = {
+        "rank": os.environ.get("PMIX_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0",
+        "name": platform.node(),
+        "cores": engines.cores(),
+        "physical_cores": engines.physical_cores(),
+        "unseen": unseen,
+    }
+    sys.stdout.write(f"{_MARK}{json.dumps(facts)}\n")
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1:])

@@ -1,0 +1,87 @@
+"""By which address and network a rank reaches rank 0's host: tried, rather than taken from what names resolve to.
+
+Debian writes a host's own name into /etc/hosts as 127.0.1.1, compute nodes may not know one another's names, and a
+process group that is told such an address waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import psutil
+from mpi4py import MPI
+
+from scalebench.errors import EngineError
+
+_TRY_S = 3.0  # seconds for each address
+
+
+class Route(NamedTuple):
+    """An address of rank 0's host, and this host's interface that leads there; empty: the user named one."""
+
+    address: str
+    interface: str
+
+
+def find_route(mpi: MPI.Comm, port: int) -> Route:
+    """The first of rank 0's addresses whose `port` answers this rank; rank 0's interface is what rank 1 reached.
+
+    Raises:
+        EngineError: none answered; says what was tried, and what to check.
+    """
+    host, addresses = mpi.bcast((platform.node(), _addresses()) if mpi.rank == 0 else None)
+    own = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if mpi.rank == 0:
+        reached = mpi.gather(None)
+        address = next(each for each in (*(reached or ()), "127.0.0.1") if each is not None)
+        return Route("127.0.0.1", "" if own else _interface(address))
+    found: tuple[str, str] | None = None
+    tried = []
+    for address in addresses:
+        try:
+            with socket.create_connection((address, port), _TRY_S) as connection:
+                found = address, connection.getsockname()[0]
+                break
+        except OSError as error:
+            tried.append(f"{address}: {(error.strerror or str(error)).lower()}")
+    mpi.gather(found[0] if found else None)
+    if found is None:
+        raise EngineError(
+            f"{platform.node()} reaches no address of rank 0's host {host} at TCP port {port} ({'; '.join(tried)}); "
+            "check routes and firewalls between the hosts, or name the network that joins them: GLOO_SOCKET_IFNAME=..."
+        )
+    return Route(found[0], "" if own else _interface(found[1]))
+
+
+def _addresses() -> Sequence[str]:
+    """This host's addresses on networks: what its name means first, then those of its other interfaces."""
+    named: list[str] = []
+    with suppress(OSError):
+        named = [str(entry[4][0]) for entry in socket.getaddrinfo(platform.node(), None, socket.AF_INET)]
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    bound = [
+        address.address
+        for name, interface in psutil.net_if_addrs().items()
+        for address in interface
+        if name in up and address.family is socket.AF_INET
+    ]
+    return [
+        address for address in dict.fromkeys([*named, *bound]) if address in bound and not address.startswith("127.")
+    ]
+
+
+def _interface(address: str) -> str:
+    """The name of the interface that has `address`."""
+    return next(
+        (
+            name
+            for name, interface in psutil.net_if_addrs().items()
+            if any(each.family is socket.AF_INET and each.address == address for each in interface)
+        ),
+        "",
+    )

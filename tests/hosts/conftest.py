@@ -1,0 +1,53 @@
+"""Three hosts, brought up once for all tests that want them: with a Slurm on them, or known by a hostfile alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scalebench.launch import engines
+from tests.hosts import machines, slurm
+from tests.hosts.machines import Hosts, until
+from tests.hosts.slurm import Slurm
+
+AGENT = Path(__file__).with_name("agent.py")
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Iterator[Hosts]:
+    if reason := machines.why_not() or engines.available("mpi"):
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="scalebench-hosts-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        made = Hosts(Path(folder), 3)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(hosts: Hosts) -> Slurm:
+    if reason := slurm.why_not():
+        pytest.skip(reason)
+    return Slurm(hosts)
+
+
+@pytest.fixture(scope="session")
+def by_name(hosts: Hosts) -> dict[str, str]:
+    """The environment in which mpirun, on n0, starts daemons on the hosts of a hostfile, of one slot each."""
+    sockets = hosts.folder / "agents"
+    sockets.mkdir()
+    for node in hosts.nodes:
+        node.daemon([sys.executable, AGENT, "serve", sockets, node.name])
+        until((sockets / node.name).exists, f"the agent of {node.name} listens")
+    agent = hosts.folder / "agent"
+    agent.write_text(f'#!/bin/sh\nexec {sys.executable} {AGENT} {sockets} "$@"\n')
+    agent.chmod(0o755)
+    hostfile = hosts.folder / "hostfile"
+    hostfile.write_text("".join(f"{node.name} slots=1\n" for node in hosts.nodes))
+    named = {"PRTE_MCA_plm_ssh_agent": str(agent), "PRTE_MCA_prte_default_hostfile": str(hostfile)}
+    return slurm.without_slurm(os.environ) | named

@@ -1,0 +1,106 @@
+"""A Slurm cluster on the hosts of `machines`: slurmctld on the host `login`, a slurmd on each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.hosts.machines import CORES, Hosts, until
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+_CONF = """\
+ClusterName=test
+SlurmctldHost=login(10.78.0.254)
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+KillWait=2
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
+
+def why_not() -> str:
+    """The reason for which there is no Slurm here; empty: there is."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"no {', '.join(missing)} (Debian's slurm-wlm and munge)" if missing else ""
+
+
+class Slurm:
+    """`sbatch` and the state of jobs; every call has a time limit, as Slurm's clients wait for what is down."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts, self.folder = hosts, hosts.folder / "slurm"
+        (self.folder / "state").mkdir(parents=True)
+        conf = self.folder / "slurm.conf"
+        self.environment = {**without_slurm(os.environ), "SLURM_CONF": str(conf)}
+        nodes = [
+            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} CPUs={CORES} State=UNKNOWN\n"
+            for node in hosts.nodes
+        ]
+        conf.write_text(_CONF.format(folder=self.folder) + "".join(nodes))
+        self._authenticate()
+        hosts.login.daemon(["slurmctld", "-D", "-f", conf])
+        for node in hosts.nodes:
+            (self.folder / f"spool.{node.name}").mkdir()
+            node.daemon(["slurmd", "-D", "-N", node.name, "-f", conf])
+        until(lambda: self._idle() == len(hosts.nodes), f"nodes are idle; see {self.folder}")
+
+    def _authenticate(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+        socket = self.folder / "munge.socket"
+        self.hosts.login.daemon(["munged", "--foreground", "--force", f"--socket={socket}", *files])
+        until(socket.exists, f"munged listens; see {self.folder}")
+
+    def _idle(self) -> int:
+        try:
+            said = self.hosts.login.call(["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10)
+        except AssertionError:  # slurmctld is not up yet
+            return 0
+        return said.split().count("idle")
+
+    def sbatch(self, script: str, folder: Path, *options: str) -> int:
+        """Submit `script`, which prints into job.txt in `folder`; the number of the job."""
+        (folder / "job.sh").write_text(script)
+        command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=job.txt", *options, str(folder / "job.sh")]
+        return int(self.hosts.login.call(command, env=self.environment))
+
+    def wait(self, job: int, seconds: float = 300.0) -> str:
+        """The state in which the job ended; CANCELLED if it took longer."""
+        deadline = time.monotonic() + seconds
+        while (state := self.state(job)) not in _ENDED:
+            if time.monotonic() > deadline:
+                self.hosts.login.call(["scancel", str(job)], env=self.environment)
+                return "CANCELLED"
+            time.sleep(0.2)
+        return state
+
+    def state(self, job: int) -> str:
+        said = self.hosts.login.call(["scontrol", "show", "job", "-o", str(job)], env=self.environment)
+        return next(word.partition("=")[2] for word in said.split() if word.startswith("JobState="))
+
+
+def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}

@@ -1,0 +1,62 @@
+"""Hosts known by a hostfile, reached through an agent that passes no environment on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.hosts.studies import SCALEBENCH, finished, rows_in, study
+
+PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+IMPATIENT = (
+    "import scalebench.launch.mpirun as m; m.CONNECTING_LIMIT_S = 5.0; from scalebench.cli.main import main; main()"
+)
+
+
+@pytest.fixture
+def begin(hosts, by_name, tmp_path):
+    """Begin a study on n0, in a folder of its own."""
+
+    def begin(text, command=(SCALEBENCH,), **environment):
+        (tmp_path / "study.yaml").write_text(text)
+        words = [*command, "run", "study.yaml", "--output", "results"]
+        return hosts.nodes[0].start(words, cwd=tmp_path, env=by_name | environment, **PIPES)
+
+    return begin
+
+
+def test_nodes_cores_binding_and_names_are_those_of_the_launch(hosts, begin, tmp_path):
+    """Every host knows only itself, by 127.0.1.1, as Debian writes it; mpirun gets addresses from its hostfile."""
+    for node in hosts.nodes:
+        node.resolve({"127.0.1.1": node.name} | {other.address: other.name for other in hosts.nodes if other != node})
+    said = finished(begin(study(3, "allreduce", "ddp", "daso-fixed")), 200)
+    hosts.resolve_all()
+    for row in rows_in(tmp_path).values():
+        assert row["status"] == "completed", f"{row['error']} {said}"
+        assert (row["nodes"], row["workers_per_node"], row["oversubscribed"]) == ("3", "1", "false")
+        assert row["binding"] == "core:2"
+    assert set(rows_in(tmp_path)) == {"allreduce", "ddp", "daso-fixed"}
+
+
+def test_a_host_that_does_not_see_the_results_is_named_before_anything_runs(hosts, begin, tmp_path):
+    (tmp_path / "results").mkdir()
+    hosts.nodes[2].call(["mount", "-t", "tmpfs", "none", tmp_path / "results"])
+    began = time.monotonic()
+    said = finished(begin(study(3, "allreduce")), 100)
+    hosts.nodes[2].call(["umount", tmp_path / "results"])
+    assert "node n2 does not see " in said
+    assert str(tmp_path / "results" / "nodes" / "logs") in said.replace("\n", "")
+    assert time.monotonic() - began < 60
+    assert not (tmp_path / "results" / "nodes" / "runs.csv").exists()
+
+
+def test_two_hosts_that_cannot_connect_are_named_with_their_ranks(hosts, begin, tmp_path):
+    hosts.nodes[2].call(["ip", "route", "add", "blackhole", f"{hosts.nodes[1].address}/32"])
+    finished(begin(study(3, "allreduce"), (sys.executable, "-c", IMPATIENT)), 300)
+    hosts.nodes[2].call(["ip", "route", "del", "blackhole", f"{hosts.nodes[1].address}/32"])
+    error = rows_in(tmp_path)["allreduce"]["error"]
+    assert "rank 1 on n1 waited for rank 2 on n2" in error or "rank 2 on n2 waited for rank 1 on n1" in error
+    assert "check that these hosts reach each other by TCP" in error

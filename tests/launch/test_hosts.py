@@ -1,0 +1,90 @@
+"""Which host holds which ranks, and whether it has the cores for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.cluster.load import load_cluster
+from scalebench.launch import engines, hosts, planning, processes, sweep
+from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.planning import beyond_the_slots
+from scalebench.launch.processes import mpirun_command
+from scalebench.study.spec import Study
+
+
+def alike(count, slots, cores):
+    return Hosts(tuple(Host(f"n{i}", slots, cores, cores) for i in range(count)))
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Three hosts of one slot and two cores."""
+    known = alike(3, 1, 2)
+    for module in (planning, processes, sweep):
+        monkeypatch.setattr(module, "reachable", lambda: known)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
+def test_every_rank_lies_on_a_host_and_slots_are_filled_first(slots, ranks):
+    known = Hosts(tuple(Host(f"n{i}", count, count, count) for i, count in enumerate(slots)))
+    held = known.ranks_on(ranks)
+    assert sum(held) == ranks
+    if ranks <= known.slots:
+        assert all(count <= slot for count, slot in zip(held, slots, strict=True))
+        partly = next((place for place, slot in enumerate(slots) if held[place] < slot), len(slots))
+        assert not any(held[partly + 1 :])
+    else:
+        over = [count - slot for count, slot in zip(held, slots, strict=True)]
+        assert max(over) - min(over) <= 1
+
+
+def test_a_host_is_oversubscribed_by_its_own_ranks():
+    assert not alike(3, 1, 2).is_oversubscribed("gloo", 3, 1), "a worker and its thread on each host"
+    assert alike(3, 2, 2).is_oversubscribed("gloo", 3, 1), "the first host holds two"
+    assert not alike(3, 2, 2).is_oversubscribed("mpi", 6, 1)
+    assert alike(3, 2, 2).is_oversubscribed("mpi", 7, 1)
+    assert alike(3, 2, 2).is_oversubscribed("mpi", 2, 2)
+    assert not alike(1, 2, 2).is_oversubscribed("nccl", 8, 1)
+    assert alike(4, 16, 16).most(1, [1, 16, 32, 64, 128]) == [1, 16, 32, 64]
+    assert alike(3, 1, 2).most(1, [1, 2, 3, 4, 6]) == [1, 2, 3], "no more than slots"
+
+
+def test_where_nothing_speaks_of_hosts_this_one_is_taken_without_asking(monkeypatch):
+    for name in hosts.SPEAK_OF_HOSTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hosts, "_ask", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(engines, "cores", lambda: 16)
+    assert hosts.reachable().cores == hosts.reachable().slots == 16
+
+
+def test_native_points_reach_over_the_hosts(three):
+    study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
+    runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
+    assert max(run.workers for run in runs if run.engine == "mpi") == 2
+
+
+def test_the_slot_of_a_server_is_named_when_planning(three):
+    study = Study(name="s", workers="3", strategies=["ssp", "allreduce"], dataset="wine", execution="native")
+    runs = sweep.expand(study, load_cluster("this-machine")).runs
+    (said,) = beyond_the_slots(runs)
+    assert said == (
+        "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside the workers): what "
+        "exceeds the slots shares a node's cores with others; ask for 4 tasks to avoid it"
+    )
+    assert not beyond_the_slots(run for run in runs if run.strategy.name == "allreduce")
+
+
+def test_ranks_on_other_hosts_get_by_name_what_a_run_sets(three, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "9")
+    command, binding = mpirun_command(3, progress_threads=1, settings={"HOROVOD_FUSION_THRESHOLD": "0"})
+    passed = {command[place + 1] for place, word in enumerate(command) if word == "-x"}
+    assert {"GLOO_SOCKET_IFNAME", "HOROVOD_FUSION_THRESHOLD", "OMP_NUM_THREADS"} <= passed
+    assert "HOROVOD_CYCLE_TIME" not in passed, "a run says it, not the shell"
+    assert binding == "core:2"
+    command, _ = mpirun_command(4)
+    assert "slot:PE=1:OVERSUBSCRIBE" in command, "one more than slots, but each has a core"
+    assert mpirun_command(7)[1] == "none"
+    assert "-x" not in mpirun_command(2, alone=True)[0]
