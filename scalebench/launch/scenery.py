@@ -15,7 +15,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.launch import engines
-from scalebench.launch.engine_costs import BUDGET_S, measure_engine_costs
+from scalebench.launch.engine_costs import measure_engine_costs
 from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
 from scalebench.virtual.calibration import Budget, loads_up_to, measure_steps
@@ -27,6 +27,7 @@ from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
 
 FILE = "calibration.json"
+_OF_ENGINES = 0.4  # of the time for a calibration
 _FROM_ELSEWHERE = f"virtual runs go on by {FILE}, which another machine or another torch measured"
 Note = Callable[[str], None]
 
@@ -108,7 +109,7 @@ def scenery_for(
     key = _key(study, cluster, prepared, host)
     if stated:
         if not charged or kept is None:
-            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note))
+            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note, study))
             _keep(kept.model_dump_json(indent=1), path)
         elif kept.key != key:
             note(_FROM_ELSEWHERE)
@@ -129,7 +130,7 @@ def scenery_for(
             f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
         )
     smallest = min(workers)
-    budget = Budget(study.calibration_budget_s - BUDGET_S, study.noisy)
+    budget = Budget((1 - _OF_ENGINES) * study.calibration_budget_s, study.noisy)
     example = next(run for run in runs if run.workers == smallest)
     measured = measure_steps(example, prepared.folders[smallest], sizes, most, budget)
     if measured.imprecise:
@@ -140,7 +141,7 @@ def scenery_for(
         factor = usable.reference_s / reference_s if usable.reference_s else 1.0
         calibration = _completed(usable, [table.scaled(factor) for table in measured.tables])
     else:
-        costs = _engine_costs(cache, note).at(reference_s)
+        costs = _engine_costs(cache, note, study).at(reference_s)
         calibration = Calibration(key=key, tables=measured.tables, engines=costs, reference_s=reference_s)
     _keep(calibration.model_dump_json(indent=1), path)
     calibration = _with_operations(calibration, cluster, runs, prepared, path)
@@ -260,9 +261,13 @@ def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparati
     return stated_table(study, cluster, max(prepared.plans[run.workers].batch_size for run in runs))
 
 
-def _engine_costs(cache: Path, note: Note) -> EngineCosts:
+def _engine_costs(cache: Path, note: Note, study: Study) -> EngineCosts:
     here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
-    return measure_engine_costs(cache, here, note=note) if here else EngineCosts()
+    return (
+        measure_engine_costs(cache, here, seconds=_OF_ENGINES * study.calibration_budget_s, note=note)
+        if here
+        else EngineCosts()
+    )
 
 
 def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:

@@ -237,7 +237,8 @@ class _Rounds:
             self._barrier.wait()
             if self._index == 0:
                 self._alone.append(self._gauge.seconds() or math.nan)
-                going = number < least or (time.perf_counter() < end and not self._precise())
+                in_time = time.perf_counter() < end
+                going = number < _ROUNDS or (in_time and (number < least or not self._precise()))
                 self._going.value = going
             self._barrier.wait()
             if not self._going.value:
