@@ -137,7 +137,9 @@ class Pulse:
         waiting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
         pairs = [(rank, beats[rank].batches - 1) for rank in waiting if beats[rank].batches]
         if pairs:
-            rank, awaited = next((pair for pair in pairs if pair[1] not in waiting), pairs[0])
+            # A third rank waits for one of two that cannot connect: those wait for each other.
+            stuck = [pair for pair in pairs if pair[1] not in waiting or pair[::-1] in pairs]
+            rank, awaited = (stuck or pairs)[0]
             return f"{_named(rank, hosts)} waited for {_named(awaited, hosts)}"
         places = f" on {', '.join(sorted({hosts[rank] for rank in waiting}))}" if hosts else ""
         return f"{_ranks(waiting)}{places} waited for the others"

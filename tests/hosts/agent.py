@@ -12,7 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
-_ENVIRONMENT = {"HOME": "/root", "USER": "root", "SHELL": "/bin/sh", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+_ENVIRONMENT = {
+    "HOME": "/root",
+    "USER": "root",
+    "SHELL": "/bin/sh",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "TMPDIR": "/dev/shm",
+}
 
 
 def serve(path: Path) -> None:

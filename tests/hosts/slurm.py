@@ -52,7 +52,7 @@ class Slurm:
         self.hosts, self.folder = hosts, hosts.folder / "slurm"
         (self.folder / "state").mkdir(parents=True)
         conf = self.folder / "slurm.conf"
-        self.environment = {**without_slurm(os.environ), "SLURM_CONF": str(conf)}
+        self.environment = {**on_a_host(os.environ), "SLURM_CONF": str(conf)}
         nodes = [
             f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} CPUs={CORES} State=UNKNOWN\n"
             for node in hosts.nodes
@@ -102,5 +102,7 @@ class Slurm:
         return next(word.partition("=")[2] for word in said.split() if word.startswith("JobState="))
 
 
-def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+def on_a_host(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without an outer Slurm's; with what lies in a host's own memory for temporary files."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    return kept | {"TMPDIR": "/dev/shm"}  # daemons' folders have process ids as names, and hosts have these in common

@@ -16,7 +16,7 @@ def study(workers: int, *strategies: str, **values: object) -> str:
     keys = {
         "name": "nodes", "dataset": "wine", "model": "{mlp: {hidden: [4]}}", "epochs": 2, "repetitions": 1,
         "workers": [workers], "execution": "native", "warmup_steps": 2, "time_limit_s": 100,
-        "strategies": f"[{', '.join(strategies)}]",
+        "strategies": f"[{', '.join(f'{{{name}}}' if ':' in name else name for name in strategies)}]",
     }  # fmt: skip
     return "".join(f"{name}: {value}\n" for name, value in (keys | values).items())
 

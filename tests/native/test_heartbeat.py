@@ -144,6 +144,10 @@ def test_connecting_is_timed_from_when_the_last_rank_came_to_it(four, clock):
     assert pulse.unconnected(3) == "rank 2 waited for rank 1", "as of the last look"
     assert connecting_s(60.0) == 165.0, "the other two have not"
     assert pulse.unconnected(3) == "ranks 0, 1 waited for the others"
+    for rank, awaited in ((0, 1), (1, 2), (2, 1)):
+        hearts[rank].wait_for(awaited)
+    assert connecting_s(60.0) == 60.0
+    assert pulse.unconnected(3) == "rank 1 waited for rank 2", "and rank 0 for what became of them"
     for heart in hearts:
         heart.enter(Phase.TRAINING)
     assert connecting_s(60.0) == 0.0

@@ -1,0 +1,39 @@
+"""The engines are probed on one host of an allocation, and a probe ends with its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.hosts.machines import until
+from tests.hosts.studies import finished
+
+PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+PROBE = """
+import sys
+from pathlib import Path
+from scalebench.launch.engine_costs import measure_engine_costs
+costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"])
+print(sorted({entry.ranks for entry in costs.entries}))
+"""
+
+
+def test_an_allocation_of_one_slot_a_host_is_probed_on_this_host(hosts, by_name, tmp_path):
+    command = [sys.executable, "-c", PROBE, str(tmp_path)]
+    said = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)
+    assert said.splitlines()[-1:] == ["[2]"], said
+
+
+def test_a_probe_ends_with_its_command(hosts, by_name, tmp_path):
+    node = hosts.nodes[0]
+
+    def ranks():
+        listed = node.call(["ps", "-ww", "-eo", "args"]).splitlines()
+        return [line for line in listed if "engine_probe" in line and not line.startswith("/bin/sh")]
+
+    command = ["bash", "-c", 'echo $$ >pid; exec "$@"', "-", sys.executable, "-c", PROBE, str(tmp_path / "cache")]
+    process = node.start(command, cwd=tmp_path, env=by_name, **PIPES)
+    until(lambda: len(ranks()) >= 3, "mpirun and two ranks are there")
+    node.call(["kill", "-KILL", (tmp_path / "pid").read_text().strip()])
+    process.communicate()
+    until(lambda: not ranks(), "all of them are gone", 15)
