@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from scalebench.analysis.once import once
@@ -109,6 +110,26 @@ def charged_engine(results: Results) -> str:
     virtual = results.study.get("virtual")
     said = virtual.get("engine", "auto") if isinstance(virtual, dict) else "auto"
     return "" if said == "auto" else str(said)
+
+
+@once
+def jitter_in_words(results: Results) -> str:
+    """How single steps of virtual workers differ, as stated or as the calibration measured it; empty: unknown."""
+    virtual = results.study.get("virtual")
+    kind = virtual.get("jitter", "measured") if isinstance(virtual, dict) else "measured"
+    if kind == "none":
+        return "no jitter"
+    if kind != "measured":
+        sigma = virtual.get("jitter_sigma") if isinstance(virtual, dict) else None
+        return f"{kind} jitter of {100 * sigma:.2g} %" if isinstance(sigma, int | float) else f"{kind} jitter"
+    for facts in _mapping(results.folder / CALIBRATION):
+        tables = [table for table in facts.get("tables", []) if isinstance(table, dict) and table.get("jitter")]
+        if tables:
+            spread = max(float(np.std(table["jitter"])) for table in tables)
+            outliers = max(float(table.get("outliers", 0.0)) for table in tables)
+            left_out = f"{100 * outliers:.0f} % of the steps left out as events of this machine"
+            return f"jitter of {100 * spread:.1f} % as measured, {left_out}"
+    return ""
 
 
 def keeps_calibration(results: Results) -> bool:

@@ -59,8 +59,12 @@ def _summarise(tally: Tally) -> None:
     console = results_console()
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load, summary_table
+        from scalebench.report.answer import spoken
 
-        console.print(summary_table(load(tally.folder)))
+        results = load(tally.folder)
+        console.print(summary_table(results))
+        for line in spoken(results):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""

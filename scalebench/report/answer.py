@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from scalebench.analysis import Results, agreement, differences, median_error, virtual_error
+from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
 from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
-from scalebench.analysis.formatting import deviation, is_equal, seconds
+from scalebench.analysis.formatting import deviation, is_equal, percent, seconds
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
 from scalebench.analysis.places import listed
-from scalebench.report.comparison import BASELINE, Comparison, headline
+from scalebench.analysis.surroundings import jitter_in_words
+from scalebench.report.comparison import BASELINE, Comparison, comparisons, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
 from scalebench.words import counted
 
@@ -56,6 +57,24 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
     tied = [one for one in (fastest, *ties) if one is not first]
     return Answer(question, sentence, tuple(_beside(first, found, tied, results)))
+
+
+def spoken(results: Results) -> list[str]:
+    """The answer in plain text, for the end of a study: the largest measured saving in workers, then the simulated one.
+
+    Without a comparison that may speak, one line with the reason.
+    """
+    found = [one for one in comparisons(results) if one.answers]
+    if not found:
+        return [f"No answer yet: {_why_none(results)}."]
+    lines = []
+    for verb, executions in (("Measured", ("native", "paced")), ("Simulated", ("virtual", "modelled"))):
+        if own := [one for one in found if one.execution in executions]:
+            first = headline(own)
+            clauses = as_text(_clauses(first, f"per-batch {first.baseline}"))
+            parts = " ".join(as_text(sentence) for sentence in _parts_of_the_saving(first, results))
+            lines.append(f"{verb}, at {first.workers} workers: {clauses} {parts}".strip())
+    return lines
 
 
 def as_text(sentence: Sentence) -> str:
@@ -166,6 +185,7 @@ def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
 
 def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], results: Results) -> Iterator[Sentence]:
     """Chosen from how many, from how many workers on, what is without loss, what the other executions say."""
+    yield from _parts_of_the_saving(first, results)
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
     rivals = _rivals(first, found)
     if len(rivals) > 1:
@@ -189,6 +209,40 @@ def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], 
             rms = f"; that is {counted(within.checks, 'check')} only, too little for an interval"
         off = f"Where both ran, virtual times are off native ones by {deviation(error or 0)} in the median{rms}."
         yield _plain("No native run checks the virtual times of this study." if error is None else off)
+
+
+def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
+    """Communication and waiting avoided, as shares of the baseline's time, and the saving without jitter if simulated.
+
+    Communication avoided is (c_b - w_b - c + w) / T_b and waiting avoided (w_b - w) / T_b, with c the seconds of
+    communication that no computing hides and w those of them spent waiting for others, means over the workers.
+    """
+    table = cells(results)
+    place = (table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["workers"] == one.workers)
+    own, base = (table[place & (table["label"] == label)] for label in (one.label, one.baseline))
+    if own.empty or base.empty:
+        return
+    (a,), (b,) = own.to_dict("records"), base.to_dict("records")
+    waiting = (b["wait_s"] - a["wait_s"]) / b["train_s"]
+    exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
+    text = ""
+    if math.isfinite(exchange):
+        avoided = f"{percent(exchange)} is communication avoided and {percent(waiting)} waiting avoided"
+        text = f"Of the baseline's time, {avoided}"
+    steady = [_without_jitter(results, one, label) for label in (one.label, one.baseline)]
+    if all(map(math.isfinite, steady)):
+        text += f"{'; without' if text else 'Without'} any jitter the saving is {percent(1 - steady[0] / steady[1])}"
+    if one.execution == "virtual" and (spread := jitter_in_words(results)):
+        text += f" ({spread})"
+    if text:
+        yield _plain(f"{text}.")
+
+
+def _without_jitter(results: Results, one: Comparison, label: str) -> float:
+    """Mean virtual time of a strategy without jitter, in seconds; NaN where it is not known."""
+    runs = results.completed
+    own = (runs["execution"] == one.execution) & (runs["label"] == label) & (runs["workers"] == one.workers)
+    return float(runs.loc[own, "train_s_no_jitter"].astype(float).mean())
 
 
 def _standing(first: Comparison, tied: list[Comparison], results: Results) -> str:

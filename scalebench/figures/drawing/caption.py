@@ -13,7 +13,14 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import crowding
-from scalebench.analysis.surroundings import charged_engine, hardware, machines_of, provenance_in, states_steps
+from scalebench.analysis.surroundings import (
+    charged_engine,
+    hardware,
+    jitter_in_words,
+    machines_of,
+    provenance_in,
+    states_steps,
+)
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import in_words
 from scalebench.errors import ClusterError
@@ -80,7 +87,8 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
             counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
         )  # fmt: skip
         engine = f"; collectives at the cost of {named}'s" if (named := charged_engine(results)) else ""
-        told.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}.")
+        jitter = f"; {words}" if (words := jitter_in_words(results)) else ""
+        told.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}{jitter}.")
     return " ".join(told)
 
 
