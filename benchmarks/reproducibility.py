@@ -6,8 +6,8 @@ Runs the default study several times in a row, each into a folder of its own; th
 processes that never sleep. Goals: speedups at every count and virtual times in units of the study's own serial step
 within 10 % of the median of all runs, the saving at the largest count within 5 points, its interval at most +-10 points
 on the quiet runs and never holding zero there, virtual against native times within 10 % in each quiet cell and 15 % in
-oversubscribed ones, at the machine speed of each run. Engine costs are measured by the first run and then cached, as for
-any user; `--fresh` measures them in each.
+oversubscribed ones, at the machine speed of each run. Engine costs are measured by the first run and then cached, as
+for any user; `--fresh` measures them in each.
 """
 
 from __future__ import annotations
