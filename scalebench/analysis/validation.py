@@ -201,10 +201,10 @@ def _checks(fair: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
     """By engine, (error, variance of the native median) of each check; the points of one worker are one.
 
     The variance of a median of three is 1.35 s^2 / 3. Three runs hardly tell s: half of s^2 is the cell's own, half the
-    mean over all cells. Cells of one run have the mean.
+    mean over the engine's cells. Cells of one run have the mean.
     """
     own = fair["native_deviation"].astype(float) ** 2
-    mean = float(own.mean()) if own.notna().any() else 0.0
+    mean = own.groupby(fair["engine"]).transform("mean").fillna(0.0)
     variance = _OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
     errors = np.log(fair["ratio_at_speed"].astype(float))
     found: dict[str, list[tuple[float, float]]] = {}
