@@ -19,6 +19,8 @@ from pydantic import (
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
 
+_NOISE = 1.05  # a cost that is this much lower than it can be is measured again
+
 
 class EngineCost(BaseModel):
     """One engine's allreduce at one rank count, and what it adds besides moving bytes."""
@@ -90,6 +92,17 @@ class EngineCost(BaseModel):
             points = [(nbytes, seconds * factor) for nbytes, seconds in self.points]
             scaled |= {"alpha_s": self.alpha_s * factor, "points": points}
         return self.model_copy(update=scaled)
+
+    def falls_below(self, fewer: EngineCost) -> bool:
+        """Whether some message costs less among these ranks than among `fewer`: a contradiction, but for noise."""
+        mine = dict(self.points)
+        return any(mine.get(nbytes, seconds) < seconds / _NOISE for nbytes, seconds in fewer.points)
+
+    def at_least(self, fewer: EngineCost) -> EngineCost:
+        """The same, no message of it cheaper than among `fewer` ranks."""
+        known = dict(fewer.points)
+        points = [(nbytes, max(seconds, known.get(nbytes, 0.0))) for nbytes, seconds in self.points]
+        return self.model_copy(update={"points": points, "alpha_s": max(self.alpha_s, fewer.alpha_s)})
 
     def _curve(self) -> tuple[list[float], list[float]]:
         costs: list[float] = []
@@ -173,3 +186,20 @@ def joined(parts: list[EngineCosts]) -> EngineCosts:
     reference_s = known[0] if known else None
     entries = [entry for part in parts for entry in (part.at(reference_s) if reference_s else part).entries]
     return EngineCosts(entries=entries, reference_s=reference_s)
+
+
+def falls_below(more: EngineCosts, fewer: EngineCosts) -> bool:
+    """Whether an operation costs less among `more` ranks than among `fewer`, at one machine speed."""
+    return any(own.falls_below(other) for own, other in _pairs(more, fewer))
+
+
+def at_least(more: EngineCosts, fewer: EngineCosts) -> EngineCosts:
+    """`more` with no operation cheaper than among `fewer` ranks, at one machine speed."""
+    entries = [own.at_least(other) for own, other in _pairs(more, fewer)]
+    return more.model_copy(update={"entries": entries})
+
+
+def _pairs(more: EngineCosts, fewer: EngineCosts) -> list[tuple[EngineCost, EngineCost]]:
+    """Entries of the same operations, `fewer` at the machine speed of `more`."""
+    known = {entry.engine: entry for entry in (fewer.at(more.reference_s) if more.reference_s else fewer).entries}
+    return [(entry, known.get(entry.engine, entry)) for entry in more.entries]

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from scipy.optimize import isotonic_regression
 
 from scalebench.clock import WallClock
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts, joined
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts, at_least, falls_below, joined
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
@@ -465,11 +465,18 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD
     found: list[EngineCosts] = []
+    before: dict[str, EngineCosts] = {}  # among fewer ranks
     for ranks in spec["ranks"]:
         group = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
         if world.rank < ranks:
             probe = Probe(group, spec["source"], spec["seconds"] / len(spec["ranks"]) / len(spec["engines"]))
-            found += [probe.measure(engine) for engine in spec["engines"]]
+            for engine in spec["engines"]:
+                measured = probe.measure(engine)
+                fewer = before.get(engine)  # known to the ranks that were there
+                if group.bcast(fewer is not None and falls_below(measured, fewer)):
+                    measured = probe.measure(engine)
+                before[engine] = measured if fewer is None else at_least(measured, fewer)
+                found.append(before[engine])
         _sleep_until_all_are_here(world)
     if world.rank == 0:
         joined(found).save(Path(spec["result"]))

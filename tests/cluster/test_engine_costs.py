@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts, at_least, falls_below
 from scalebench.errors import ClusterError
 
 MPI = EngineCost(
@@ -70,3 +70,20 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, content: str) -> None:
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot read the engine costs .*No such file"):
         EngineCosts.load(tmp_path / "none.json")
+
+
+def test_more_ranks_never_cost_less_than_fewer():
+    """A cost among 8 ranks that lies 20 % below that among 2 is a contradiction; 2 % are noise, and are raised."""
+    two = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5), (1024, 2e-5)], source="test")
+    low = two.model_copy(update={"ranks": 8, "points": [(4, 1e-5), (1024, 1.6e-5)]})
+    noisy = two.model_copy(update={"ranks": 8, "points": [(4, 3e-5), (1024, 1.96e-5)]})
+    assert (low.falls_below(two), noisy.falls_below(two)) == (True, False)
+    assert noisy.at_least(two).points == [(4, 3e-5), (1024, 2e-5)]
+
+
+def test_costs_of_several_rank_counts_are_compared_at_one_machine_speed():
+    two = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="test")
+    slow = EngineCosts(entries=[two], reference_s=2e-4)
+    fast = EngineCosts(entries=[two.model_copy(update={"ranks": 8, "points": [(4, 0.6e-5)]})], reference_s=1e-4)
+    assert not falls_below(fast, slow), "on a machine twice as fast two ranks take 5 us"
+    assert at_least(fast, slow).entries[0].points == [(4, 0.6e-5)]
