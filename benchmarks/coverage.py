@@ -17,6 +17,9 @@ import numpy as np
 
 from benchmarks import scenes
 from benchmarks.noise import NOISES, Noise
+from benchmarks.scenes import Wrong
+
+OTHER, ALIKE, THREE = "horovod", Wrong(engine=0.0), Wrong(checks=(("mpi", 3),))
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ INTERVALS = (
     Claim("virtual ratio: calibration", scenes.virtual_ratio, (2, 3, 5, 20)),
     Claim("virtual time: with error", scenes.virtual_time_checked, (2, 3, 5)),
     Claim("the same, of two checks", partial(scenes.virtual_time_checked, checks=2), (2, 3, 5)),
-    Claim("virtual ratio: with error", scenes.virtual_ratio_checked, (2, 3, 5)),
-    Claim("the same ratio, of two checks", partial(scenes.virtual_ratio_checked, checks=2), (2, 3, 5)),
+    Claim("virtual ratio: native 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.01)), (2, 3, 5)),
+    Claim("virtual ratio: native 3 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.03)), (2, 3, 5)),
+    Claim("virtual ratio: native 8 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.08)), (2, 3, 5)),
+    Claim("the same, of three checks", partial(scenes.virtual_ratio_checked, wrong=THREE), (2, 3, 5)),
     Claim("virtual / native", scenes.agreement_ratio, (2, 3, 5)),
     Claim("ratio of two calibrations", scenes.ratio_calibrations, (2, 3, 5)),
     Claim("metric: mean, t", scenes.metric_mean, (3, 5, 10)),
@@ -65,6 +70,11 @@ UNTIL = (
 BESIDE = (
     Claim("time: t as mean of all runs", scenes.time_mean_of_all, (3, 5, 10, 20)),
     Claim("never narrow: time, noise 15 %", partial(scenes.time_until, times=3.0), (3, 5)),
+    Claim("virtual ratio: engines differ", partial(scenes.virtual_ratio_checked, wrong=Wrong(), other=OTHER), (2, 5)),
+    Claim("virtual ratio: engines alike", partial(scenes.virtual_ratio_checked, wrong=ALIKE, other=OTHER), (2, 5)),
+    Claim("virtual ratio: wrong by 5 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.05, 0.08)), (2, 5)),
+    Claim("virtual ratio: wrong by 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.01, 0.08)), (2, 5)),
+    Claim("virtual time: of what is checked", partial(scenes.virtual_time_of_checked, wrong=Wrong()), (2, 5)),
     Claim("virtual time: wrong by 1 %", partial(scenes.virtual_time_checked, wrong=0.01), (2, 3, 5)),
 )
 

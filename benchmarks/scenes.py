@@ -6,6 +6,7 @@ A scene takes a noise, how many values an interval is made of, how many studies 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from benchmarks.noise import SIGMA, Array, Noise, Random
 from scalebench.analysis.bootstrap import bootstrap_bounds
 from scalebench.analysis.bounds import (
     Bounds,
-    Part,
     agreement_bounds,
     calibration_bounds,
     calibrations_bounds,
@@ -24,7 +24,7 @@ from scalebench.analysis.bounds import (
     welch_bounds,
 )
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, level_when_stopped, unpaired_metric
-from scalebench.analysis.validation import VirtualError
+from scalebench.analysis.validation import OF_A_MEDIAN, VirtualError
 from scalebench.virtual.calibration import BLOCKS
 from scalebench.virtual.step_times import middle
 
@@ -166,32 +166,70 @@ def virtual_time_until(noise: Noise, n: int, studies: int, random: Random, times
     return holds(found, 0.0)
 
 
-def _checked(noise: Noise, calibration: Array, times: int, random: Random, wrong: float, checks: int) -> Part:
-    """What `checks` by three native runs each say, where the simulation is off by `wrong` (lognormal)."""
-    studies = len(calibration)
-    native = np.median(noise.draw(random, studies, checks, 3), axis=-1) - noise.median
-    errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, checks)) - native
-    found = [VirtualError.of((own**2).tolist()).part(times) for own in errors]
-    return Part(np.array([part.variance for part in found]), found[0].freedom)
+def _native_medians(noise: Noise, shape: tuple[int, ...], spread: float, random: Random) -> tuple[Array, Array]:
+    """Median logs of three native runs whose noise has this spread, about that of all, and the variance as estimated.
+
+    As in `validation._checks`, of cells along the last axis.
+    """
+    times = spread / SIGMA
+    runs = times * noise.draw(random, *shape, 3)
+    own = runs.var(axis=-1, ddof=1)
+    variance = OF_A_MEDIAN * (own + own.mean(axis=-1, keepdims=True)) / 2 / 3
+    return np.median(runs, axis=-1) - times * noise.median, variance
 
 
 def virtual_time_checked(
     noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1, checks: int = 3
 ) -> float:
-    """The calibration interval with virtual-native error, about the machine's time."""
+    """The calibration interval with virtual-native error, about the machine's time, of a strategy that is not checked.
+
+    Three native runs at each of the `checks`; the simulation is off by `wrong` (lognormal), each time anew.
+    """
     calibration = _calibrations(noise, n, studies, random)
-    error = _checked(noise, calibration, 1, random, wrong, checks)
+    native, _ = _native_medians(noise, (studies, checks), SIGMA, random)
+    errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, checks)) - native
+    error = VirtualError(np.sqrt((errors**2).mean(axis=-1)), checks).part()
     return holds(calibration_bounds(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """Standard deviations of a simulation's errors, the noise of native runs, and the number of checks by engine."""
+
+    common: float = 0.1
+    engine: float = 0.1
+    strategy: float = 0.1
+    native: float = 0.02
+    checks: tuple[tuple[str, int], ...] = (("mpi", 4), ("horovod", 2), ("gloo", 2))
+
+    def draw(self, noise: Noise, studies: int, random: Random) -> tuple[VirtualError, Array, dict[str, Array]]:
+        """What the checks tell, the common error, and that of each engine, by its name; labels are engines."""
+        common, found, engines = random.normal(0, self.common, (studies, 1)), {}, {}
+        for engine, number in self.checks:
+            engines[engine] = random.normal(0, self.engine, (studies, 1))
+            native, variance = _native_medians(noise, (studies, number), self.native, random)
+            own = random.normal(0, self.strategy, (studies, number))
+            found[engine] = common + engines[engine] + own - native, variance
+        errors = np.concatenate([own for own, _ in found.values()], axis=-1)
+        return VirtualError.of(errors, found, {engine: engine for engine in found}), common, engines
+
+
 def virtual_ratio_checked(
-    noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1, checks: int = 3
+    noise: Noise, n: int, studies: int, random: Random, wrong: Wrong, other: str = "mpi"
 ) -> float:
-    """The same of a ratio of two virtual times, whose steps are the same and cancel."""
-    calibration = _calibrations(noise, n, studies, random)
-    error = _checked(noise, calibration, 2, random, wrong, checks)
-    off = random.normal(0, wrong, (2, studies, 1))
-    return holds(calibration_bounds(off[0] - off[1] + np.zeros((studies, n)), error), 0.0)
+    """The calibration interval with virtual-native error of a ratio of strategies, on mpi and on the `other` engine."""
+    error, _, engines = wrong.draw(noise, studies, random)
+    own = random.normal(0, wrong.strategy, (2, studies, 1))
+    off = engines["mpi"] + own[0] - engines[other] - own[1]
+    top, bottom = (_calibrations(noise, n, studies, random) for _ in range(2))
+    return holds(calibration_bounds((top - bottom) / 3 + off, error.ratio("mpi", other)), 0.0)
+
+
+def virtual_time_of_checked(noise: Noise, n: int, studies: int, random: Random, wrong: Wrong) -> float:
+    """The same of a time of a strategy on mpi that has a check itself."""
+    error, common, engines = wrong.draw(noise, studies, random)
+    off = common + engines["mpi"] + random.normal(0, wrong.strategy, (studies, 1))
+    return holds(calibration_bounds(_calibrations(noise, n, studies, random) + off, error.part("mpi")), 0.0)
 
 
 def agreement_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:

@@ -18,7 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 LEVEL = 0.95
 SAME_METRIC = 1e-9  # metrics no further apart are equal but for rounding
 MEAN_FROM, METRIC_FROM, MEDIAN_FROM = 2, 3, 6
+BETWEEN_FROM = 2  # degrees of freedom
 _SURPLUS, _SURPLUS_OF_PAIRS = 2.0, 6.0  # of `half_width`
+_KEPT = 0.7  # of `variance_between`
+_LEAST, _BISECTIONS = 1e-12, 50
 
 Array = NDArray[np.float64]
 
@@ -121,6 +124,40 @@ def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
         shares = [(v / total) ** 2 / (f + surplus) for v, f in zip(variances, freedoms, strict=True)]
         freedom = np.clip(1 / sum(shares) - surplus, least, sum(freedoms))
     return np.where(total > 0, np.sqrt(total) * quantile(np.where(total > 0, freedom, most), level), 0.0 * total)
+
+
+def weighted_mean(values: ArrayLike, variances: ArrayLike, between: ArrayLike = 0.0) -> Array:
+    """Mean along the last axis, with weights 1 / (variance + between)."""
+    weights = 1 / np.maximum(np.asarray(variances, dtype=float) + np.asarray(between)[..., None], _LEAST)
+    return np.asarray((weights * values).sum(axis=-1) / weights.sum(axis=-1))
+
+
+def variance_between(groups: Sequence[tuple[ArrayLike, ArrayLike]]) -> Part | None:
+    """Variance of values within groups beyond the noise of each, along the last axis; None below BETWEEN_FROM degrees.
+
+    A group is its values and the variances of their noise. Q(t) = sum (x - mean)^2 / (v + t) falls with t, and has the
+    mean f at the true t: Paule and Mandel (J. Research NBS 87, 1982) solve Q(t) = f. A few values of which noise is
+    taken out are too close by chance as often as not: at least _KEPT of their variance with the noise stays, so that
+    intervals with Student's t of f hold what they say (docs/statistics.md).
+    """
+    pairs = [(np.asarray(values, dtype=float), np.asarray(noise, dtype=float)) for values, noise in groups]
+    freedom = sum(values.shape[-1] - 1 for values, _ in pairs)
+    if freedom < BETWEEN_FROM:
+        return None
+    squares = [np.square(values - values.mean(axis=-1, keepdims=True)).sum(axis=-1) for values, _ in pairs]
+    with_noise = np.asarray(sum(squares)) / freedom
+    low, high = np.zeros_like(with_noise), with_noise  # Q(with_noise) <= f, as noise only lowers Q
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        more = sum(_weighted_squares(values, noise, middle) for values, noise in pairs) > freedom
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    return Part(np.maximum(high, _KEPT * with_noise), freedom)
+
+
+def _weighted_squares(values: Array, noise: Array, between: Array) -> Array:
+    weights = 1 / np.maximum(noise + between[..., None], _LEAST)
+    mean = weighted_mean(values, noise, between)[..., None]
+    return np.asarray((weights * np.square(values - mean)).sum(axis=-1))
 
 
 @cache

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from scalebench.analysis.blocks import timed
-from scalebench.analysis.bounds import Part
+from scalebench.analysis.bounds import Part, variance_between, weighted_mean
 from scalebench.analysis.intervals import median_time, time_interval, virtual_native_ratio
 from scalebench.analysis.once import once
 from scalebench.analysis.reading import Results
@@ -18,9 +20,7 @@ from scalebench.analysis.surroundings import THIS_MACHINE, charged_engine, suppo
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks
-_OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
-_CAUTIOUS = 0.3
-_LEAST, _MOST, _BISECTIONS = 1e-12, 1e6, 60
+OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual"),
     *(
@@ -35,6 +35,9 @@ _COLUMNS = [
         "error",
     ),
 ]
+
+
+Checks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # engine -> errors, variance of the native median in each
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,27 @@ class VirtualError:
     large it is: from CHECKED_FROM on a time covers what it says (docs/statistics.md).
     """
 
-    rms: float
+    rms: Any
     checks: int
-    common: float = 0.0
-    between: tuple[float, int] | None = None
-    offsets: tuple[tuple[str, float], ...] = ()
+    common: Any = 0.0
+    between: Part | None = None
+    offsets: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, squares: Sequence[float]) -> VirtualError:
-        """From the square of ln(T_virtual / T_native) of every check."""
-        return cls(math.sqrt(sum(squares) / len(squares)), len(squares))
+    def of(cls, errors: ArrayLike, checks: Checks, engines: Mapping[str, str]) -> VirtualError:
+        """From the errors as they are, their `checks` by engine, and the engine of each label.
+
+        Along the last axis, so that simulations have many at once.
+        """
+        means = {engine: weighted_mean(*own) for engine, own in checks.items()}
+        main = max(checks, key=lambda engine: (np.shape(checks[engine][0])[-1], -PREFERRED_ENGINES.index(engine)))
+        return cls(
+            rms=np.sqrt(np.mean(np.square(errors), axis=-1)),
+            checks=np.shape(errors)[-1],
+            common=means[main],
+            between=variance_between(list(checks.values())),
+            offsets=tuple((label, means[engine] - means[main]) for label, engine in engines.items()),
+        )
 
     @property
     def known(self) -> bool:
@@ -80,7 +94,7 @@ class VirtualError:
         if self.between is None or label not in dict(self.offsets):
             return Part(self.rms**2, self.checks)
         error = self.common + dict(self.offsets)[label]
-        return Part(error**2 + self.between[0], self.between[1])
+        return Part(error**2 + self.between.variance, self.between.freedom)
 
     def ratio(self, a: str, b: str) -> Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
@@ -93,7 +107,7 @@ class VirtualError:
             return Part(2 * self.rms**2, self.checks)
         offsets = dict(self.offsets)
         apart = offsets.get(a, 0.0) - offsets.get(b, 0.0)
-        return Part(apart**2 + 2 * self.between[0], self.between[1])
+        return Part(apart**2 + 2 * self.between.variance, self.between.freedom)
 
 
 @once
@@ -185,73 +199,33 @@ def virtual_error(results: Results) -> VirtualError | None:
     fair = _fair(agreement(results))
     if fair.empty:
         return None
-    checks = _checks(fair)
-    squares = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)) ** 2
+    errors = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float))
     alone = fair["workers"] == 1
-    independent = [*squares[~alone], *([squares[alone].mean()] if alone.any() else [])]
-    error = VirtualError.of(independent)
-    means = {engine: _weighted_mean(own) for engine, own in checks.items()}
-    main = max(checks, key=lambda engine: (len(checks[engine]), -PREFERRED_ENGINES.index(engine)))
-    labels = fair.drop_duplicates("label").set_index("label")["engine"]
-    offsets = tuple((str(label), means[str(engine)] - means[main]) for label, engine in labels.items())
-    return replace(error, common=means[main], between=_between(list(checks.values())), offsets=offsets)
+    one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
+    engines = fair.drop_duplicates("label").set_index("label")["engine"]
+    return VirtualError.of([*errors[~alone], *one], _checks(fair), {str(k): str(v) for k, v in engines.items()})
 
 
-def _checks(fair: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
-    """By engine, (error, variance of the native median) of each check; the points of one worker are one.
+def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
+    """By engine, the errors and the variances of the native medians of its checks; the points of one worker are one.
 
     The variance of a median of three is 1.35 s^2 / 3. Three runs hardly tell s: half of s^2 is the cell's own, half the
     mean over the engine's cells. Cells of one run have the mean.
     """
     own = fair["native_deviation"].astype(float) ** 2
     mean = own.groupby(fair["engine"]).transform("mean").fillna(0.0)
-    variance = _OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
+    variance = OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
     errors = np.log(fair["ratio_at_speed"].astype(float))
-    found: dict[str, list[tuple[float, float]]] = {}
+    found = {}
     for engine, group in fair.groupby("engine"):
         alone = group.index[group["workers"] == 1]
-        checks = [(errors[at], variance[at]) for at in group.index.difference(alone)]
+        others = group.index.difference(alone)
+        own_errors, own_variances = errors[others].tolist(), variance[others].tolist()
         if len(alone):
-            checks.append((float(errors[alone].mean()), float(variance[alone].mean() / len(alone))))
-        found[str(engine)] = checks
+            own_errors.append(float(errors[alone].mean()))
+            own_variances.append(float(variance[alone].mean() / len(alone)))
+        found[str(engine)] = own_errors, own_variances
     return found
-
-
-def _weighted_mean(checks: list[tuple[float, float]], between: float = 0.0) -> float:
-    weights = [1 / max(variance + between, _LEAST) for _, variance in checks]
-    return float(sum(weight * error for weight, (error, _) in zip(weights, checks, strict=True)) / sum(weights))
-
-
-def _between(groups: list[list[tuple[float, float]]]) -> tuple[float, int] | None:
-    """Variance of the errors within groups beyond what their noise explains, as in a random-effects meta-analysis.
-
-    Q(t) = sum (e - mean)^2 / (v + t) falls with t, and is chi^2 with f degrees of freedom at the true t. Paule and
-    Mandel (J. Research NBS 87, 1982) solve Q(t) = f; solved for the quantile _CAUTIOUS of chi^2, t is too small less
-    often, so that intervals with Student's t of f hold what they say (docs/statistics.md).
-    """
-    from scipy.special import chdtri
-
-    freedom = sum(len(group) - 1 for group in groups)
-    if freedom < 1:
-        return None
-    target = float(chdtri(freedom, 1 - _CAUTIOUS))
-
-    def q(between: float) -> float:
-        return sum(
-            (error - _weighted_mean(group, between)) ** 2 / max(variance + between, _LEAST)
-            for group in groups
-            for error, variance in group
-        )
-
-    low, high = 0.0, 1.0
-    while q(high) > target and high < _MOST:
-        high *= 4
-    if q(low) <= target:
-        return 0.0, freedom
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if q(middle) > target else (low, middle)
-    return high, freedom
 
 
 def _fair(table: pd.DataFrame) -> pd.DataFrame:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from scalebench.analysis import agreement, cells, differences, load, median_error, ratios, virtual_error
+from scalebench.analysis.bounds import variance_between
 from scalebench.analysis.claims import findings
+from scalebench.analysis.validation import _steady
 from tests.analysis.test_comparing import only, run
 
 
@@ -101,7 +105,10 @@ def test_the_virtual_error_is_a_root_mean_square_in_which_one_worker_counts_once
     expected = math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2 + math.log(1.2) ** 2) / 3)
     assert (error.rms, error.checks) == (pytest.approx(expected), 3)
     assert error.part() == pytest.approx((expected**2, 3))
-    assert error.part(2) == pytest.approx((2 * expected**2, 3))
+    assert error.part("unchecked") == pytest.approx((expected**2, 3))
+    two = virtual_error(study(rows=checked_study([1.1, 1.1, 0.9])))
+    assert two.between is None, "two checks leave one degree of freedom"
+    assert two.ratio("allreduce", "serial") == pytest.approx((math.log(1.1) ** 2 + math.log(0.9) ** 2, 2))
 
 
 def test_a_delayed_native_run_among_three_is_no_error_of_the_simulation(study):
@@ -147,14 +154,15 @@ def test_without_any_check_the_interval_is_the_calibrations_own(study):
 
 def test_virtual_intervals_hold_the_error_and_say_so(study):
     results = study(rows=checked_study([1.1, 1.1, 0.9, 1.2, 1.0]))
-    error = virtual_error(results)
-    half = stats.t.ppf(0.975, error.checks) * error.rms  # the draws are equal: nothing else varies
+    logs = np.log([1.1, 0.9, 1.2, 1.0])
+    common, between = logs.mean(), logs.var(ddof=1)  # native times are equal: no noise to take out
+    t = stats.t.ppf(0.975, 3)  # the draws are equal: nothing else varies
     cell = only(cells(results), execution="virtual", workers=8)
     assert cell.interval == "calibration interval with virtual-native error"
-    assert math.log(cell.high_s / cell.train_s) == pytest.approx(half)
+    assert math.log(cell.high_s / cell.train_s) == pytest.approx(t * math.sqrt(common**2 + between))
     table = ratios(results)
     ratio = only(table, execution="virtual", workers=8, baseline="serial")
-    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(math.sqrt(2) * half)
+    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(t * math.sqrt(2 * between))
     assert ratio.interval == cell.interval
     itself = only(table, execution="virtual", label="serial", baseline="serial")
     assert (itself.ratio_low, itself.ratio_high) == pytest.approx((1, 1)), "what is divided by itself is 1"
@@ -179,7 +187,9 @@ def test_one_computation_made_twice_is_equal_whatever_the_error_of_the_simulatio
         for label in ("epoch_average", "local_sgd")
     )
     assert (same.ratio, same.ratio_low, same.ratio_high, same.n) == (1.0, 1.0, 1.0, 3)
-    assert math.log(other.ratio_high) > 2 * math.sqrt(2) * virtual_error(results).rms
+    error = virtual_error(results).ratio("local_sgd", "serial")
+    assert error.variance > 0.1**2
+    assert math.log(other.ratio_high) > 2 * math.sqrt(error.variance)
     difference = differences(results, "epoch_average", "serial").query("execution == 'virtual'")
     assert difference[["ratio_low", "ratio_high"]].to_numpy().tolist() == [[1.0, 1.0]]
 
@@ -187,3 +197,110 @@ def test_one_computation_made_twice_is_equal_whatever_the_error_of_the_simulatio
 def test_only_the_cluster_that_native_runs_had_is_checked(study):
     rows = [run("allreduce", 2, 1.0, "native"), run("allreduce", 2, 1.3, cluster="juwels-booster")]
     assert agreement(study(rows=rows)).empty
+
+
+def engines_study(factors, native=((0.0, 0.0, 0.0),)):
+    """Virtual times off by factors[label, workers], with native runs on the engine of each strategy.
+
+    `native` are the logs of the noise of three native runs, for each cell in turn.
+    """
+    on = {"horovod": "horovod", "ddp": "gloo"}
+    rows = []
+    for at, ((strategy, workers), factor) in enumerate(factors.items()):
+        for r, noise in enumerate(native[at % len(native)]):
+            seconds = 8 / workers * math.exp(noise)
+            rows.append(run(strategy, workers, seconds, "native", on.get(strategy, "mpi"), repetition=r))
+            rows.append(run(strategy, workers, factor * 8 / workers, repetition=r))
+    split = {"compute_s": None, "comm_s": None, "wait_s": None}  # times are compared as they are
+    return [row.model_copy(update=split) for row in rows]
+
+
+MPI = [("serial", 1), ("allreduce", 2), ("epoch_average", 2), ("local_sgd", 2)]
+
+
+def test_an_error_that_all_virtual_times_share_cancels_in_a_ratio(study):
+    apart = dict(zip(MPI, (1.0, 1.02, 0.98, 1.01), strict=True))
+    right = virtual_error(study(rows=engines_study(apart)))
+    slow = virtual_error(study(rows=engines_study({cell: 1.4 * factor for cell, factor in apart.items()})))
+    assert slow.common - right.common == pytest.approx(math.log(1.4))
+    assert slow.ratio("allreduce", "epoch_average") == pytest.approx(right.ratio("allreduce", "epoch_average"))
+    assert slow.ratio("allreduce", "epoch_average").variance < 0.03**2
+    assert slow.part("allreduce").variance > math.log(1.4) ** 2 - 0.01, "of a time it is no less"
+
+
+def test_an_engine_that_is_off_by_half_widens_only_ratios_with_it(study):
+    apart = dict(zip(MPI, (1.0, 1.02, 0.98, 1.01), strict=True))
+    both = {**apart, ("horovod", 1): 1.0, ("horovod", 2): 1.0, ("ddp", 1): 1.01, ("ddp", 2): 0.99}
+    right = virtual_error(study(rows=engines_study(both)))
+    off = {cell: 1.5 * factor if cell[0] == "horovod" else factor for cell, factor in both.items()}
+    wrong = virtual_error(study(rows=engines_study(off)))
+    for other in ("epoch_average", "ddp"):
+        assert wrong.ratio("allreduce", other) == pytest.approx(right.ratio("allreduce", other))
+    variance, freedom = wrong.ratio("allreduce", "horovod")
+    assert variance == pytest.approx(math.log(1.5) ** 2, rel=0.1)
+    assert freedom == 5, "eight checks and three means"
+    assert wrong.part("allreduce") == pytest.approx(right.part("allreduce"))
+    assert wrong.part("horovod").variance > right.part("horovod").variance + 0.1
+    assert wrong.rms > 0.15, "of a strategy that is not checked, all that is known"
+
+
+def test_noise_of_native_runs_is_taken_out_of_the_error_between_strategies(study):
+    """Medians of three runs of 10 % noise; a simulation without any error but them, and one that is off by 30 %."""
+    random = np.random.default_rng(3)
+    noise = random.normal(0, 0.1, (4, 3))
+    noise_alone = virtual_error(study(rows=engines_study(dict.fromkeys(MPI, 1.0), noise)))
+    seen = np.var(np.median(noise, axis=1), ddof=1)
+    assert noise_alone.between.variance == pytest.approx(0.7 * seen), "what stays"
+    apart = dict(zip(MPI, (0.7, 1.3, 0.7, 1.3), strict=True))
+    real = virtual_error(study(rows=engines_study(apart, noise)))
+    errors = np.log(list(apart.values())) - np.median(noise, axis=1)
+    assert 0.7 * np.var(errors, ddof=1) < real.between.variance < np.var(errors, ddof=1) - 0.002
+
+
+def test_the_variance_between_is_what_noise_does_not_explain():
+    """Eight values each, 2,000 times: the mean of 2,000 variances is known to 2 %."""
+    random = np.random.default_rng(4)
+    values, noise = random.normal(0, 1, (2000, 8)), np.ones((2000, 8))
+    alone = variance_between([(values, noise)]).variance
+    assert np.mean(alone) < np.mean(values.var(axis=-1, ddof=1))
+    assert np.all(alone >= 0.7 * values.var(axis=-1, ddof=1) - 1e-9)
+    wide = variance_between([(10 * values, noise)]).variance
+    assert np.mean(wide) == pytest.approx(100, rel=0.1)
+    exact = variance_between([(values, 0 * noise)]).variance
+    assert exact == pytest.approx(values.var(axis=-1, ddof=1))
+
+
+def times(**columns):
+    return pd.DataFrame({"wait_s": [None], "compute_s": [None], "reference_step_s": [None], **columns})
+
+
+def test_native_times_are_compared_at_one_speed_of_the_machine():
+    """Three runs on a machine that was slower by a half in the second, by its compute on mpi."""
+    virtual = times(train_s=[4.0], compute_s=[3.0])
+    native = {"train_s": [4.0, 6.0, 4.0], "compute_s": [3.0, 4.5, 3.0], "wait_s": [None] * 3}
+    native["reference_step_s"] = [1.0, 7.0, 1.0]
+    mpi, simulated = _steady(pd.DataFrame({**native, "engine": "mpi"}), virtual)
+    assert (mpi.tolist(), simulated.tolist()) == (pytest.approx([4.0, 4.0, 4.0]), [4.0])
+
+
+def test_other_engines_tell_the_speed_by_the_reference_step():
+    virtual = times(train_s=[4.0], reference_step_s=[1e-3], compute_s=[3.0])
+    native = pd.DataFrame({"train_s": [4.0, 6.0], "reference_step_s": [1e-3, 1.5e-3], "compute_s": [9.0, 2.0]})
+    for engine in ("horovod", "gloo", "nccl"):
+        assert _steady(native.assign(engine=engine, wait_s=None), virtual)[0].tolist() == pytest.approx([4.0, 4.0])
+
+
+def test_times_stay_as_they_are_where_the_speed_of_a_run_is_not_known():
+    virtual = times(train_s=[4.0], reference_step_s=[1e-3])
+    native = pd.DataFrame({"train_s": [4.0, 6.0], "reference_step_s": [1e-3, None], "compute_s": [None, None]})
+    for engine in ("horovod", "mpi"):
+        assert _steady(native.assign(engine=engine, wait_s=None), virtual)[0].tolist() == [4.0, 6.0]
+
+
+def test_waiting_is_left_out_on_both_sides_or_on_neither():
+    virtual = times(train_s=[4.0], wait_s=[0.5], compute_s=[3.0])
+    native = pd.DataFrame({"train_s": [5.0], "wait_s": [1.5], "compute_s": [3.0], "reference_step_s": [None]})
+    steady = [side.tolist() for side in _steady(native.assign(engine="mpi"), virtual)]
+    assert steady == [[3.5], [3.5]]
+    steady = [side.tolist() for side in _steady(native.assign(engine="mpi", wait_s=None), virtual)]
+    assert steady == [[5.0], [4.0]]

@@ -165,7 +165,7 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
     held = []
     true = np.log(0.9 / N + 0.1)
     for _ in range(800):
-        error = VirtualError.of((random.normal(0, 0.1, 3) ** 2).tolist())
+        error = VirtualError(float(np.sqrt((random.normal(0, 0.1, 3) ** 2).mean())), 3)
         series = following(amdahl(), (0.9, 0.1), noise=0.03, random=random, execution="virtual", error=error)
         band = curve([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, N)
         machine = np.exp(true + random.normal(0, 0.1, 1 if alike else 7))
