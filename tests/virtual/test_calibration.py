@@ -1,12 +1,24 @@
-"""How many steps are taken before times are believed."""
+"""How many steps are taken before times are believed, and the tables that come out of the windows."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from scalebench.virtual.calibration import bounded, take_steps
+from scalebench.errors import DisturbedError
+from scalebench.virtual.calibration import (
+    BLOCKS,
+    JITTER_KEPT,
+    _blocks,
+    _evaluated,
+    _jitter,
+    _Windows,
+    bounded,
+    loads_up_to,
+    take_steps,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +52,147 @@ def test_steps_go_on_over_epochs_and_fetch_no_batch_in_vain():
     replica = ThreeBatches()
     assert take_steps(replica, range(7)) == 7
     assert replica.stepped == replica.fetched == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize(("workers", "loads"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])])
+def test_loads_are_powers_of_two_and_a_full_node(workers, loads):
+    assert loads_up_to(workers) == loads
+
+
+SHARES = np.array([0.05, 0.3, 0.6, 0.05])  # of a step: data, forward, backward, update
+
+
+def windows(step=2.0, *, load=1, size=8, reference=1e-3, alone=None, rounds=20, spread=0.0, undisturbed=True, seed=0):
+    """Windows of four steps, four windows a round, of one process; `step` in reference steps."""
+    count = 4 * rounds
+    factors = np.exp(spread * np.random.default_rng(seed).standard_normal((count, 4)))
+    steps = step * reference * factors
+    return _Windows(
+        load=load,
+        size=size,
+        rounds=np.repeat(np.arange(rounds), 4),
+        seconds=SHARES[:, None] * steps.mean(axis=1),
+        undisturbed=np.full(count, undisturbed),
+        steps=steps,
+        shuffle_s_per_sample=1e-6,
+        release=[1.0, 0.5],
+        references=np.full(count, reference),
+        alone=np.full(rounds, reference if alone is None else alone),
+    )
+
+
+def step_s(table, size=8):
+    (batch,) = [batch for batch in table.batches if batch.samples == size]
+    return batch.blocks().sum(axis=0)
+
+
+def test_a_step_costs_its_reference_steps_at_the_mean_reference_step():
+    measured = _evaluated([windows(2.0), windows(3.0, size=16)], [1], 0.25, noisy=False)
+    (table,) = measured.tables
+    assert (table.busy_workers, table.others_load, table.shuffle_s_per_sample) == (1, 0.25, 1e-6)
+    assert table.release == [1.0, 0.5]
+    assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
+    assert step_s(table, 16) == pytest.approx([3e-3] * BLOCKS)
+    assert table.batches[0].blocks()[:, 0] == pytest.approx(2e-3 * SHARES)
+    assert measured.reference_s == pytest.approx(1e-3)
+    assert measured.imprecise == []
+
+
+def test_a_machine_that_changes_its_speed_does_not_change_the_cost_in_reference_steps():
+    changing = windows(2.0)
+    late = changing.rounds >= 10
+    changing.seconds[:, late] *= 2
+    for values in (changing.steps, changing.references):
+        values[late] *= 2
+    changing.alone[10:] *= 2
+    measured = _evaluated([changing], [1], None, noisy=False)
+    assert measured.reference_s == pytest.approx(1.5e-3), "the mean of both speeds"
+    assert step_s(measured.tables[0]) == pytest.approx([3e-3] * BLOCKS)
+
+
+def test_a_load_costs_as_much_more_as_its_reference_step_takes_longer_and_never_less():
+    alone = windows(2.0)
+    slower = [windows(2.0, load=2, reference=1.3e-3, alone=1e-3), windows(2.0, load=2, reference=1.3e-3)]
+    slower[1] = slower[1]._replace(alone=np.empty(0))  # only process 0 looks at the reference step alone
+    one, two = _evaluated([alone, *slower], [1, 2], None, noisy=False).tables
+    assert step_s(one) == pytest.approx([2e-3] * BLOCKS)
+    assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)
+    faster = [windows(2.0, load=2, reference=0.9e-3, alone=1e-3), slower[1]._replace(references=np.full(80, 0.9e-3))]
+    two = _evaluated([alone, *faster], [1, 2], None, noisy=False).tables[1]
+    assert step_s(two).mean() >= 2e-3 * (1 - 1e-9), "company makes no core faster"
+
+
+def test_disturbed_windows_do_not_count():
+    mixed = windows(2.0)
+    late = mixed.rounds % 2 == 1
+    mixed.undisturbed[late] = False
+    mixed.seconds[:, late] *= 5
+    mixed.steps[late] *= 5
+    (table,) = _evaluated([mixed], [1], None, noisy=False).tables
+    assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
+    assert set(table.jitter) == {1.0}
+
+
+def test_a_machine_without_an_undisturbed_window_is_refused_unless_noise_is_accepted():
+    disturbed = windows(2.0, undisturbed=False)
+    with pytest.raises(DisturbedError, match=r"a step of 8 samples .* in every window; run it .*--noisy"):
+        _evaluated([disturbed], [1], None, noisy=False)
+    disturbed.seconds[:, :10] *= 7  # beyond a quarter of the median
+    (table,) = _evaluated([disturbed], [1], None, noisy=True).tables
+    assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
+    for noisy in (False, True):
+        with pytest.raises(DisturbedError, match="the reference step could not be measured"):
+            _evaluated([windows(alone=math.nan)], [1], None, noisy=noisy)
+
+
+def test_too_few_undisturbed_windows_count_as_not_a_single_one():
+    few = windows(2.0)
+    few.undisturbed[7:] = False
+    with pytest.raises(DisturbedError):
+        _evaluated([few], [1], None, noisy=False)
+    few.undisturbed[:12] = True
+    assert step_s(_evaluated([few], [1], None, noisy=False).tables[0]) == pytest.approx([2e-3] * 12)
+
+
+def test_what_is_not_precise_is_named():
+    measured = _evaluated([windows(2.0, spread=1.0), windows(2.0, size=16)], [1], None, noisy=False)
+    (said,) = measured.imprecise
+    assert said.startswith("steps of 8 samples at 1 a node to ")
+    assert float(said.rpartition(" to ")[2].removesuffix(" %")) > 2
+
+
+def test_blocks_are_medians_of_consecutive_windows_split_by_mean_shares():
+    units = SHARES[:, None] * np.repeat(np.arange(1.0, BLOCKS + 1), 3)
+    units[:, 1] *= 100  # one window of three, which the median does not follow
+    blocks = _blocks(units)
+    assert blocks.shape == (4, BLOCKS)
+    assert blocks.sum(axis=0) == pytest.approx(np.arange(1.0, BLOCKS + 1))
+    assert blocks / blocks.sum(axis=0) == pytest.approx(np.tile(SHARES[:, None], BLOCKS))
+    assert _blocks(units[:, 3:8]).shape == (4, 5), "fewer windows than blocks"
+
+
+@pytest.mark.parametrize("shape", [(1000, 4), (4000, 1)], ids=["windows of four", "windows of one"])
+def test_jitter_is_the_spread_of_steps_without_outliers_and_changes_of_speed(shape):
+    random = np.random.default_rng(1)
+    steps = 1e-3 * np.exp(0.02 * random.standard_normal(shape))
+    whole, none = _jitter(steps)
+    assert whole.std() == pytest.approx(0.02, rel=0.1)
+    assert none < 0.002
+    steps[shape[0] // 2 :] *= 1.33  # the core slows down
+    hit = random.random(shape) < 0.05
+    steps[hit] *= 3.0
+    factors, outliers = _jitter(steps)
+    assert outliers == pytest.approx(hit.mean(), abs=0.01)
+    assert factors.std() == pytest.approx(0.02, rel=0.15)
+    assert abs(factors - 1).max() < 0.15, "neither the interrupts nor the two speeds"
+
+
+def test_a_few_steps_have_no_jitter():
+    assert _jitter(np.array([[1.0, 5.0], [1.0, 2.0]])) == (np.ones(1), 0.0)
+
+
+def test_the_jitter_of_a_table_has_the_mean_one_and_a_limit():
+    (table,) = _evaluated([windows(2.0, rounds=400, spread=0.05)], [1], None, noisy=False).tables
+    assert len(table.jitter) == JITTER_KEPT
+    assert np.mean(table.jitter) == pytest.approx(1.0)
+    assert np.std(table.jitter) == pytest.approx(0.05, rel=0.1)
