@@ -10,11 +10,15 @@ import rich_click as click
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
-    """Say what this machine has, and for each missing part the command that adds it."""
+@click.option("--network", is_flag=True, help="Compare MPI's allreduce with a ring, on a single node too.")
+def doctor(as_json: bool, network: bool) -> None:
+    """Say what this machine has, and for each missing part the command that adds it.
+
+    In an allocation of several nodes, say also whether MPI chooses a slower allreduce than a ring.
+    """
     from scalebench.install.examine import examine
 
-    findings = examine()
+    findings = examine(network=network)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
         return

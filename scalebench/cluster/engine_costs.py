@@ -20,6 +20,7 @@ from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
 
 _NOISE = 1.05  # a cost that is this much lower than it can be is measured again
+MARK = "scalebench-costs "  # begins the line in which a probe prints them: mpirun prints others
 
 
 class EngineCost(BaseModel):
@@ -29,6 +30,7 @@ class EngineCost(BaseModel):
 
     engine: str
     ranks: PositiveInt
+    nodes: PositiveInt = Field(1, description="over which its ranks were spread evenly")
     alpha_s: NonNegativeFloat = Field(description="seconds of one operation on a few bytes")
     message_s: NonNegativeFloat | None = Field(
         None, description="the part of alpha_s that each further message costs: the least that was measured"
@@ -81,8 +83,10 @@ class EngineCost(BaseModel):
         """The same on a machine whose reference step takes `factor` times as long.
 
         Horovod's cycle is a timer, and collectives of gloo wait for the scheduler: these do not follow the machine's
-        speed.
+        speed. Neither do links between nodes.
         """
+        if self.nodes > 1:
+            return self
         scaled: dict[str, object] = {
             name: getattr(self, name) * factor for name in ("negotiation_s", "per_step_s", "alone_s")
         }
@@ -129,26 +133,29 @@ class EngineCosts(BaseModel):
         None, description="seconds of the reference step while they were measured"
     )
 
-    def of(self, engine: str, ranks: int = 2) -> EngineCost:
-        """The entry of `engine` measured nearest to `ranks`.
+    def of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost:
+        """The entry of `engine` measured nearest to `nodes`, then to `ranks`; one node and several are never mixed.
 
         Raises:
             ClusterError: the engine was not measured.
         """
-        known = [entry for entry in self.entries if entry.engine == engine]
+        known = self._known(engine, nodes)
         if not known:
             names = {entry.engine for entry in self.entries}
             raise ClusterError(f"no measured costs of engine {engine!r}; {nearest(engine, names)}")
-        return min(known, key=lambda entry: (abs(entry.ranks - ranks), entry.ranks))
+        return min(known, key=lambda entry: (abs(entry.nodes - nodes), abs(entry.ranks - ranks), entry.ranks))
 
     @property
     def disturbed(self) -> frozenset[str]:
         """The engines whose costs were measured beside programs that took the cores all the time."""
         return frozenset(entry.engine.partition("-")[0] for entry in self.entries if entry.disturbed)
 
-    def has(self, engine: str) -> bool:
-        """Whether the engine was measured."""
-        return any(entry.engine == engine for entry in self.entries)
+    def has(self, engine: str, nodes: int = 1) -> bool:
+        """Whether the engine was measured: on one node, or between several if `nodes` are several."""
+        return bool(self._known(engine, nodes))
+
+    def _known(self, engine: str, nodes: int) -> list[EngineCost]:
+        return [entry for entry in self.entries if entry.engine == engine and (entry.nodes > 1) == (nodes > 1)]
 
     def at(self, reference_s: float) -> EngineCosts:
         """These costs at the machine speed at which the reference step takes `reference_s`."""

@@ -146,6 +146,10 @@ class Network:
         """Whether workers `a` and `b` share a node."""
         return a // self.ranks_per_node == b // self.ranks_per_node
 
+    def nodes_of(self, ranks: Sequence[int]) -> int:
+        """How many nodes hold `ranks`."""
+        return len({rank // self.ranks_per_node for rank in ranks})
+
     def message(self, nbytes: int, src: int, dst: int) -> float:
         """a + n/B of the link between two workers; nothing to oneself."""
         if src == dst:

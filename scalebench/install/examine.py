@@ -8,15 +8,23 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from scalebench.cluster.engine_costs import EngineCost
+from scalebench.errors import EngineError
+from scalebench.launch.engine_costs import measure_between_nodes
 from scalebench.launch.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
+from scalebench.launch.hosts import reachable
 from scalebench.records import machine
+from scalebench.words import counted
 
+RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # no question to the machine takes longer
+_COMPARING_S = 6.0  # seconds for each of the two allreduces
+_SLOWER = 1.25  # times as long as a ring: less is noise
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,11 @@ class Finding:
     add: str = ""
 
 
-def examine() -> list[Finding]:
-    """Everything that decides which executions and engines a study can use here."""
+def examine(*, network: bool = False) -> list[Finding]:
+    """Everything that decides which executions and engines a study can use here.
+
+    In an allocation of several nodes, or of ranks on this one if `network`, MPI's allreduce is compared with a ring.
+    """
     looks: tuple[Callable[[], Finding], ...] = (
         _python,
         _cores,
@@ -45,7 +56,9 @@ def examine() -> list[Finding]:
         _nccl,
         _slurm,
     )
-    return [look() for look in looks]
+    found = [look() for look in looks]
+    compares = network or _several_nodes()
+    return [*found, _allreduce()] if compares and available("mpi") is None else found
 
 
 def _python() -> Finding:
@@ -91,6 +104,36 @@ def _mpirun() -> Finding:
     said = _said([str(mpirun), "--version"])
     name = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", said)
     return Finding("MPI", bool(said), f"{mpirun}: {name.group(0) if name else 'does not run'}", "" if said else ADD_MPI)
+
+
+def _several_nodes() -> bool:
+    try:
+        return len(reachable().hosts) > 1
+    except EngineError:
+        return True  # what cannot be reached is named when it is used
+
+
+def _allreduce() -> Finding:
+    """Open MPI decides by a fixed table, which may be wrong for the network at hand."""
+    part = "allreduce"
+    try:
+        own, ring = (_of_one_mib(settings) for settings in ({}, RING))
+    except EngineError as error:
+        return Finding(part, False, str(error))
+    where = f"1 MiB among {counted(own.ranks, 'rank')} on {counted(len(reachable().hosts), 'node')}"
+    (_, chosen), (_, forced) = own.points[-1], ring.points[-1]
+    detail = f"{where}: {chosen * 1e3:.3g} ms as this MPI chooses, {forced * 1e3:.3g} ms by a ring"
+    if chosen <= _SLOWER * forced:
+        return Finding(part, True, detail)
+    forcing = " ".join(f"{name}={value}" for name, value in RING.items())
+    return Finding(part, False, f"{detail}, {chosen / forced:.1f} times as long; force the ring with: export {forcing}")
+
+
+def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
+    costs = measure_between_nodes(["mpi"], seconds=_COMPARING_S, sizes=[1 << 20], settings=settings)
+    return max(
+        (entry for entry in costs.entries if entry.engine == "mpi"), key=lambda entry: (entry.nodes, entry.ranks)
+    )
 
 
 def _mpi4py() -> Finding:

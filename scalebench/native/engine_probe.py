@@ -1,4 +1,4 @@
-"""`mpirun -n P python -m scalebench.native.engine_probe SPEC.json`: costs of the engines, from synthetic buffers only.
+"""`mpirun -n P python -m scalebench.native.engine_probe SPEC`: costs of the engines, from synthetic buffers only.
 
 No run of a study is timed here, so a virtual run is never fitted to the real one it is compared with. All ranks take
 part in every operation, in rounds: a look at the reference step by rank 0 while the others sleep, then one window of
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ from mpi4py import MPI
 from scipy.optimize import isotonic_regression
 
 from scalebench.clock import WallClock
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts, at_least, falls_below, joined
+from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts, at_least, falls_below, joined
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
@@ -458,10 +457,10 @@ def _sleep_until_all_are_here(group: MPI.Comm) -> None:
         time.sleep(1e-3)
 
 
-def main(path: Path) -> None:
-    """Measure the engines the file names, at the rank counts it names, and write the costs where it says."""
+def main(text: str) -> None:
+    """Measure the engines that the JSON `text` names, at its rank counts, and print the costs."""
     end_with_parent()
-    spec = json.loads(path.read_text())
+    spec = json.loads(text)
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD
     found: list[EngineCosts] = []
@@ -479,8 +478,8 @@ def main(path: Path) -> None:
                 found.append(before[engine])
         _sleep_until_all_are_here(world)
     if world.rank == 0:
-        joined(found).save(Path(spec["result"]))
+        print(f"{MARK}{joined(found).model_dump_json()}", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,8 +1,9 @@
 """Seconds of each operation between virtual workers: the engine's own cost, and the cluster's network.
 
 Inside one node the measured engine is the truth: n bytes between m ranks cost what they cost there, and p ranks cost in
-proportion as the network model says. Between nodes the network model is charged, plus what the engine's software adds:
-what a small operation takes, ceil(lg p) times, and what n bytes take beyond that and beyond the links inside a node,
+proportion as the network model says. Between nodes the same holds where the engine was measured between nodes.
+Elsewhere the network model is charged, which assumes an algorithm, plus what the engine's software adds: what a small
+operation takes, ceil(lg p) times, and what n bytes take beyond that and beyond the links inside a node,
 ((p-1)/p) / ((m-1)/m) times, as often as each byte is sent. Both factors are assumptions; the first may be 1 to p.
 """
 
@@ -42,6 +43,8 @@ class Costs:
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Ranks, str], float] = {}
         self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
+        links = network.cluster.links.model_copy(update={"slow": {}})  # of nodes that were measured, none is slow
+        self._alike = network.cluster.model_copy(update={"links": links})
         kept = lru_cache(_PRICES_KEPT)  # (nbytes, one worker, the other): seconds; they are asked for at every step
         self.message = kept(network.message)
         self.occupancy = kept(self._occupancy)
@@ -107,9 +110,9 @@ class Costs:
         crossing = 2 * self.message(nbytes, worker, host) + 2 * self.message(0, worker, host)
         return crossing + (measured.alpha_s if measured else 0.0)
 
-    def cost_of(self, engine: str, ranks: int = 2) -> EngineCost | None:
-        """What was measured of `engine`, or None where nothing was."""
-        return self.engines.of(engine, ranks) if self.engines.has(engine) else None
+    def cost_of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost | None:
+        """What was measured of `engine` on one node, or between several; None where nothing was."""
+        return self.engines.of(engine, ranks, nodes) if self.engines.has(engine, nodes) else None
 
     def _priced(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
         """What `model` says of `nbytes` among `ranks`, corrected by what was measured as `entry`."""
@@ -120,18 +123,28 @@ class Costs:
         return seconds
 
     def _price(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
-        modelled, measured = model(nbytes, ranks), self.cost_of(entry, len(ranks))
-        if len(ranks) < 2 or measured is None:
+        modelled, nodes = model(nbytes, ranks), self.network.nodes_of(ranks)
+        if len(ranks) < 2:
             return modelled
-        if not self._one_node(ranks):
-            return modelled + self._software(measured, model.__name__, nbytes, len(ranks))
-        alike = model(nbytes, ranks[: measured.ranks])
-        return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
+        measured = self.cost_of(entry, len(ranks), nodes)
+        if measured is not None:
+            alike = self._as_measured(model, nbytes, ranks, measured)
+            return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
+        inside = self.cost_of(entry, len(ranks))
+        return modelled + (self._software(inside, model.__name__, nbytes, len(ranks)) if inside else 0.0)
+
+    def _as_measured(self, model: Model, nbytes: int, ranks: Ranks, measured: EngineCost) -> float:
+        """What `model` says of the ranks, and the nodes, that `measured` is of."""
+        if measured.nodes == 1:
+            return model(nbytes, ranks[: measured.ranks])
+        place = Network(self._alike, -(-measured.ranks // measured.nodes), self.network.collective)
+        priced: Model = getattr(place, model.__name__)
+        return priced(nbytes, range(measured.ranks))
 
     def _own_or_alike(self, model: Model, nbytes: int, ranks: Ranks, operation: str) -> float:
         """By the engine's own measured entry, else in proportion to its allreduce."""
         entry = f"{self.engine}-{operation}"
-        if self.engines.has(entry):
+        if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(ranks)):
             return self._priced(model, nbytes, ranks, entry)
         whole = self.network.allreduce(nbytes, ranks)
         return self.allreduce(nbytes, ranks) * (model(nbytes, ranks) / whole) if whole > 0 else 0.0
@@ -147,9 +160,6 @@ class Costs:
         if operation.startswith("linear"):  # the root is at every message
             messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
-
-    def _one_node(self, ranks: Ranks) -> bool:
-        return all(self.network.same_node(ranks[0], rank) for rank in ranks)
 
 
 def _levels(ranks: int) -> int:

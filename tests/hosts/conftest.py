@@ -38,6 +38,10 @@ def cluster(hosts: Hosts) -> Slurm:
 
 @pytest.fixture(scope="session")
 def by_name(hosts: Hosts) -> dict[str, str]:
+    return reached_by_name(hosts)
+
+
+def reached_by_name(hosts: Hosts) -> dict[str, str]:
     """The environment in which mpirun, on n0, starts daemons on the hosts of a hostfile, of one slot each."""
     sockets = hosts.folder / "agents"
     sockets.mkdir()

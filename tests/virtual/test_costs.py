@@ -84,3 +84,53 @@ def test_a_server_far_away_adds_its_software_to_the_network():
     network = 2 * (bare.occupancy(MIB, 1, 0) + bare.under_way(MIB, 1, 0))
     assert network == pytest.approx(2 * bare.message(MIB, 1, 0))
     assert 2 * (far.occupancy(MIB, 1, 0) + far.under_way(MIB, 1, 0)) == pytest.approx(network + 1e-5)
+
+
+def between(engine: str, ranks: int, nodes: int, seconds_per_mib: float) -> EngineCost:
+    return entry(engine, seconds_per_mib).model_copy(update={"ranks": ranks, "nodes": nodes})
+
+
+def test_between_as_many_nodes_as_were_measured_the_measurement_is_charged():
+    """Not the network model and its algorithm; inside a node, what was measured there."""
+    measured = [entry("mpi", 7e-3), between("mpi", 2, 2, 0.3), between("mpi", 3, 3, 0.8)]
+    apart = costs(*measured, per_node=1)
+    assert apart.allreduce(MIB, (0, 1)) == pytest.approx(0.3)
+    assert apart.allreduce(MIB, (0, 1, 2)) == pytest.approx(0.8)
+    assert apart.allreduce(MIB // 2, (4, 5, 6)) == pytest.approx(0.4)
+    assert costs(*measured).allreduce(MIB, (0, 1)) == pytest.approx(7e-3)
+
+
+def test_between_more_nodes_the_measurement_grows_as_the_network_model_says():
+    prices = costs(entry("mpi", 7e-3), between("mpi", 3, 3, 0.8), per_node=1)
+    ratio = prices.network.allreduce(MIB, range(8)) / prices.network.allreduce(MIB, range(3))
+    assert ratio > 1
+    assert prices.allreduce(MIB, tuple(range(8))) == pytest.approx(0.8 * ratio)
+
+
+def test_a_measurement_of_two_ranks_a_node_is_of_that_place():
+    prices = costs(between("mpi", 6, 3, 0.8), per_node=2)
+    assert prices.allreduce(MIB, tuple(range(6))) == pytest.approx(0.8)
+    crowded = costs(between("mpi", 3, 3, 0.8), per_node=2)
+    alike = Network(load_cluster("this-machine"), 1).allreduce(MIB, range(3))
+    expected = 0.8 * crowded.network.allreduce(MIB, range(6)) / alike
+    assert crowded.allreduce(MIB, tuple(range(6))) == pytest.approx(expected)
+
+
+def test_links_that_a_study_slows_down_slow_what_was_measured_between_nodes():
+    cluster = load_cluster("this-machine").with_slow_links({"1": 2.0})
+    slow = Costs(Network(cluster, 1), EngineCosts(entries=[between("mpi", 2, 2, 0.3)]), "mpi")
+    assert 0.5 < slow.allreduce(MIB, (0, 1)) < 0.61
+
+
+def test_an_operation_that_was_not_measured_costs_in_proportion_to_the_measured_allreduce():
+    prices = costs(between("gloo", 3, 3, 0.8), per_node=1)
+    prices.engine = "gloo"
+    ratio = prices.network.broadcast(MIB, range(3)) / prices.network.allreduce(MIB, range(3))
+    assert prices.broadcast(MIB, (0, 1, 2)) == pytest.approx(0.8 * ratio)
+
+
+def test_links_between_nodes_do_not_follow_the_speed_of_the_cores():
+    before = EngineCosts(entries=[entry("mpi", 7e-3), between("mpi", 2, 2, 0.3)], reference_s=1e-3)
+    after = before.at(2e-3)
+    assert after.of("mpi", 2).seconds(MIB) == pytest.approx(14e-3)
+    assert after.of("mpi", 2, 2).seconds(MIB) == pytest.approx(0.3)
