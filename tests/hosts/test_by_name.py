@@ -21,16 +21,22 @@ from scalebench.cli.main import main
 mpirun.CONNECTING_LIMIT_S, mpirun._BARREN_LAUNCHES = 10.0, 1
 main()
 """
+HANGING = """
+import os, sys, time
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "scalebench.native" in sys.orig_argv:
+    import horovod.torch
+    horovod.torch.init = lambda **_: time.sleep(3600)
+"""
 
 
 @pytest.fixture
 def begin(hosts, by_name, tmp_path):
     """Begin a study on n0, in a folder of its own."""
 
-    def begin(text, command=(SCALEBENCH,)):
+    def begin(text, command=(SCALEBENCH,), **environment):
         (tmp_path / "study.yaml").write_text(text)
         words = [*command, "run", "study.yaml", "--output", "results"]
-        return hosts.nodes[0].start(words, cwd=tmp_path, env=by_name, **PIPES)
+        return hosts.nodes[0].start(words, cwd=tmp_path, env=by_name | environment, **PIPES)
 
     return begin
 
@@ -93,6 +99,16 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
         "rank 1 on n1 waited for rank 2 on n2" in unconnected or "rank 2 on n2 waited for rank 1 on n1" in unconnected
     )
     assert "check that these hosts reach each other by TCP" in unconnected
+
+
+def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_named(begin, tmp_path):
+    """Rank 2 never comes to Horovod's start, in which the others wait."""
+    if reason := engines.available("horovod"):
+        pytest.skip(reason)
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    finished(begin(study(3, "horovod"), (sys.executable, "-c", IMPATIENT), PYTHONPATH=str(tmp_path)), 150)
+    (error,) = errors_in(tmp_path)
+    assert error.startswith("ranks 0, 1, 2 on n0, n1, n2 waited for the others 10 s while connecting; check that")
 
 
 def beats(folder, launch):
