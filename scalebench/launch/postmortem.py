@@ -17,6 +17,7 @@ from scalebench.native.job import LastWords
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
+_HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
 _MOST_TOLD = 300  # characters of it
@@ -35,24 +36,34 @@ class Death:
 
 
 def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> Death:
-    """What ended the launch whose files are in `folder`; `hosts` are those of its ranks, where they are several."""
+    """The cause that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
+
+    mpirun names the process that ended first: a rank that died without last words precedes the last words of others,
+    which report the connections that it broke. Ranks wait before they abort, so that mpirun notices it (`processes`).
+    """
     words = LastWords.first(folder)
-    if words is not None:
-        return Death(words.status, f"{_named(words.rank, hosts)}: {words.error}", words.run_id)
     said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
     flat = " ".join(said.split())
-    if match := _SIGNALLED.search(flat):
+    speaker = words.rank if words is not None else -1
+    if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
         rank, number, name = match.groups()
         hint = ", perhaps for want of memory" if number == "9" else ""
-        return Death("failed", f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{hint})")
-    if match := _IMPROPER.search(flat):
-        return Death("failed", f"{_named(int(match[1]), hosts)} exited before reporting")
+        error = f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{hint})"
+        return Death("failed", error, words.run_id if words is not None else "")
+    if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
+        error = f"{_named(int(match[1]), hosts)} exited before reporting"
+        return Death("failed", error, words.run_id if words is not None else "")
     if match := _LOST.search(flat):
         lost = [rank for rank, host in enumerate(hosts) if host == match[1]]
         ranks = f" with {_ranks(lost)}" if lost else ""
-        return Death(
-            "failed", f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
-        )
+        error = f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
+        return Death("failed", error, words.run_id if words is not None else "")
+    if words is not None:
+        return Death(words.status, f"{_named(words.rank, hosts)}: {words.error}", words.run_id)
+    if match := _HUNG_UP.search(flat):
+        gone = [rank for rank, host in enumerate(hosts) if host == match[2]]
+        ranks = f", where {_ranks(gone)} ran" if gone else ""
+        return Death("failed", f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host")
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
     told = telling_line(said)

@@ -16,6 +16,7 @@ from scalebench.launch import engines
 from scalebench.launch.hosts import AS_ROOT, SPEAK_OF_HOSTS, reachable, this_host
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
+_ABORT_DELAY_S = 1  # a rank that lost a peer waits so long, in which mpirun notices the peer's death and names it
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
 # What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun itself passes OMPI_ and PRTE_.
@@ -67,7 +68,7 @@ def environment(threads: int, *, oversubscribed: bool = False, alone: bool = Fal
 
     `alone`: without what speaks of other hosts.
     """
-    additions = dict.fromkeys(_THREADS, str(threads)) | AS_ROOT
+    additions = dict.fromkeys(_THREADS, str(threads)) | AS_ROOT | {"OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S)}
     if oversubscribed:
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}

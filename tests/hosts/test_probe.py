@@ -13,7 +13,7 @@ PROBE = """
 import sys
 from pathlib import Path
 from scalebench.launch.engine_costs import measure_engine_costs
-costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"])
+costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], seconds=2.0)
 print(sorted({entry.ranks for entry in costs.entries}))
 """
 

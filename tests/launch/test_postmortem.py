@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.launch.postmortem import cause_of_death
+from scalebench.native.job import LastWords
 
 SLOTS = """--------------------------------------------------------------------------
 There are not enough slots available in the system to satisfy the 64
@@ -78,3 +79,49 @@ def test_a_killed_rank_is_told_with_its_host_where_there_are_several(tmp_path):
     killed = "was ended by signal 9 (Killed, perhaps for want of memory)"
     assert cause_of_death(tmp_path, 1, hosts).error == f"rank 4 on n2 {killed}"
     assert cause_of_death(tmp_path, 1).error == f"rank 4 {killed}"
+
+
+HOSTS = ["n0", "n1", "n1", "n2"]
+SIGNALLED = "prterun noticed that process rank 2 with PID 51 on node n1 exited on\nsignal 9 (Killed).\n"
+IMPROPER = "prterun has exited due to process rank 2 with PID 0 on node n1 exiting\nimproperly. There are three\n"
+BROKEN = LastWords(rank=0, run_id="r", status="failed", error="RuntimeError: Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (SIGNALLED, "rank 2 on n1 was ended by signal 9 (Killed"),
+        (IMPROPER, "rank 2 on n1 exited before reporting"),
+        (LOST[0], "mpirun lost its daemon on n2 with rank 3: check that host"),
+        ('prterun has exited due to process rank 0 with PID 0 on node n0 calling\n"abort".\n', "rank 0 on n0: Runtime"),
+    ],
+)
+def test_a_rank_without_last_words_precedes_ranks_that_report_broken_connections(said, told, tmp_path):
+    (tmp_path / "stderr.txt").write_text(said)
+    BROKEN.save(tmp_path)
+    death = cause_of_death(tmp_path, 1, HOSTS)
+    assert death.error.startswith(told)
+    assert death.run_id == "r"
+
+
+@pytest.mark.parametrize("said", [SIGNALLED, IMPROPER])
+def test_last_words_explain_how_the_rank_that_wrote_them_ended(said, tmp_path):
+    (tmp_path / "stderr.txt").write_text(said)
+    LastWords(rank=2, run_id="r", status="failed", error="ValueError: upset").save(tmp_path)
+    assert cause_of_death(tmp_path, 1, HOSTS).error == "rank 2 on n1: ValueError: upset"
+
+
+HUNG_UP = """[n0:00000] *** An error occurred in Socket closed
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process.
+
+  Local host: n0
+  Local PID:  77
+  Peer host:  n1
+"""
+
+
+def test_a_broken_connection_is_told_with_both_hosts_where_nothing_tells_more(tmp_path):
+    (tmp_path / "stderr.txt").write_text(HUNG_UP)
+    told = "a process on n0 lost its connection to n1, where ranks 1, 2 ran: check that host"
+    assert cause_of_death(tmp_path, 14, HOSTS).error == told
