@@ -107,7 +107,7 @@ class VirtualError:
             return Part(2 * self.rms**2, self.checks)
         offsets = dict(self.offsets)
         apart = offsets.get(a, 0.0) - offsets.get(b, 0.0)
-        return Part(apart**2 + 2 * self.between.variance, self.between.freedom)
+        return Part(apart**2 + 2 * np.asarray(self.between.variance), self.between.freedom)
 
 
 @once
