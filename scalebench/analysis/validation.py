@@ -203,7 +203,10 @@ def virtual_error(results: Results) -> VirtualError | None:
     alone = fair["workers"] == 1
     one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
     engines = fair.drop_duplicates("label").set_index("label")["engine"]
-    return VirtualError.of([*errors[~alone], *one], _checks(fair), {str(k): str(v) for k, v in engines.items()})
+    found = VirtualError.of([*errors[~alone], *one], _checks(fair), {str(k): str(v) for k, v in engines.items()})
+    between = None if found.between is None else Part(float(found.between.variance), int(found.between.freedom))  # type: ignore[arg-type]
+    offsets = tuple((label, float(offset)) for label, offset in found.offsets)
+    return VirtualError(float(found.rms), found.checks, float(found.common), between, offsets)
 
 
 def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
