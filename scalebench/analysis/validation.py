@@ -49,7 +49,7 @@ class VirtualError:
     `rms` is the root mean square of all e, not centred: what is known of any virtual time. `common` is the mean error
     of the engine with the most checks, which cancels in a ratio; `offsets` are those of the other engines beyond it,
     by label; `between` is the variance of strategies on one engine, without the noise of the native runs, and its
-    degrees of freedom (None if no engine has two checks).
+    degrees of freedom (None below two: `variance_between`).
 
     T_native is the median of the runs, which a delayed one among three does not move. All points of one worker check
     the same step time, and count as one check of their engine. One check tells that there is an error, and hardly how
@@ -94,7 +94,7 @@ class VirtualError:
         if self.between is None or label not in dict(self.offsets):
             return Part(self.rms**2, self.checks)
         error = self.common + dict(self.offsets)[label]
-        return Part(error**2 + self.between.variance, self.between.freedom)
+        return Part(error**2 + np.asarray(self.between.variance), self.between.freedom)
 
     def ratio(self, a: str, b: str) -> Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
