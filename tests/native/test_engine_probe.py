@@ -62,7 +62,7 @@ def test_windows_of_one_rank_belong_to_it_and_several_of_a_round_to_each_other(p
     found.references.append(1e-3)
     mine = [probe.Sample(("alone", 0), seconds, undisturbed=True) for seconds in (1.0, 2.0)]
     its = [probe.Sample(("alone", 0), 5.0, undisturbed=seconds > 5) for seconds in (5.0, 6.0)]
-    found.add([mine, its + [probe.Sample(("mpi-onesided", 4), 7.0, undisturbed=True)]])
+    found.add([mine, [*its, probe.Sample(("mpi-onesided", 4), 7.0, undisturbed=True)]])
     found.add([[], []])
     assert found.values(("mpi-onesided", 4), relative=False) == [7.0]
     assert found.share_undisturbed() == pytest.approx(2 / 3)
