@@ -15,7 +15,12 @@ from scalebench.words import counted
 @click.option(
     "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge by this file instead of measuring."
 )
-@click.option("--noisy", is_flag=True, help="Take also what can only be measured beside busy programs.")
+@click.option(
+    "--noisy",
+    is_flag=True,
+    envvar="SCALEBENCH_NOISY",
+    help="Take also what can only be measured beside busy programs.",
+)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @verbosity_options
 def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, jobs: int | None) -> int:

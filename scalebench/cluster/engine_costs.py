@@ -90,11 +90,10 @@ class EngineCost(BaseModel):
         scaled: dict[str, object] = {
             name: getattr(self, name) * factor for name in ("negotiation_s", "per_step_s", "alone_s")
         }
-        if self.message_s is not None:
-            scaled["message_s"] = self.message_s * factor
         if self.engine != "gloo":
             points = [(nbytes, seconds * factor) for nbytes, seconds in self.points]
-            scaled |= {"alpha_s": self.alpha_s * factor, "points": points}
+            message_s = None if self.message_s is None else self.message_s * factor
+            scaled |= {"alpha_s": self.alpha_s * factor, "message_s": message_s, "points": points}
         return self.model_copy(update=scaled)
 
     def falls_below(self, fewer: EngineCost) -> bool:

@@ -118,8 +118,9 @@ def _engine_for(study: Study, strategy: Strategy) -> str:
 def _able(strategy: Strategy) -> list[str]:
     """The native engines that carry all that these options need."""
     able = []
+    own = type(strategy).__module__.startswith(registry.OWN_MODULE)  # its class is not found by its name
     for name in engines.NAMES:
-        on_engine = registry.find(strategy.name, name)
+        on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
         if needs <= engines.provides(name):
             able.append(name)

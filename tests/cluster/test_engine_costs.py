@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts, at_least, falls_below
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts, at_least, falls_below, joined
 from scalebench.errors import ClusterError
 
 MPI = EngineCost(
@@ -87,3 +87,52 @@ def test_costs_of_several_rank_counts_are_compared_at_one_machine_speed():
     fast = EngineCosts(entries=[two.model_copy(update={"ranks": 8, "points": [(4, 0.6e-5)]})], reference_s=1e-4)
     assert not falls_below(fast, slow), "on a machine twice as fast two ranks take 5 us"
     assert at_least(fast, slow).entries[0].points == [(4, 0.6e-5)]
+
+
+def test_an_operation_of_few_bytes_costs_its_latency_and_each_further_message_the_least() -> None:
+    engine = MPI.model_copy(update={"message_s": 0.25e-6})
+    assert [engine.small_s(n) for n in (0, 1, 2, 5)] == pytest.approx([0.0, 1e-6, 1.25e-6, 2e-6])
+    assert MPI.small_s(5) == pytest.approx(5e-6), "nothing less was measured"
+    above = MPI.model_copy(update={"message_s": 9e-6})
+    assert above.small_s(5) == pytest.approx(5e-6), "a message costs no more than the operation"
+
+
+TIMED = {"message_s": 5e-7, "negotiation_s": 2e-4, "cycle_s": 1e-3, "per_step_s": 3e-5, "alone_s": 4e-5}
+
+
+def test_costs_follow_the_machine_but_timers_and_waits_for_the_scheduler_do_not() -> None:
+    mpi, horovod, gloo = (MPI.model_copy(update={"engine": name, **TIMED}) for name in ("mpi", "horovod", "gloo"))
+    for entry in (mpi, horovod):
+        twice = entry.at(2.0)
+        assert [twice.seconds(n) for n in (4, 6000)] == pytest.approx([2 * entry.seconds(n) for n in (4, 6000)])
+        assert (twice.alpha_s, twice.message_s) == (2 * entry.alpha_s, 2 * entry.message_s)
+    for entry in (mpi, horovod, gloo):
+        twice = entry.at(2.0)
+        assert twice.cycle_s == 1e-3
+        assert (twice.negotiation_s, twice.per_step_s, twice.alone_s) == (4e-4, 6e-5, 8e-5)
+    waits = ("points", "alpha_s", "message_s")
+    assert [getattr(gloo.at(2.0), name) for name in waits] == [getattr(gloo, name) for name in waits]
+    assert MPI.at(2.0).message_s is None
+
+
+def test_costs_of_a_known_machine_speed_are_told_at_another() -> None:
+    costs = EngineCosts(entries=[MPI], reference_s=1e-3, others_load=0.1)
+    slower = costs.at(3e-3)
+    assert (slower.reference_s, slower.others_load) == (3e-3, 0.1)
+    assert slower.entries == [MPI.at(3.0)]
+    unknown = EngineCosts(entries=[MPI])
+    assert unknown.at(3e-3) is unknown
+
+
+def test_parts_are_joined_at_the_speed_of_the_first() -> None:
+    first, second = (EngineCosts(entries=[MPI], reference_s=seconds) for seconds in (2e-3, 1e-3))
+    both = joined([EngineCosts(entries=[MPI]), first, second])
+    assert both.reference_s == 2e-3
+    assert both.entries == [MPI, MPI, MPI.at(2.0)]
+    assert joined([EngineCosts(entries=[MPI])]).reference_s is None
+
+
+def test_disturbed_engines_are_named_by_their_engine() -> None:
+    entries = [MPI, MPI.model_copy(update={"engine": "mpi-server", "disturbed": True})]
+    assert EngineCosts(entries=entries).disturbed == {"mpi"}
+    assert EngineCosts(entries=[MPI]).disturbed == frozenset()

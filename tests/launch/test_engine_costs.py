@@ -1,5 +1,6 @@
 import pytest
 
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.errors import EngineError
 from scalebench.launch import engine_costs, engines
 from scalebench.launch.engine_costs import measure_engine_costs
@@ -11,8 +12,15 @@ def measured(tmp_path_factory):
     if "mpi" not in here:
         pytest.skip("no MPI")
     cache = tmp_path_factory.mktemp("cache")
+    measure = engine_costs._measure
+
+    def undisturbed(*told):  # whatever else this machine does
+        costs = measure(*told)
+        entries = [entry.model_copy(update={"disturbed": False}) for entry in costs.entries]
+        return costs.model_copy(update={"entries": entries})
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_costs, "disturbed", lambda cores: False)  # whatever else this machine does
+        patch.setattr(engine_costs, "_measure", undisturbed)
         return cache, here, measure_engine_costs(cache, here)
 
 
@@ -28,6 +36,8 @@ def test_each_engine_has_a_whole_curve_with_its_source(measured):
         assert (sizes[0], sizes) == (4, sorted(sizes))
         assert sizes[-1] >= 4 << 20
         assert entry.points[0][1] == entry.alpha_s
+        costs_s = [seconds for _, seconds in entry.points]
+        assert costs_s == sorted(costs_s), "more bytes never cost less"
         assert entry.seconds(16 << 20) > entry.seconds(4)  # 16 MiB take longer than 4 bytes on any machine
         assert 0 < entry.seconds(16 << 20) < 10
 
@@ -53,21 +63,26 @@ def test_costs_are_measured_once_per_machine_and_versions(measured, monkeypatch)
         measure_engine_costs(cache, here)
 
 
-def test_costs_of_a_busy_machine_are_used_and_not_kept(measured, tmp_path, monkeypatch):
-    _, here, costs = measured
+def test_costs_that_were_disturbed_are_used_and_not_kept(tmp_path, monkeypatch):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    quiet = [EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up") for name in ("mpi", "mpi-server")]
+    taken = [quiet[0], quiet[1].model_copy(update={"disturbed": True})]
     notes = []
-    monkeypatch.setattr(engine_costs, "_measure", lambda *_: costs)
-    monkeypatch.setattr(engine_costs.Elsewhere, "cores", lambda _: 64.0)
     monkeypatch.setattr(engine_costs.Elsewhere, "share", lambda _: 0.9)
-    disturbed = measure_engine_costs(tmp_path, here, note=notes.append)
-    assert (disturbed.entries, disturbed.others_load) == (costs.entries, 0.9)
+    monkeypatch.setattr(engine_costs, "_measure", lambda *_: EngineCosts(entries=taken))
+    costs = measure_engine_costs(tmp_path, ["mpi"], note=notes.append)
+    assert (costs.entries, costs.others_load) == (taken, 0.9)
     assert not list(tmp_path.iterdir())
-    assert len(notes) == 1
-    assert "other programs kept 64.0 of" in notes[0]
-    monkeypatch.setattr(engine_costs.Elsewhere, "cores", lambda _: 0.01)
-    measure_engine_costs(tmp_path, here, note=notes.append)
-    assert len(notes) == 1
-    assert list(tmp_path.rglob("*.json"))
+    assert notes == [
+        "other programs took the cores while mpi was measured: its costs are not kept, and the next study measures "
+        "them again"
+    ]
+    monkeypatch.setattr(engine_costs, "_measure", lambda *_: EngineCosts(entries=quiet))
+    assert measure_engine_costs(tmp_path, ["mpi"], note=notes.append).entries == quiet
+    assert len(notes) == 1, "a busy machine in undisturbed windows is not worth a note"
+    (path,) = tmp_path.rglob("*.json")
+    assert EngineCosts.load(path).others_load == 0.9
 
 
 def test_a_missing_engine_and_a_failing_measurement_are_one_line(tmp_path, monkeypatch):

@@ -1,9 +1,15 @@
+"""Runs that are walked through for their times alone, without arithmetic."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from scalebench.virtual.engine import alike, simulate, simulate_alike
+from scalebench.strategies import registry
+from scalebench.virtual.engine import alike, replay, replays, simulate, simulate_alike
+from scalebench.virtual.replay import Trace
 
 BASELINES = ["allreduce", "horovod", "ddp"]
 VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
@@ -43,3 +49,37 @@ def test_what_fails_fails_for_all_that_are_alike(make_run, blobs, scenery):
     outcomes = [outcome for _, outcome, _ in simulate_alike(runs, blobs, scenery)]
     assert [outcome.status for outcome in outcomes] == ["diverged"] * 3
     assert [outcome.run_id for outcome in outcomes] == BASELINES
+
+
+DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
+FALLS_BACK = {  # computed again where another strategy is replayed
+    "bsp": "its server keeps the model",
+    "easgd": "its centre is kept beside the model",
+}
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_strategy_is_replayed_with_its_own_times_or_says_that_it_cannot_be(make_run, blobs, scenery, name):
+    workers = 1 if name == "serial" else 4
+    slowdown = {} if name == "serial" else {1: 1.3}
+    run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": slowdown})
+    assert replays(run) == (name not in DEPENDS_ON_TIME)
+    if not replays(run):
+        return
+    computed, _ = simulate(run, blobs, scenery)
+    assert computed.status == "completed", computed.error
+    if name in FALLS_BACK:
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            replay(run, blobs, scenery, Trace.of(computed))
+        return
+    found = replay(run, blobs, scenery, Trace.of(computed))
+    for report, expected in zip(found.workers, computed.workers, strict=True):
+        report.peak_rss_mib = expected.peak_rss_mib = None
+        assert report == expected  # times, synchronisations and bytes, of each epoch too
+    assert found.evaluations == computed.evaluations
+    assert found.facts == computed.facts
+    slower = replace(scenery, tables=[table.scaled(2.0) for table in scenery.tables])
+    twice = replay(run, blobs, slower, Trace.of(computed))
+    for report, before in zip(twice.workers, found.workers, strict=True):
+        assert (report.syncs, report.bytes_sent) == (before.syncs, before.bytes_sent)
+        assert report.compute_s == pytest.approx(2 * before.compute_s)

@@ -1,0 +1,154 @@
+"""`scalebench recalibrate`: new times for finished virtual runs; and `run --noisy`, which accepts what is disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.errors import DisturbedError
+from scalebench.launch import engines
+from scalebench.launch.scenery import Calibration, read_calibration
+from scalebench.virtual.calibration import Measured
+
+RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
+       "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip
+MINE = Path("results/mine")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch, scenery, invoke):
+    """A machine whose steps take `factor` times as long as the fixture's, of which `taken` cores are busy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SCALEBENCH_NOISY")
+
+    class Machine:
+        factor, taken, quiet, disturbed, measured = 1.0, None, True, (), 0
+
+        def calibration(self):
+            """A file with these numbers."""
+            tables = [table.scaled(self.factor) for table in scenery.tables]
+            path = tmp_path / f"{self.factor:g}.json"
+            path.write_text(Calibration(key="made up", tables=tables, engines=scenery.engines).model_dump_json())
+            return path
+
+        def steps(self, run, folder, sizes, node_workers, budget):
+            if not (self.quiet or budget.noisy):
+                raise DisturbedError("the steps could not be measured: accept it with --noisy")
+            self.measured += 1
+            update = {"others_load": self.taken}
+            tables = [table.scaled(self.factor).model_copy(update=update) for table in scenery.tables]
+            return Measured(tables, 1e-3, [])
+
+        def engines(self, *_, **__):
+            entries = [
+                entry.model_copy(update={"disturbed": entry.engine in self.disturbed})
+                for entry in scenery.engines.entries
+            ]
+            return scenery.engines.model_copy(update={"entries": entries})
+
+    here = Machine()
+    monkeypatch.setattr("scalebench.launch.scenery.measure_steps", here.steps)
+    monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", here.engines)
+    return here
+
+
+def rows():
+    return load(MINE).completed.set_index("run_id").sort_index()
+
+
+def times(frame, strategy):
+    return frame.loc[frame["strategy"] == strategy, "train_s"].to_numpy()
+
+
+def losses():
+    return load(MINE).epochs.sort_values(["run_id", "epoch"])["train_loss"].tolist()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["by a file", "by a measurement"])
+def test_finished_virtual_runs_get_new_times_and_keep_their_results(machine, invoke, given):
+    invoke(*RUN)
+    before, lost = rows(), losses()
+    machine.factor = 2.0
+    said = invoke("recalibrate", "results/mine", *(("--calibration", machine.calibration()) if given else ()))
+    assert f"{len(before)} virtual runs charged anew without training; results in results/mine/" in said
+    assert machine.measured == (1 if given else 2)
+    after = rows()
+    assert times(after, "serial") == pytest.approx(2 * times(before, "serial"))
+    averaged = times(after, "epoch_average") / times(before, "epoch_average")
+    assert ((averaged > 1.5) & (averaged <= 2.0 + 1e-9)).all(), "steps take twice as long, messages do not"
+    assert (after["attempt"] == before["attempt"] + 1).all()
+    assert after["final_metric"].tolist() == before["final_metric"].tolist()
+    assert losses() == lost
+    for column in ("syncs", "bytes_sent_per_worker", "optimizer_steps"):
+        assert after[column].tolist() == before[column].tolist()
+    assert read_calibration(MINE / "calibration.json").tables[0].batches[0].forward_s == pytest.approx([6e-4])
+    invoke(*RUN)  # goes on by the new calibration, and has nothing to do
+    assert rows()["train_s"].tolist() == after["train_s"].tolist()
+
+
+def test_what_depends_on_time_is_trained_again(machine, invoke):
+    words = (*RUN, "--strategy", "asp")
+    invoke(*words)
+    before = rows()
+    machine.factor = 2.0
+    said = invoke("recalibrate", "results/mine", "--calibration", machine.calibration(), "--jobs", "1")
+    asynchronous = int((before["strategy"] == "asp").sum())
+    assert f"{len(before) - asynchronous} virtual runs charged anew without training, " in said
+    assert f"{asynchronous} run{'s' * (asynchronous > 1)} trained again" in said
+    assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
+
+
+def test_check_names_the_command_where_a_calibration_was_disturbed(machine, invoke):
+    machine.taken = 0.5
+    invoke(*RUN)
+    named = "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training"
+    ignored = ("check", "results/mine", "--ignore", "reduction-base")
+    assert named in " ".join(invoke(*ignored).split())
+    machine.taken = 0.0
+    invoke("recalibrate", "results/mine")
+    assert "scalebench recalibrate" not in invoke(*ignored)
+
+
+def test_nothing_is_changed_where_nothing_can_be_measured_unless_noise_is_accepted(machine, invoke):
+    invoke(*RUN)
+    before = (MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes()
+    machine.quiet, machine.factor = False, 2.0
+    said = invoke("recalibrate", "results/mine", code=1)
+    assert "error: the steps could not be measured: accept it with --noisy" in said
+    assert before == ((MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes())
+    first = rows()
+    invoke("recalibrate", "results/mine", "--noisy")
+    assert times(rows(), "serial") == pytest.approx(2 * times(first, "serial"))
+
+
+def test_a_study_without_virtual_runs_is_refused_in_one_line(machine, invoke):
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    invoke(*RUN[:5], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
+           "--name", "mine")  # fmt: skip
+    before = (MINE / "runs.csv").read_bytes()
+    said = invoke("recalibrate", "results/mine", code=2)
+    assert "results/mine holds no completed virtual run of this study; `scalebench run` makes them" in said
+    assert len(said.strip().splitlines()) == 1
+    assert (MINE / "runs.csv").read_bytes() == before
+    assert machine.measured == 0
+
+
+def test_a_run_beside_busy_programs_simulates_only_if_noise_is_accepted(machine, invoke):
+    machine.quiet = False
+    assert "nothing is simulated: the steps could not be measured: accept it with --noisy" in invoke(*RUN)
+    assert len((MINE / "runs.csv").read_text().splitlines()) == 1, "the header alone"
+    invoke(*RUN, "--noisy")
+    assert set(rows()["strategy"]) == {"serial", "epoch_average"}
+
+
+def test_strategies_on_engines_that_were_disturbed_wait_for_a_quieter_machine(machine, invoke):
+    machine.disturbed = ("horovod",)
+    words = (*RUN, "--strategy", "horovod")
+    said = " ".join(invoke(*words).split())
+    assert "not simulated: strategies on horovod, as other programs took the cores" in said
+    assert set(rows()["strategy"]) == {"serial", "epoch_average"}
+    invoke(*words, "--noisy")
+    assert set(rows()["strategy"]) == {"serial", "epoch_average", "horovod"}
