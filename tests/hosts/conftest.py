@@ -54,4 +54,5 @@ def reached_by_name(hosts: Hosts) -> dict[str, str]:
     hostfile = hosts.folder / "hostfile"
     hostfile.write_text("".join(f"{node.name} slots=1\n" for node in hosts.nodes))
     named = {"PRTE_MCA_plm_ssh_agent": str(agent), "PRTE_MCA_prte_default_hostfile": str(hostfile)}
+    named["TMPDIR"] = "/dev/shm"
     return slurm.without_slurm(os.environ) | named
