@@ -13,7 +13,14 @@ from scalebench.analysis.formatting import deviation
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.places import crowding
-from scalebench.analysis.surroundings import charged_engine, hardware, machines_of, provenance_in, states_steps
+from scalebench.analysis.surroundings import (
+    charged_engine,
+    hardware,
+    machines_of,
+    measured_nodes,
+    provenance_in,
+    states_steps,
+)
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import in_words
 from scalebench.errors import ClusterError
@@ -85,11 +92,13 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
 
 
 def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
-    """The algorithm that the network model takes an allreduce between nodes for, where there was one."""
+    """The measurement, or else the algorithm, by which an allreduce between nodes is charged, where there was one."""
     if not (virtual["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
     said = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    if (measured := measured_nodes(results)) > 1:
+        return f"; allreduce between nodes as measured between {measured}, in proportion to {in_words(str(said))}"
     return f"; allreduce between nodes assumed by {in_words(str(said))}"
 
 
