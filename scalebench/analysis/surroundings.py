@@ -132,6 +132,16 @@ def jitter_in_words(results: Results) -> str:
     return ""
 
 
+def measured_nodes(results: Results) -> int:
+    """The most nodes between which the engines were measured that charge the virtual runs; 1: between none."""
+    for facts in _mapping(results.folder / CALIBRATION):
+        engines = facts.get("engines")
+        entries = engines.get("entries") if isinstance(engines, dict) else None
+        own = [entry for entry in entries or () if isinstance(entry, dict)] if isinstance(entries, list) else []
+        return max((nodes for entry in own if isinstance(nodes := entry.get("nodes", 1), int)), default=1)
+    return 1
+
+
 def keeps_calibration(results: Results) -> bool:
     """Whether the folder holds a file of what its virtual runs on this machine were charged by."""
     return (results.folder / CALIBRATION).is_file()

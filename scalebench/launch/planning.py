@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scalebench.cluster.load import load_cluster
+from scalebench.cluster.network import in_words
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import StudyError
 from scalebench.launch import engines
@@ -34,6 +35,7 @@ class Plan:
             *self.sweep.notes,
             *why_oversubscribed(self.sweep.runs),
             *beyond_the_slots(self.sweep.runs),
+            *between_nodes(self.sweep.runs, self.cluster),
             *self.prepared.notes,
         ]
 
@@ -50,6 +52,17 @@ def plan_study(study: Study, *, timed: bool = True) -> Plan:
     sweep = expand(there, cluster, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     return Plan(study, cluster, sweep, prepare_study(there, sweep.runs))
+
+
+def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
+    """One line that names the allreduce that virtual runs on several nodes assume; none if each is on one."""
+    wide = [run for run in runs if run.execution == "virtual" and run.workers > cluster.node.workers_per_node]
+    if not wide:
+        return []
+    return [
+        f"virtual runs assume allreduce between nodes by {in_words(wide[0].virtual.collective)}, where none was "
+        "measured; assume another with --set virtual.collective=ring; scalebench doctor compares MPI's with a ring"
+    ]
 
 
 def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) -> None:

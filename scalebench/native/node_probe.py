@@ -1,7 +1,8 @@
 """`mpirun -n P python -m scalebench.native.node_probe SPEC`: costs of collectives between nodes.
 
 Measured of two nodes and of all with one rank on each, and of all ranks where nodes hold several. An operation ends
-when its last rank has ended; its cost is the median of its repetitions. Sizes grow until the time is over.
+when its last rank has ended; its cost is the median of its repetitions. When the time is over, sizes above a MiB are
+left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from scalebench.lifeline import end_with_parent
 from scalebench.native.connection import connected
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
+_ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
 Operation = Callable[[torch.Tensor], object]
 
 
@@ -70,7 +72,7 @@ def entries_of(place: Place, engine: str, sizes: list[int], seconds: float, sour
 
 
 def _curve(group: MPI.Comm, operation: Operation, sizes: list[int], seconds: float) -> Iterator[tuple[int, float]]:
-    """(bytes, seconds) of `operation` for as many of `sizes` as the time allows; one at least."""
+    """(bytes, seconds) of `operation` for as many of `sizes` as the time allows, up to a MiB of all."""
     end = time.perf_counter() + seconds
     for nbytes in sizes:
         buffer = torch.zeros(max(1, nbytes // 4))
@@ -83,7 +85,7 @@ def _curve(group: MPI.Comm, operation: Operation, sizes: list[int], seconds: flo
             operation(buffer)
             times.append(group.allreduce(time.perf_counter() - began, MPI.MAX))
         yield nbytes, median(times)
-        if group.bcast(time.perf_counter() > end):
+        if group.bcast(nbytes >= _ALWAYS and time.perf_counter() > end):
             return
 
 

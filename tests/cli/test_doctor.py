@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.install import examine as examination
 from scalebench.install.examine import examine
+from scalebench.launch.engines import available
 
 PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
 
@@ -67,3 +69,35 @@ def test_a_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch
     (finding,) = [finding for finding in examine() if finding.part == "Horovod"]
     assert finding.detail == "does not load: ImportError: libtorch_cpu.so: not found"
     assert finding.add == "scalebench install horovod --force"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "present", "said"),
+    [
+        (
+            0.4,
+            False,
+            "400 ms as this MPI chooses, 100 ms by a ring, 4.0 times as long; force the ring with: export OMPI_",
+        ),
+        (0.11, True, "110 ms as this MPI chooses, 100 ms by a ring"),
+    ],
+)
+def test_a_choice_that_is_slower_than_a_ring_comes_with_the_setting(monkeypatch, chosen, present, said) -> None:
+    def measured(wanted, *, settings, **_):
+        seconds = 0.1 if settings else chosen
+        points = [(1 << 20, seconds)]
+        entry = EngineCost(engine="mpi", ranks=3, nodes=3, alpha_s=seconds, points=points, source="a test")
+        return EngineCosts(entries=[entry])
+
+    monkeypatch.setattr(examination, "measure_between_nodes", measured)
+    finding = examination.examine(network=True)[-1]
+    assert (finding.part, finding.present) == ("allreduce", present)
+    assert said in finding.detail
+
+
+def test_the_allreduce_of_this_machine_is_compared_when_asked() -> None:
+    if reason := available("mpi"):
+        pytest.skip(reason)
+    (finding,) = [finding for finding in examine(network=True) if finding.part == "allreduce"]
+    assert "1 MiB among 3 ranks on 1 node: " in finding.detail
+    assert " ms by a ring" in finding.detail

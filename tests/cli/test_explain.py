@@ -80,6 +80,16 @@ def test_rows_that_a_shuffle_moves_are_in_the_formula_and_the_numbers() -> None:
     assert "the shuffle moves" not in explain("allreduce", "--workers", "2")
 
 
+def test_the_allreduce_that_virtual_runs_assume_between_nodes_has_its_name() -> None:
+    four = ("--cluster", "ethernet-10g", "--workers", "1,4", "--dataset", "wine")
+    said = explain("allreduce", *four)
+    assert "between nodes by recursive doubling up to 2 KiB and Rabenseifner's algorithm above, where none was" in said
+    assert "between nodes by ring, where none was measured" in explain(
+        "allreduce", *four, "--set", "virtual.collective=ring"
+    )
+    assert "between nodes by" not in explain("allreduce", "--cluster", "this-machine", "--workers", "1", *four[4:])
+
+
 def test_options_have_type_default_and_range() -> None:
     rows = {option.name: option for option in options_of(registry.find("daso-heat"))}
     assert rows["stability"][1:4] == ("float", "0.05", ">= 0, < 1")

@@ -265,6 +265,14 @@ def test_the_caption_of_virtual_runs_says_by_what_they_are_charged(tmp_path, opt
     assert f"up to 2 nodes of 4 workers{said}" in caption(load(own.folder), "breakdown")
 
 
+def test_the_caption_says_between_how_many_nodes_the_engines_were_measured(tmp_path):
+    own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
+    entries = [{"engine": "mpi", "nodes": 3}, {"engine": "mpi"}]
+    (own.folder / "calibration.json").write_text(json.dumps({"engines": {"entries": entries}}))
+    said = caption(load(own.folder), "breakdown")
+    assert "; allreduce between nodes as measured between 3, in proportion to recursive doubling up to 2 KiB" in said
+
+
 def test_the_breakdowns_panels_have_letters_and_bars_wherever_they_have_ticks(results):
     with house_style():
         canvas = Canvas("breakdown")

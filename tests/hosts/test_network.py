@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import tempfile
@@ -9,25 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.load import preset
 from scalebench.launch import engines
 from tests.hosts import machines
 from tests.hosts.conftest import reached_by_name
 from tests.hosts.machines import Hosts
-from tests.hosts.studies import SCALEBENCH, finished
+from tests.hosts.studies import SCALEBENCH, finished, study
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-STUDY = """\
-name: nodes
-dataset: wine
-model: {mlp: {hidden: [512, 512]}}
-epochs: 4
-repetitions: 1
-workers: [1, 3]
-warmup_steps: 2
-calibration_budget_s: 10
-time_limit_s: 200
-noisy: true
-"""
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +55,24 @@ def test_doctor_says_that_the_choice_of_mpi_is_slower_than_a_ring(slow, tmp_path
     alike = compared(slow, tmp_path, **dict(setting.split("=") for setting in settings))
     print(alike["detail"])
     assert alike["present"], alike["detail"]
+
+
+def test_allreduce_between_the_nodes_of_an_allocation_is_measured_and_charged(slow, tmp_path):
+    """The network model knows 10 Gbit/s, at which 1 MiB takes 2 ms; here it takes some hundred."""
+    cluster = preset("this-machine").read_text().replace("workers_per_node: this-machine", "workers_per_node: 1")
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    keys = {"execution": "auto", "cluster": "cluster.yaml", "calibration_budget_s": 5, "noisy": "true"}
+    text = study(3, "allreduce", model="{mlp: {hidden: [512, 500]}}", **keys)
+    (tmp_path / "study.yaml").write_text(text)
+    said = scalebench(slow, tmp_path, "run", "study.yaml", "--output", "results")
+    print(said)
+    folder = tmp_path / "results" / "nodes"
+    kept = EngineCosts.model_validate(json.loads((folder / "calibration.json").read_text())["engines"])
+    assert {entry.nodes for entry in kept.entries if entry.engine == "mpi"} == {1, 2, 3}
+    assert kept.of("gloo", 3, 3).ranks == 3
+    with (folder / "runs.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["strategy"] == "allreduce" and row["workers"] == "3"]
+    waits = {row["execution"]: float(row["comm_s"]) / int(row["syncs"]) for row in rows}
+    print(waits)
+    assert waits["virtual"] > 0.05
+    assert 0.5 < waits["virtual"] / waits["native"] < 2, "links and cores are shared by all hosts"

@@ -18,6 +18,7 @@ from scalebench.analysis.surroundings import (
     hardware,
     jitter_in_words,
     machines_of,
+    measured_nodes,
     provenance_in,
     states_steps,
 )
@@ -93,11 +94,13 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
 
 
 def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
-    """The algorithm that the network model takes an allreduce between nodes for, where there was one."""
+    """The measurement, or else the algorithm, by which an allreduce between nodes is charged, where there was one."""
     if not (virtual["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
     said = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    if (measured := measured_nodes(results)) > 1:
+        return f"; allreduce between nodes as measured between {measured}, in proportion to {in_words(str(said))}"
     return f"; allreduce between nodes assumed by {in_words(str(said))}"
 
 
