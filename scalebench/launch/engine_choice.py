@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from scalebench.comm.base import Capability
-from scalebench.errors import EngineError
+from scalebench.errors import OWN_MODULE, EngineError
 from scalebench.launch import engines
 from scalebench.launch.hosts import Hosts
 from scalebench.records.provenance import JOB_IDS
@@ -118,7 +118,7 @@ def _engine_for(study: Study, strategy: Strategy) -> str:
 def _able(strategy: Strategy) -> list[str]:
     """The native engines that carry all that these options need."""
     able = []
-    own = type(strategy).__module__.startswith(registry.OWN_MODULE)  # its class is not found by its name
+    own = type(strategy).__module__.startswith(OWN_MODULE)  # its class is not found by its name
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
