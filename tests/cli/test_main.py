@@ -204,7 +204,7 @@ def test_a_terminal_that_wants_no_color_gets_none(
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["re"], {"retry", "report"}),
+        (["re"], {"retry", "recalibrate", "report"}),
         (["run", "--str"], {"--strategy"}),
         (["run", "--execution", "v"], {"virtual"}),
         (["list", "mod"], {"models"}),
