@@ -171,7 +171,7 @@ def _text(said: str | bytes | None) -> str:
 
 
 def _answer(paths: Sequence[str]) -> None:
-    """Print what this host says of itself, and which of `paths` it does not see."""
+    """Print this host's name and cores, and those of `paths` that it does not see."""
     deadline = time.monotonic() + _LATE_S
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -91,7 +91,7 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
 
 
 def _replayed(run: Run, plan: Plan, scenery: Scenery, results: Results, known: pd.DataFrame) -> Outcome | None:
-    """The run with new times, None where it has to be trained: it must send what its row says that it sent."""
+    """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
     if not replays(run):
         return None
     row, dataset = known.loc[run.run_id], open_dataset(plan.prepared.folders[run.workers])

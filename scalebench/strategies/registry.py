@@ -22,7 +22,7 @@ names = _STRATEGIES.names
 
 
 def find(name: str, engine: str = ANYWHERE) -> type[Strategy]:
-    """The class that is `name` on `engine`. Raises StudyError where there is none."""
+    """Find the class registered as `name` for `engine`; raise StudyError if there is none."""
     if strategy_file(name) is not None:
         return _own_class(name)
     if written := _WRITTEN_AS_ONE.fullmatch(name):

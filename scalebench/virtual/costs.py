@@ -134,7 +134,7 @@ class Costs:
         return modelled + (self._software(inside, model.__name__, nbytes, len(ranks)) if inside else 0.0)
 
     def _as_measured(self, model: Model, nbytes: int, ranks: Ranks, measured: EngineCost) -> float:
-        """What `model` says of the ranks, and the nodes, that `measured` is of."""
+        """Model seconds at the ranks and nodes at which `measured` was taken."""
         if measured.nodes == 1:
             return model(nbytes, ranks[: measured.ranks])
         place = Network(self._alike, -(-measured.ranks // measured.nodes), self.network.collective)
