@@ -35,8 +35,8 @@ def measure_here(engine: str) -> list[Finding]:
     """Every rank: each of ours and the engine's own call, in turn."""
     from mpi4py import MPI
 
-    from scalebench.clock import WallClock
     from scalebench.native.connection import connected
+    from scalebench.system.clock import WallClock
 
     torch.set_num_threads(1)
     clock = WallClock()
@@ -78,7 +78,7 @@ def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
     from scalebench.data.plan import Plan
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training
-    from scalebench.worker import Replica
+    from scalebench.training.replica import Replica
 
     model = Component(name=f"{__file__}:normalised", options={"width": width})
     training = Training(epochs=1, model=model, optimizer=Component(name="sgd", options={"momentum": 0.9}))

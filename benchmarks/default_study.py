@@ -59,7 +59,7 @@ def main() -> Iterator[Finding]:
 
 def agreement_of(results: Path) -> Iterator[Finding]:
     """T_virtual / T_native of every strategy and worker count that ran both ways, with the interval."""
-    from scalebench.analysis.reading import load
+    from scalebench.analysis.loading import load
     from scalebench.analysis.validation import agreement
 
     for row in agreement(load(results)).to_dict("records"):

@@ -20,16 +20,16 @@ from virtual_overhead import make_run, stated_scenery
 from scalebench.data.catalog import prepare
 from scalebench.launch.engines import cores
 from scalebench.launch.pool import run_virtual
-from scalebench.lifeline import open_nursery
-from scalebench.outcome import Outcome
 from scalebench.study.spec import Run, Training
+from scalebench.system.parent_watch import start_forkserver
+from scalebench.training.outcome import Outcome
 
 RUNS, EPOCHS = 24, 6
 GOAL = Goal(">=", 1.8)
 
 
 def main() -> Iterator[Finding]:
-    open_nursery()
+    start_forkserver()
     training = Training(epochs=EPOCHS, evaluate_every=0)
     one = make_run(training, "epoch_average")
     runs = [one.model_copy(update={"run_id": f"run-{seed}", "seed": seed}) for seed in range(RUNS)]

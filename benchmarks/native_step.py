@@ -36,7 +36,6 @@ def measure_here(engine: str) -> list[Finding]:
     """Every rank: scalebench's step as a real run takes it, and the hand-written one, in turn."""
     from mpi4py import MPI
 
-    from scalebench.clock import WallClock
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
     from scalebench.data.plan import Plan
@@ -44,7 +43,8 @@ def measure_here(engine: str) -> list[Finding]:
     from scalebench.native.heartbeat import Heartbeat, create_heartbeats
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training
-    from scalebench.worker import Replica
+    from scalebench.system.clock import WallClock
+    from scalebench.training.replica import Replica
 
     world = MPI.COMM_WORLD
     torch.set_num_threads(1)

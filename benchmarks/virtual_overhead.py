@@ -22,7 +22,7 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Training
-from scalebench.virtual.engine import Scenery, simulate
+from scalebench.virtual.engine import CostModel, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
 
 WORKERS, EPOCHS, PAIRS = 64, 3, 5
@@ -53,12 +53,15 @@ def main(wanted: Sequence[str] = ()) -> Iterator[Finding]:
     torch.set_num_threads(1)
     training = Training(epochs=EPOCHS, evaluate_every=0)
     dataset = open_dataset(prepare(training, WORKERS))
-    scenery = stated_scenery()
+    cost_model = stated_scenery()
     bare = make_run(training, "allreduce")
     for strategy in strategies(wanted):
         run = make_run(training, strategy.name).model_copy(update={"strategy": strategy})
         comparison = compare(
-            lambda run=run: completed(run, dataset, scenery), lambda: bare_loop(bare, dataset), PAIRS, time.process_time
+            lambda run=run: completed(run, dataset, cost_model),
+            lambda: bare_loop(bare, dataset),
+            PAIRS,
+            time.process_time,
         )
         goal = DEFAULT_GOAL if strategy.name in DEFAULTS and not strategy.options else GOAL
         yield comparison.finding(f"{WORKERS} virtual workers / bare loop: {strategy}", goal)
@@ -71,8 +74,8 @@ def strategies(wanted: Sequence[str] = ()) -> list[Component]:
     return [component for component in every if not wanted or component.name in wanted]
 
 
-def completed(run: Run, dataset: Dataset, scenery: Scenery) -> None:
-    outcome, _ = simulate(run, dataset, scenery)
+def completed(run: Run, dataset: Dataset, cost_model: CostModel) -> None:
+    outcome, _ = simulate(run, dataset, cost_model)
     if outcome.status != "completed":
         raise SystemExit(f"{run.strategy}: {outcome.status}: {outcome.error}")
 
@@ -102,7 +105,7 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
             optimizer.step()
 
 
-def stated_scenery() -> Scenery:
+def stated_scenery() -> CostModel:
     """Costs do not matter here: only the wall time of the simulation is looked at."""
     batch = BatchTimes(samples=8, data_s=[1e-6], forward_s=[1e-4], backward_s=[1e-4], update_s=[5e-5])
     table = StepTable(
@@ -111,7 +114,7 @@ def stated_scenery() -> Scenery:
     )  # fmt: skip
     names = ("mpi", "horovod", "gloo", "mpi-onesided")
     costs = [EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="stated") for name in names]
-    return Scenery(load_cluster("this-machine"), EngineCosts(entries=costs), [table])
+    return CostModel(load_cluster("this-machine"), EngineCosts(entries=costs), [table])
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import ValidationError
 
 from scalebench.errors import UsageError, nearest
-from scalebench.faults import faults_of
-from scalebench.stated import Stated
+from scalebench.study.strict import StrictModel
+from scalebench.study.validation_errors import faults_of
 
 
-class Choice(Stated):
+class Choice(StrictModel):
     """Something a study can name; its fields are the options it takes."""
 
     name: ClassVar[str]
@@ -110,7 +110,7 @@ class Registry(Generic[C]):
         self._loaded = True
 
 
-def first_fault(error: ValidationError, cls: type[Stated]) -> str:
+def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
     """What does not fit the options of `cls`, in half a line that names the option."""
     fault, fields = faults_of(error, cls)[0], cls.model_fields
     if fault.unknown:

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import Dataset
-from scalebench.outcome import Outcome
 from scalebench.study.spec import Component, Run
-from scalebench.virtual.engine import Scenery, simulate
+from scalebench.training.outcome import Outcome
+from scalebench.virtual.engine import CostModel, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
 
 # How long an example takes says how busy the machine is, not whether the law holds; and a commit has one verdict:
@@ -67,7 +67,7 @@ def make_run() -> Callable[..., Run]:
 
 
 @pytest.fixture
-def scenery() -> Scenery:
+def cost_model() -> CostModel:
     """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
     batch = BatchTimes(samples=8, data_s=[5e-5], forward_s=[3e-4], backward_s=[6e-4], update_s=[5e-5])
     table = StepTable(
@@ -84,18 +84,18 @@ def scenery() -> Scenery:
     ]
     cluster = load_cluster("this-machine")
     node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
-    return Scenery(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
+    return CostModel(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
 
 
 @pytest.fixture
 def play(
-    make_run: Callable[..., Run], blobs: Dataset, scenery: Scenery
+    make_run: Callable[..., Run], blobs: Dataset, cost_model: CostModel
 ) -> Callable[..., tuple[Outcome, dict[str, Any]]]:
     """Simulate a run on the blobs: `outcome, weights = play("epoch_average", 4, epochs=3)`."""
 
     def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
         dataset = values.pop("data", blobs)
-        place = values.pop("scenery", scenery)
+        place = values.pop("scenery", cost_model)
         outcome, weights = simulate(make_run(strategy, workers, **values), dataset, place)
         assert outcome.status == "completed", outcome.error
         return outcome, weights

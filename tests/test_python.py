@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.analysis.formatting import digits, percent, seconds
 from scalebench.cli.main import main
-from scalebench.launch.scenery import Calibration
+from scalebench.formatting import digits, percent, seconds
+from scalebench.launch.cost_model import Calibration
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
@@ -45,9 +45,9 @@ def test_what_it_has_not_is_an_attribute_error() -> None:
         scalebench.plto  # noqa: B018
 
 
-def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monkeypatch, capsys, scenery) -> None:
+def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monkeypatch, capsys, cost_model) -> None:
     monkeypatch.chdir(tmp_path)
-    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     Path("given.json").write_text(given.model_dump_json())
     Path("study.yaml").write_text(STUDY)
     with pytest.raises(SystemExit) as end:

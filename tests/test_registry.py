@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-from scalebench.data.recipe import DATASETS, Recipe
+from scalebench.data.builder import DATASETS, DatasetBuilder
 from scalebench.strategies.base import Strategy
 from scalebench.strategies.registry import register
 
 PLUGIN = """
 import numpy as np
-from scalebench.data.recipe import DATASETS, Arrays, Recipe
+from scalebench.data.builder import DATASETS, Arrays, DatasetBuilder
 
 @DATASETS.add
-class Pair(Recipe):
+class Pair(DatasetBuilder):
     name = "pair"
     summary = "two points"
 
@@ -65,7 +65,7 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path):
 
 
 def test_a_class_that_does_not_say_what_it_has_to_is_refused_by_name():
-    class Nameless(Recipe):
+    class Nameless(DatasetBuilder):
         summary = "two points"
 
     class Silent(Strategy):

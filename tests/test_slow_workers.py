@@ -11,25 +11,25 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from scalebench.clock import Task, WallClock
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
+from scalebench.comm.event_log import numbers
 from scalebench.comm.in_flight import InFlight
-from scalebench.comm.journal import numbers
 from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
-from scalebench.jitter import jitter_source
 from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import plan_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
-from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
+from scalebench.study.heterogeneity import VirtualOptions
+from scalebench.study.jitter import jitter_source
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
-from scalebench.study.unevenness import VirtualOptions
+from scalebench.system.clock import Task, WallClock
+from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
 
@@ -191,7 +191,7 @@ def test_a_cluster_has_the_nodes_of_its_slow_links():
             Cluster.model_validate(cluster | slow)
 
 
-def test_flags_slow_links_of_a_study(play, scenery):
+def test_flags_slow_links_of_a_study(play, cost_model):
     study = load_study(None, {}, ["virtual.slow_links={1: 4, 2-0: 8}"])
     assert study.virtual.slow_links == {"1": 4.0, "0-2": 8.0}
     quiet = {"jitter": "none", "ties": "rank"}

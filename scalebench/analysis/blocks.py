@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.once import once
-from scalebench.analysis.reading import CELL, Results
+from scalebench.analysis.cached import cached
+from scalebench.analysis.loading import CELL, Results
 
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # blocks; where others are left out
 
@@ -58,14 +58,14 @@ class Cell:
         return any(self.crowded)
 
 
-@once
+@cached
 def timed(results: Results) -> pd.DataFrame:
     """The completed runs that have a positive training time."""
     runs = results.completed
     return runs[runs["train_s"] > 0]
 
 
-@once
+@cached
 def by_block(results: Results) -> list[Cell]:
     """Every cell of the completed runs."""
     runs = timed(results)[_NEEDED]

@@ -17,10 +17,10 @@ import pandas as pd
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.bounds import LEVEL, Array, Bounds
 from scalebench.analysis.intervals import Estimate
-from scalebench.analysis.reading import CELL, Results
+from scalebench.analysis.loading import CELL, Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 BOOTSTRAP_FROM = 20
 RESAMPLES = 10_000

@@ -13,14 +13,14 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.blocks import timed
-from scalebench.analysis.places import listed
-from scalebench.analysis.reading import CONDITION, Results, clusters_of
-from scalebench.analysis.surroundings import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
+from scalebench.analysis.cell_names import listed
+from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
+from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.formatting import counted
+from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
-from scalebench.study.unevenness import VirtualOptions
-from scalebench.words import counted
 
 MATCH = ["execution", "engine", "label", "workers"]  # what a cell of one study and its counterpart have in common
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]

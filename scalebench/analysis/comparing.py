@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeAlias
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block
+from scalebench.analysis.cached import cached
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
-from scalebench.analysis.once import once
+from scalebench.analysis.loading import Results
 from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
-from scalebench.analysis.reading import Results
 
 SPLIT_BASELINES = ("horovod", "ddp")
 NO_RUN = "no completed run of"
@@ -39,7 +39,7 @@ class Baseline(NamedTuple):
 Index: TypeAlias = dict[tuple[object, str, int], list[Cell]]  # by execution, strategy and workers
 
 
-@once
+@cached
 def ratios(results: Results) -> pd.DataFrame:
     """One row per cell and baseline.
 

@@ -11,7 +11,7 @@ import pandas as pd
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.grouping import cells
-from scalebench.analysis.reading import Results
+from scalebench.analysis.loading import Results
 from scalebench.analysis.testing import MEASURED
 
 

@@ -10,14 +10,13 @@ import pandas as pd
 
 from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.bounds import MEDIAN_FROM, METRIC_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
-from scalebench.analysis.formatting import is_interval
+from scalebench.analysis.cached import cached
+from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import interval_name, level_of, t_bounds
-from scalebench.analysis.once import once
-from scalebench.analysis.reading import CELL as CELL
-from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import states_steps
+from scalebench.analysis.loading import CELL as CELL
+from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import virtual_error
-from scalebench.words import natural
+from scalebench.formatting import is_interval, natural
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
@@ -25,7 +24,7 @@ SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
 
 
-@once
+@cached
 def cells(results: Results) -> pd.DataFrame:
     """One row per execution, engine, strategy with options, worker count and batch, over its completed repetitions.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
 from scalebench.analysis.bounds import LEVEL, Part
-from scalebench.analysis.formatting import is_interval
+from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     Estimate,
     calibration_interval,
@@ -19,9 +19,9 @@ from scalebench.analysis.intervals import (
     paired_ratio,
     unpaired_ratio,
 )
-from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import states_steps
+from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
+from scalebench.formatting import is_interval
 
 NONE = Estimate(math.nan, math.nan, math.nan, 0)
 

@@ -19,8 +19,9 @@ import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block, paired_times, spread
 from scalebench.analysis.bounds import Part
+from scalebench.analysis.cell_names import place
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
-from scalebench.analysis.formatting import is_interval
+from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
     Estimate,
@@ -36,10 +37,8 @@ from scalebench.analysis.intervals import (
     unpaired_metric,
     unpaired_ratio,
 )
+from scalebench.analysis.loading import Results
 from scalebench.analysis.pairing import NONE, ratio_by_draw
-from scalebench.analysis.places import place
-from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import calibration_of, states_steps
 from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.analysis.verdicts import (
@@ -53,6 +52,7 @@ from scalebench.analysis.verdicts import (
     verdict_of_time,
 )
 from scalebench.errors import UsageError, nearest
+from scalebench.formatting import is_interval
 from scalebench.strategies.registry import is_deterministic
 
 

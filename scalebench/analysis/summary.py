@@ -6,11 +6,17 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.claims import doubts
+from scalebench.analysis.cell_names import crowding, place
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES
 from scalebench.analysis.evidence import Evidence
-from scalebench.analysis.formatting import (
+from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.loading import Results
+from scalebench.analysis.quality import doubts
+from scalebench.analysis.screen import Column, Screen
+from scalebench.analysis.validation import agreement, median_error
+from scalebench.formatting import (
     EMPTY,
+    counted,
     deviation,
     digits,
     percent,
@@ -18,12 +24,6 @@ from scalebench.analysis.formatting import (
     seconds,
     seconds_with_interval,
 )
-from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.places import crowding, place
-from scalebench.analysis.reading import Results
-from scalebench.analysis.screen import Column, Screen
-from scalebench.analysis.validation import agreement, median_error
-from scalebench.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.intervals import mean_interval, metric_interval, time_interval
+from scalebench.analysis.loading import Results
 from scalebench.analysis.pairing import NONE, Ratio, Ratios
-from scalebench.analysis.reading import Results
 from scalebench.errors import UsageError, nearest
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 ALPHA = 0.05
 SIGNED_RANK = "Wilcoxon signed-rank"

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 
 from scalebench.analysis.blocks import timed
 from scalebench.analysis.bounds import Part, variance_between, weighted_mean
+from scalebench.analysis.cached import cached
+from scalebench.analysis.environment import THIS_MACHINE, charged_engine, supposed
 from scalebench.analysis.intervals import median_time, time_interval, virtual_native_ratio
-from scalebench.analysis.once import once
-from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import THIS_MACHINE, charged_engine, supposed
+from scalebench.analysis.loading import Results
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks
@@ -110,7 +110,7 @@ class VirtualError:
         return Part(apart**2 + 2 * np.asarray(self.between.variance), self.between.freedom)
 
 
-@once
+@cached
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
 
@@ -193,7 +193,7 @@ def median_error(table: pd.DataFrame) -> float | None:
     return float(fair["ratio"].astype(float).map(math.log).abs().median()) if len(fair) else None
 
 
-@once
+@cached
 def virtual_error(results: Results) -> VirtualError | None:
     """The errors of the study's virtual times, from `agreement`; None where nothing checks them."""
     fair = _fair(agreement(results))

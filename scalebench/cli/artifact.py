@@ -44,7 +44,7 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
         if results is not None or paper is not None:
             raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")
         return _verify(verify, jobs)
-    from scalebench.report.artifact import load_paper, write_artifact
+    from scalebench.artifact import load_paper, write_artifact
 
     said = load_paper(paper)
     made = write_artifact(completed_study(results), output, said, jobs=jobs)
@@ -62,7 +62,7 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
 
 
 def _verify(folder: Path, jobs: int) -> int:
-    from scalebench.report.artifact import verify_artifact
+    from scalebench.artifact import verify_artifact
 
     verdicts = verify_artifact(folder, jobs=jobs)
     for verdict in verdicts:

@@ -109,7 +109,7 @@ def compare(
 
 
 def _show(found: Comparison) -> None:
-    from scalebench.cli.carrying_out import results_console
+    from scalebench.cli.run_common import results_console
 
     console = results_console()
     console.print(_table(found))
@@ -149,7 +149,7 @@ def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
     """What the columns say of one cell."""
     from rich.text import Text
 
-    from scalebench.analysis.formatting import EMPTY, digits, is_interval, percent, seconds
+    from scalebench.formatting import EMPTY, digits, is_interval, percent, seconds
 
     kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
     kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
@@ -184,7 +184,7 @@ def _title(found: Comparison, first: dict[Hashable, Any]) -> str:
 
 
 def _difference(row: dict[Hashable, Any]) -> str:
-    from scalebench.analysis.formatting import EMPTY, is_equal
+    from scalebench.formatting import EMPTY, is_equal
 
     if not math.isfinite(row["metric_difference"]):
         return EMPTY
@@ -200,7 +200,7 @@ def _notes(found: Comparison) -> list[str]:
     """What the table does not say; the verdict in one line comes last."""
     from scalebench.analysis.intervals import NOTHING_VARIES
     from scalebench.analysis.verdicts import VERDICTS
-    from scalebench.words import counted
+    from scalebench.formatting import counted
 
     notes = []
     if found.changed:
@@ -252,7 +252,7 @@ def _notes(found: Comparison) -> list[str]:
 
 def _simulation(errors: Sequence[VirtualError | None]) -> str:
     """What is known of the error of virtual times."""
-    from scalebench.analysis.formatting import deviation
+    from scalebench.formatting import deviation
 
     checked = {name: error for name, error in zip("AB", errors, strict=True) if error}
     if not checked:
@@ -268,14 +268,14 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
 def _cells(names: list[CellName]) -> str:
     import pandas as pd
 
+    from scalebench.analysis.cell_names import place
     from scalebench.analysis.comparability import MATCH
-    from scalebench.analysis.places import place
 
     return place(pd.DataFrame(names, columns=MATCH))
 
 
 def _place(rows: pd.DataFrame) -> str:
-    from scalebench.analysis.places import place
+    from scalebench.analysis.cell_names import place
 
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 

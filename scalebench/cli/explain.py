@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.options import verbosity_options
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import Plan

@@ -40,8 +40,8 @@ def laws(
     """
     from scalebench.analysis import load
     from scalebench.analysis.laws import scaling_laws, write_extrap
-    from scalebench.analysis.laws.telling import as_values, laws_text
-    from scalebench.cli.carrying_out import results_console
+    from scalebench.analysis.laws.render import as_values, laws_text
+    from scalebench.cli.run_common import results_console
 
     study = load(completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)

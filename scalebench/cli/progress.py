@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
-from scalebench.words import counted, roughly
+from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from scalebench.outcome import Outcome
     from scalebench.study.spec import Run
+    from scalebench.training.outcome import Outcome
 
 
 class Watcher:

@@ -7,7 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder, verbosity_options
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 
 @click.command()
@@ -29,8 +29,8 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
     Runs whose arithmetic does not depend on time are replayed without training; servers and asynchronous strategies are
     trained again. Losses and metrics stay. The rows are further attempts: the latest attempt of a run counts.
     """
-    from scalebench.cli.carrying_out import seen_from_its_beginning
     from scalebench.cli.progress import watching
+    from scalebench.cli.run_common import seen_from_its_beginning
     from scalebench.launch.engines import cores
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew

@@ -21,7 +21,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.
     """
-    from scalebench.cli.carrying_out import carry_out, seen_from_its_beginning
+    from scalebench.cli.run_common import carry_out, seen_from_its_beginning
     from scalebench.launch.planning import plan_study
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
@@ -41,7 +41,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
     plan = plan_study(study)
     here = {run.run_id for run in (*plan.sweep.runs, *plan.sweep.further)}
-    elsewhere = [failure.run_id for failure in failures if failure.run_id not in here]
-    if elsewhere:
-        click.echo(f"note: {len(elsewhere)} failed runs cannot be run on this machine: {elsewhere[0]} ...", err=True)
+    background = [failure.run_id for failure in failures if failure.run_id not in here]
+    if background:
+        click.echo(f"note: {len(background)} failed runs cannot be run on this machine: {background[0]} ...", err=True)
     return carry_out(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True)

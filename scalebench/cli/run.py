@@ -10,10 +10,10 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli.carrying_out import carry_out, results_console, seen_from_its_beginning
 from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.cli.run_common import carry_out, results_console, seen_from_its_beginning
 from scalebench.errors import ModelError, StudyError
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import Plan
@@ -129,8 +129,8 @@ def run(
         named = flags["model"] if isinstance(error, ModelError) else strategies
         raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
     if dry_run:
+        from scalebench.launch.cost_model import given_calibration
         from scalebench.launch.model_check import look_at_model
-        from scalebench.launch.scenery import given_calibration
 
         given_calibration(wanted, plan.cluster)
         plan.prepared.notes += look_at_model(plan)

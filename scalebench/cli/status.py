@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder
-from scalebench.words import counted, roughly
+from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
     from scalebench.records.progress import Progress

@@ -9,16 +9,16 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scalebench.errors import ClusterError
-from scalebench.stated import Stated
+from scalebench.study.heterogeneity import Heterogeneity, SlowLinks
 from scalebench.study.spec import Name, Training
-from scalebench.study.unevenness import SlowLinks, Unevenness
+from scalebench.study.strict import StrictModel
 
 _Source = Field(
     min_length=3, description="where the numbers of this block come from; `assumed` with a range if nowhere"
 )
 
 
-class Node(Stated):
+class Node(StrictModel):
     """One machine of the cluster."""
 
     cores: PositiveInt
@@ -29,7 +29,7 @@ class Node(Stated):
     source: str = _Source
 
 
-class Link(Stated):
+class Link(StrictModel):
     """latency_s + n / bandwidth_bytes_per_s seconds for n bytes, in each direction."""
 
     latency_s: PositiveFloat = Field(description="seconds that a message of no bytes takes")
@@ -37,7 +37,7 @@ class Link(Stated):
     source: str = _Source
 
 
-class Links(Stated):
+class Links(StrictModel):
     """Inside a node, and between nodes (of one network card)."""
 
     intra: Link
@@ -55,14 +55,14 @@ class Links(Stated):
         return self.inter.bandwidth_bytes_per_s / max(factors, default=1.0)
 
 
-class Reduction(Stated):
+class Reduction(StrictModel):
     """gamma: adding n bytes to n bytes reads both and writes one, 3 n bytes at the speed of memory."""
 
     seconds_per_byte: PositiveFloat = Field(description="of adding a vector to another")
     source: str = _Source
 
 
-class StepTime(Stated):
+class StepTime(StrictModel):
     """One worker's seconds for one batch of one model."""
 
     model: str = Field(description="as a study's model prints: a name, with its options in brackets")
@@ -79,7 +79,7 @@ class StepTime(Stated):
         return self.forward_s + self.backward_s + self.update_s
 
 
-class Cluster(Stated):
+class Cluster(StrictModel):
     """What a virtual run pretends to run on."""
 
     name: Name
@@ -92,7 +92,9 @@ class Cluster(Stated):
         "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
     )
     step_times: list[StepTime] = Field([])
-    uneven: Unevenness = Field(Unevenness(), description="slow workers, windows, jitter: where a study says nothing")
+    uneven: Heterogeneity = Field(
+        Heterogeneity(), description="slow workers, windows, jitter: where a study says nothing"
+    )
 
     @model_validator(mode="after")
     def _slow_nodes_exist(self) -> Cluster:

@@ -114,7 +114,7 @@ class Communicator(Protocol):
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """What `combine` makes of all that an allgather brings, alike on every rank; not to be written into."""
 
-    def once(self, make: Callable[[], _T]) -> _T:
+    def cached(self, make: Callable[[], _T]) -> _T:
         """What `make` computes from what is alike on every rank; not to be written into.
 
         Nothing travels: each process computes it, and of virtual workers the first one does for all.

@@ -8,11 +8,11 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from scalebench.clock import WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.native import NativeCommunicator, add_in_order_
 from scalebench.comm.wire import concatenated
 from scalebench.errors import EngineError
+from scalebench.system.clock import WallClock
 
 _OPS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 

@@ -6,10 +6,10 @@ import time
 
 from torch import Tensor
 
-from scalebench.clock import Task, WallClock, sleep_until
 from scalebench.comm.base import Request
-from scalebench.comm.journal import Numbers
+from scalebench.comm.event_log import Numbers
 from scalebench.comm.wire import unpack
+from scalebench.system.clock import Task, WallClock, sleep_until
 
 
 class InFlight:

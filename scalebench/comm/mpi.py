@@ -16,10 +16,10 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.clock import WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import HALVES, concatenated
+from scalebench.system.clock import WallClock
 
 _TYPES = {
     torch.float32: MPI.FLOAT,

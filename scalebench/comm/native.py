@@ -12,19 +12,19 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from scalebench.clock import Task
 from scalebench.comm.base import Request
-from scalebench.comm.books import Books
+from scalebench.comm.counters import Counters
 from scalebench.comm.in_flight import InFlight
 from scalebench.comm.wire import divide_, pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
+from scalebench.system.clock import Task
 
 _T = TypeVar("_T")
 OPS = ("sum", "mean", "max", "min")
 LINEAR = 0x711  # tag of the messages that a linear collective is made of
 
 
-class NativeCommunicator(Books, ABC):
+class NativeCommunicator(Counters, ABC):
     """A group of real processes."""
 
     engine: str
@@ -128,7 +128,7 @@ class NativeCommunicator(Books, ABC):
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return combine(self.allgather(tensor))
 
-    def once(self, make: Callable[[], _T]) -> _T:
+    def cached(self, make: Callable[[], _T]) -> _T:
         return make()
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -150,7 +150,7 @@ class NativeCommunicator(Books, ABC):
         if clock.running:
             self._add(0, tensor.numel() * tensor.element_size(), 0)
             mail = (self._group, self.rank, to, tag)
-            self.journal.sent[mail].extend((began, clock.mark))
+            self.event_log.sent[mail].extend((began, clock.mark))
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         clock = self.clock
@@ -164,7 +164,7 @@ class NativeCommunicator(Books, ABC):
         clock.did(Task.COMM)
         if clock.running:
             mail = (self._group, source, self.rank, tag)
-            self.journal.received[mail].extend((began, clock.mark))
+            self.event_log.received[mail].extend((began, clock.mark))
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         lower, stride = torch.empty_like(tensor), 1
@@ -239,7 +239,7 @@ class NativeCommunicator(Books, ABC):
     def _lacks(self, what: str) -> NoReturn:
         raise EngineError(f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)")
 
-    # -- what an engine adds: `op` is sum, max or min; nothing here books or counts --
+    # -- what an engine adds: `op` is sum, max or min; nothing here is timed or counted --
 
     @abstractmethod
     def _allreduce(self, tensor: Tensor, op: str) -> None: ...

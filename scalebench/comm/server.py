@@ -21,12 +21,12 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
-from scalebench.comm.journal import Served, numbers
+from scalebench.comm.event_log import Served, numbers
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.slow_links import SlowLinks, linger
 from scalebench.errors import EngineError, RunError
+from scalebench.system.clock import Task
 
 _OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY, _ORDER = range(1, 7)  # message tags
 _SPIN_S, _NAP_S = 1e-3, 5e-5  # how long a server looks without pause for the next message, then the pause
@@ -74,7 +74,7 @@ class RankServer:
         reply: Tensor = self._spread.joined(replies) if self._spread else replies[0]
         clock.did(Task.COMM)
         if clock.running:
-            self._comm.journal.requests.extend((number, asked, clock.mark))
+            self._comm.event_log.requests.extend((number, asked, clock.mark))
         return reply if payload is None else reply.to(payload.device)
 
     def _parts(self, payload: Tensor | None) -> list[Any]:

@@ -14,9 +14,9 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.clock import Task
-from scalebench.comm.journal import numbers
+from scalebench.comm.event_log import numbers
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.system.clock import Task
 
 _HEADER = 64  # bytes before the vector: the number of accesses so far, then nothing, so that the vector is aligned
 
@@ -40,7 +40,7 @@ class OneSidedState:
         self._staged = torch.empty_like(initial) if initial.is_cuda else None
         self.merges = 0
         self._visits = numbers()
-        comm.journal.visits.append(self._visits)
+        comm.event_log.visits.append(self._visits)
         if hosted:
             self._vector.copy_(initial)
             self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from scalebench.clock import sleep_until
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
-from scalebench.study.unevenness import SlowLinks as Factors
+from scalebench.study.heterogeneity import SlowLinks as Factors
+from scalebench.system.clock import sleep_until
 
 
 class SlowLinks:

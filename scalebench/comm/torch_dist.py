@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.clock import WallClock
 from scalebench.comm.base import Request
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import concatenated, divide_
+from scalebench.system.clock import WallClock
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.data.builder import DATASETS, DatasetBuilder, check
 from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset
-from scalebench.data.recipe import DATASETS, Recipe, check
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 
@@ -79,7 +79,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / "datasets"
 
 
-def _key(recipe: Recipe, files: list[Path]) -> str:
+def _key(recipe: DatasetBuilder, files: list[Path]) -> str:
     """What the arrays depend on; a changed file shows by its size or time without being read."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     facts = [FORMAT_VERSION, recipe.name, recipe.model_dump(mode="json"), _makers(), stats]
@@ -105,7 +105,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(recipe: Recipe, files: list[Path], folder: Path) -> None:
+def _build(recipe: DatasetBuilder, files: list[Path], folder: Path) -> None:
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
         return array

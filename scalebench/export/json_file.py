@@ -13,7 +13,7 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.export.tables import columns_of, tables, writing
 from scalebench.records.schema import SCHEMA_VERSION
-from scalebench.whole_file import whole_file
+from scalebench.system.atomic_write import whole_file
 
 FORMAT_VERSION = 1
 _ROWS_AT_ONCE = 10_000

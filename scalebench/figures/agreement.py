@@ -20,7 +20,7 @@ class Agreement(Figure):
 
     def absent(self, results: Results) -> str:
         from scalebench.analysis import agreement
-        from scalebench.analysis.surroundings import supposed
+        from scalebench.analysis.environment import supposed
 
         if reason := super().absent(results):
             return reason
@@ -34,9 +34,9 @@ class Agreement(Figure):
         from matplotlib.patches import Patch
 
         from scalebench.analysis import agreement, median_error
-        from scalebench.analysis.formatting import deviation
         from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
         from scalebench.figures.drawing.styles import looks
+        from scalebench.formatting import deviation
 
         table = agreement(results).assign(execution="native", series=lambda frame: frame["label"])
         look = looks(list(table["series"]))

@@ -96,7 +96,7 @@ def _engine_alone(cell: dict[Hashable, Any]) -> bool:
 
 
 def _label(panel: Panel, at: float, cell: dict[Hashable, Any]) -> None:
-    from scalebench.analysis.formatting import seconds
+    from scalebench.formatting import seconds
 
     cross = " ×" if cell["oversubscribed"] else ""
     text = seconds(cell["train_s"]) + cross

@@ -38,7 +38,7 @@ class Convergence(Figure):
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import METRIC_WORDS
         from scalebench.figures.drawing.styles import looks, name_series
-        from scalebench.words import counted
+        from scalebench.formatting import counted
 
         table = name_series(_by_epoch(results))
         look = looks(list(table["series"]))
@@ -77,8 +77,8 @@ class Convergence(Figure):
 def _by_epoch(results: Results) -> pd.DataFrame:
     import pandas as pd
 
-    from scalebench.analysis.formatting import is_interval
     from scalebench.analysis.intervals import CONFIDENCE, metric_interval
+    from scalebench.formatting import is_interval
 
     runs = results.completed[["run_id", "attempt", "oversubscribed", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])

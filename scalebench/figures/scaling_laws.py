@@ -121,8 +121,8 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
 def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Band, color: str, *, sure: bool) -> None:
     import numpy as np
 
-    from scalebench.analysis.formatting import percent
     from scalebench.figures.drawing.styles import KNEE
+    from scalebench.formatting import percent
 
     assert one.advice is not None
     last, best, knee = float(one.series.counts[-1]), one.best, one.advice.knee

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.errors import ResultsError
 from scalebench.figures.plotting import FORMATS, write_figure
-from scalebench.outcome import Lap
+from scalebench.training.outcome import Lap
 
 if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas

@@ -50,7 +50,7 @@ def timeline_of(name: str) -> Timeline:
     from scalebench.launch.sweep import expand
     from scalebench.launch.tracing import timeline_from
     from scalebench.study.spec import Study
-    from scalebench.virtual.engine import Scenery, simulate
+    from scalebench.virtual.engine import CostModel, simulate
     from scalebench.virtual.stated import stated_table
 
     cluster = load_cluster("ethernet-10g")
@@ -75,7 +75,7 @@ def timeline_of(name: str) -> Timeline:
     run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
     dataset = open_dataset(prepare(study, run.workers))
     batch = Plan.of(study, run.workers, run.seed, dataset).batch_size
-    outcome, _ = simulate(run, dataset, Scenery(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
+    outcome, _ = simulate(run, dataset, CostModel(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
     if outcome.status != "completed":
         raise RunError(f"{name}: {outcome.error}")
     return timeline_from(run, outcome, "2 nodes of 2 workers, 10 Gbit/s Ethernet, a step of 1 ms (stated)")

@@ -15,11 +15,11 @@ from importlib.util import find_spec
 
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.errors import EngineError
+from scalebench.formatting import counted
 from scalebench.launch.engine_costs import measure_between_nodes
 from scalebench.launch.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
-from scalebench.words import counted
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # no question to the machine takes longer

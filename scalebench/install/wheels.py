@@ -11,8 +11,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.cache import cache_folder
 from scalebench.errors import EngineError
+from scalebench.system.cache import cache_folder
 
 
 def default_cache() -> Path:

@@ -13,11 +13,11 @@ from scalebench.launch.keeping import Keeper, Reporter, redact_logs
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
 from scalebench.launch.pool import run_virtual
-from scalebench.launch.replication import Replication
+from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
-from scalebench.virtual.engine import Scenery, carrier
+from scalebench.virtual.engine import CostModel, carrier
 
 
 class Conduct:
@@ -26,7 +26,7 @@ class Conduct:
     def __init__(
         self,
         plan: Plan,
-        replication: Replication,
+        replication: StoppingRule,
         folder: Path,
         keeper: Keeper,
         reporter: Reporter,
@@ -70,9 +70,9 @@ class Conduct:
                 else:
                     redact_logs(logs)
 
-    def virtual(self, scenery: Scenery, jobs: int) -> None:
+    def virtual(self, cost_model: CostModel, jobs: int) -> None:
         """Runs of virtual workers, `jobs` at a time, but for those on engines whose costs could not be measured."""
-        unknown = frozenset() if self._plan.study.noisy else scenery.engines.disturbed
+        unknown = frozenset() if self._plan.study.noisy else cost_model.engines.disturbed
         if unknown:
             self._reporter.note(
                 f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
@@ -87,7 +87,7 @@ class Conduct:
             run_virtual(
                 runs,
                 self._plan.prepared.folders,
-                scenery,
+                cost_model,
                 jobs=jobs,
                 weights_folder=self._folder / "weights",
                 on_start=self._keeper.started,
@@ -117,7 +117,7 @@ def _listed(runs: list[Run]) -> str:
     return f"{', '.join(names)} and {last} processes" if names else f"{last} processes"
 
 
-def keep_plan(folder: Path, replication: Replication) -> None:
+def keep_plan(folder: Path, replication: StoppingRule) -> None:
     """Write what the study in `folder` consists of, as far as it is known by now."""
     runs = [Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in replication.planned()]
     keep_planned(folder, runs, most_to_come=replication.most_to_come(), begun_in=Path.cwd())

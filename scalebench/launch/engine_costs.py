@@ -12,14 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts
-from scalebench.elsewhere import Elsewhere
 from scalebench.errors import EngineError
+from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
-from scalebench.lifeline import end_with_parent
-from scalebench.words import counted
+from scalebench.system.background_load import BackgroundLoad
+from scalebench.system.parent_watch import end_with_parent
 
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
@@ -51,9 +51,9 @@ def measure_engine_costs(
     path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
     if path.exists():
         return EngineCosts.load(path)
-    elsewhere = Elsewhere()
+    background = BackgroundLoad()
     costs = _measure(names, source, seconds)
-    costs = costs.model_copy(update={"others_load": elsewhere.share()})
+    costs = costs.model_copy(update={"others_load": background.share()})
     if costs.disturbed:
         note(
             f"other programs took the cores while {', '.join(sorted(costs.disturbed))} was measured: "

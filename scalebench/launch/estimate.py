@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from scalebench.formatting import roughly
 from scalebench.launch.planning import Plan
 from scalebench.study.spec import Run
-from scalebench.words import roughly
 
 _WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
 _STEPS, _STEPS_S = (3, 60), 1.0
@@ -61,9 +61,9 @@ def measured_step(plan: Plan) -> float:
     """Seconds of one local step of the study's model at its smallest worker count, here and now."""
     import torch
 
-    from scalebench.clock import WallClock
+    from scalebench.system.clock import WallClock
+    from scalebench.training.replica import Replica
     from scalebench.virtual.calibration import Alone, bounded, take_steps
-    from scalebench.worker import Replica
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)

@@ -21,8 +21,8 @@ from typing import Any
 
 from scalebench.errors import EngineError
 from scalebench.launch import engines
-from scalebench.lifeline import end_with_parent
 from scalebench.records.provenance import JOB_IDS
+from scalebench.system.parent_watch import end_with_parent
 
 SPEAK_OF_HOSTS = (
     *JOB_IDS,

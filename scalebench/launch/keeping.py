@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from scalebench.launch.interruption import Interruption
 from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import is_oversubscribed
-from scalebench.launch.replication import Replication
 from scalebench.launch.rows import rows_of
-from scalebench.outcome import Outcome
+from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.records.provenance import redact
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
+from scalebench.training.outcome import Outcome
 
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
 
@@ -69,7 +69,7 @@ class Keeper:
         tally: Tally,
         provenance: dict[str, Any],
         interruption: Interruption,
-        replication: Replication,
+        replication: StoppingRule,
         traffic: OwnTraffic,
     ) -> None:
         self._store, self._reporter, self._interruption = store, reporter, interruption

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.planning import Plan
-from scalebench.optimizers import build_optimizer
 from scalebench.records.machine import usable_memory_mib
 from scalebench.strategies.replica_state import remembered_by
 from scalebench.study.spec import Component, Run
-from scalebench.words import counted
+from scalebench.training.optimizers import build_optimizer
 
 _OWN = 3  # vectors of a replica: parameters, gradients, and the parameters it began with
 

@@ -8,7 +8,7 @@ from scalebench.launch.planning import Plan
 from scalebench.launch.preparation import local_statistics
 from scalebench.models.registry import build_model
 from scalebench.strategies import registry
-from scalebench.weights import load_weights
+from scalebench.training.initial_weights import load_weights
 
 
 def look_at_model(plan: Plan) -> list[str]:

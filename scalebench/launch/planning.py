@@ -9,15 +9,15 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import in_words
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import StudyError
+from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand
 from scalebench.models.pinning import pinned
 from scalebench.native.job import server_ranks
+from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
-from scalebench.study.unevenness import SlowLinks
-from scalebench.words import counted
 
 
 @dataclass

@@ -11,11 +11,11 @@ from typing import Any
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import in_one_line
-from scalebench.lifeline import follow, nursery, unheard
-from scalebench.outcome import Outcome
 from scalebench.study.spec import Run
-from scalebench.virtual.engine import Scenery, alike, simulate_alike
-from scalebench.weights import save_weights
+from scalebench.system.parent_watch import follow, preloaded_forkserver, unheard
+from scalebench.training.initial_weights import save_weights
+from scalebench.training.outcome import Outcome
+from scalebench.virtual.engine import CostModel, alike, simulate_alike
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two questions whether to stop
@@ -24,7 +24,7 @@ _POLL_S = 0.2  # between two questions whether to stop
 def run_virtual(
     runs: Sequence[Run],
     folders: dict[int, Path],
-    scenery: Scenery,
+    cost_model: CostModel,
     *,
     jobs: int,
     weights_folder: Path,
@@ -49,7 +49,7 @@ def run_virtual(
                 return
             for run in piece:
                 on_start(run)
-            outcomes = _simulate(piece, (scenery, folders, weights_folder), stopping, fail_fast=fail_fast)
+            outcomes = _simulate(piece, (cost_model, folders, weights_folder), stopping, fail_fast=fail_fast)
             for run, outcome in zip(piece, outcomes, strict=False):
                 on_outcome(run, outcome)
             if fail_fast and _failed(outcomes):
@@ -61,7 +61,7 @@ def run_virtual(
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting
         processes = 1 if alone else min(jobs, len(work))
-        left = _pass(work, folders, scenery, processes, weights_folder, on_start, on_outcome, stopping, fail_fast)
+        left = _pass(work, folders, cost_model, processes, weights_folder, on_start, on_outcome, stopping, fail_fast)
         if stopping():
             return
         if not alone:
@@ -76,7 +76,7 @@ def run_virtual(
 def _pass(
     pieces: Sequence[list[Run]],
     folders: dict[int, Path],
-    scenery: Scenery,
+    cost_model: CostModel,
     processes: int,
     weights_folder: Path,
     on_start: Callable[[Run], None],
@@ -86,9 +86,9 @@ def _pass(
 ) -> list[list[Run]]:
     """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
     left = dict(enumerate(pieces))
-    context = nursery()
+    context = preloaded_forkserver()
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, context, _begin, ((scenery, folders, weights_folder), stop, fail_fast))
+    pool = ProcessPoolExecutor(processes, context, _begin, ((cost_model, folders, weights_folder), stop, fail_fast))
     under_way: dict[Future[list[Outcome]], int] = {}
     queue = list(left)
     try:
@@ -116,16 +116,16 @@ def _pass(
     return []
 
 
-_Stage = tuple[Scenery, dict[int, Path], Path]
+_Stage = tuple[CostModel, dict[int, Path], Path]
 _stage: _Stage | None = None  # of this worker process, set once when it starts
 _stop: Any = None  # likewise: the event that says that no run should begin
 _fail_fast = False  # likewise
 
 
-def _begin(stage: _Stage, stop: Any, fail_fast: bool) -> None:
+def _begin(simulation: _Stage, stop: Any, fail_fast: bool) -> None:
     global _stage, _stop, _fail_fast
     follow()
-    _stage, _stop, _fail_fast = stage, stop, fail_fast
+    _stage, _stop, _fail_fast = simulation, stop, fail_fast
 
 
 def _simulate_here(runs: list[Run]) -> list[Outcome]:
@@ -140,17 +140,17 @@ def _failed(outcomes: list[Outcome]) -> bool:
     return any(outcome.status != "completed" for outcome in outcomes)
 
 
-def _simulate(runs: list[Run], stage: _Stage, stopping: Callable[[], bool], *, fail_fast: bool) -> list[Outcome]:
+def _simulate(runs: list[Run], simulation: _Stage, stopping: Callable[[], bool], *, fail_fast: bool) -> list[Outcome]:
     """The outcomes of `runs`, in their order; of fewer when it was `stopping` before the last began.
 
     With `fail_fast` the first that is not completed is the last.
     """
-    scenery, folders, weights_folder = stage
+    cost_model, folders, weights_folder = simulation
     outcomes: list[Outcome] = []
     if stopping():
         return outcomes
     try:
-        for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), scenery):
+        for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), cost_model):
             if run.save_weights and weights:
                 save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
             outcomes.append(outcome)

@@ -11,10 +11,10 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
 from scalebench.errors import DataError
 from scalebench.models.registry import check_model
-from scalebench.optimizers import check_optimizer
 from scalebench.strategies import registry
 from scalebench.strategies.averaging import Averaging
 from scalebench.study.spec import Run, Study
+from scalebench.training.optimizers import check_optimizer
 
 FEW_STEPS = 8  # between synchronisations: fewer, and averaging can hardly show what it saves
 

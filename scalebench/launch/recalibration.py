@@ -17,24 +17,24 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.reading import Results, load
-from scalebench.cache import cache_folder
+from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
+from scalebench.launch.cost_model import FILE, at_the_speed_of, scenery_for
 from scalebench.launch.interruption import Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
 from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
 from scalebench.launch.pool import run_virtual
-from scalebench.launch.replication import Replication
-from scalebench.launch.scenery import FILE, at_the_speed_of, scenery_for
-from scalebench.lifeline import open_nursery
-from scalebench.outcome import Outcome
+from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
-from scalebench.virtual.engine import Scenery, replay, replays
+from scalebench.system.cache import cache_folder
+from scalebench.system.parent_watch import start_forkserver
+from scalebench.training.outcome import Outcome
+from scalebench.virtual.engine import CostModel, replay, replays
 from scalebench.virtual.replay import Trace
 
 
@@ -58,21 +58,23 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
     runs = [run for run in plan.sweep.of("virtual") if run.run_id in known.index]
     if not runs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
-    open_nursery()
+    start_forkserver()
     provenance = collect()
     with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
-        scenery = scenery_for(
+        cost_model = scenery_for(
             plan.study, plan.cluster, runs, plan.prepared, folder=Path(scratch), cache=cache_folder("engines"),
             host=str(provenance["host_hash"]), note=reporter.note,
         )  # fmt: skip
         references = results.completed.loc[results.completed["execution"] != "virtual", "reference_step_s"].dropna()
-        scenery = at_the_speed_of(plan.study, scenery, references.tolist(), Path(scratch))
+        cost_model = at_the_speed_of(plan.study, cost_model, references.tolist(), Path(scratch))
         reporter.phase("virtual workers, charged anew", len(runs))
-        outcomes = {run.run_id: outcome for run in runs if (outcome := _replayed(run, plan, scenery, results, known))}
+        outcomes = {
+            run.run_id: outcome for run in runs if (outcome := _replayed(run, plan, cost_model, results, known))
+        }
         again = [run for run in runs if run.run_id not in outcomes]
         run_virtual(
-            again, plan.prepared.folders, scenery, jobs=jobs, weights_folder=folder / "weights",
+            again, plan.prepared.folders, cost_model, jobs=jobs, weights_folder=folder / "weights",
             on_start=reporter.started, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
             stopping=interruption.asked,
         )  # fmt: skip
@@ -80,7 +82,7 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
         with Store(folder) as store:
             provenance["provenance"] = store.keep_provenance(provenance)
-            replication = Replication(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
+            replication = StoppingRule(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
             tally = Tally(folder)
             keeper = Keeper(store, reporter, tally, provenance, interruption, replication, OwnTraffic(plan))
             if (Path(scratch) / FILE).exists():
@@ -90,17 +92,17 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
     return Recalibrated(len(runs) - len(again), len(again))
 
 
-def _replayed(run: Run, plan: Plan, scenery: Scenery, results: Results, known: pd.DataFrame) -> Outcome | None:
+def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, known: pd.DataFrame) -> Outcome | None:
     """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
     if not replays(run):
         return None
     row, dataset = known.loc[run.run_id], open_dataset(plan.prepared.folders[run.workers])
     trace = _recorded(run, row, results)
     try:
-        outcome = replay(run, dataset, scenery, trace)
+        outcome = replay(run, dataset, cost_model, trace)
         steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
         if run.also_without_jitter:
-            found = replay(steady, dataset, scenery, trace)
+            found = replay(steady, dataset, cost_model, trace)
             outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
     except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
         return None

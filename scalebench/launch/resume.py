@@ -10,7 +10,7 @@ from scalebench.errors import ResultsError
 from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
-from scalebench.whole_file import write_whole
+from scalebench.system.atomic_write import write_whole
 
 # What a study may change and still be the same: more points are added, none of the old ones means something else.
 _MAY_CHANGE = {

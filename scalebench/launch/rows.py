@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from scalebench.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
+from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
 PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep the pace
 

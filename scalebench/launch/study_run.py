@@ -8,26 +8,26 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from scalebench.cache import cache_folder
-from scalebench.elsewhere import Elsewhere, disturbed
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
 from scalebench.launch.conduct import Conduct, keep_plan
+from scalebench.launch.cost_model import at_the_speed_of, given_calibration, scenery_for
 from scalebench.launch.interruption import AbandonedError, Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
-from scalebench.launch.replication import Replication, together
 from scalebench.launch.resume import keep_study
-from scalebench.launch.scenery import at_the_speed_of, given_calibration, scenery_for
+from scalebench.launch.stopping_rule import StoppingRule, together
 from scalebench.launch.sweep import is_virtual
-from scalebench.lifeline import open_nursery
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.spec import Until
-from scalebench.virtual.engine import Scenery
+from scalebench.system.background_load import BackgroundLoad, disturbed
+from scalebench.system.cache import cache_folder
+from scalebench.system.parent_watch import start_forkserver
+from scalebench.virtual.engine import CostModel
 
 __all__ = ["Reporter", "Tally", "run_study"]
 
@@ -55,7 +55,7 @@ def run_study(
     study, folder = plan.study, output / plan.study.name
     others = _cores_elsewhere() if measures(plan) else 0.0
     if plan.sweep.of("virtual"):
-        open_nursery()
+        start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     given_calibration(study, plan.cluster)
     with study_lock(folder), Interruption() as interruption:
@@ -86,13 +86,13 @@ def run_study(
                 conduct = Conduct(plan, replication, folder, keeper, reporter, stopping, fail_fast=fail_fast)
                 with suppress(AbandonedError):
                     charged = any(is_virtual(run_id) for run_id, _ in store.completed())
-                    scenery = _scenery(plan, conduct, folder, charged, reporter, str(provenance["host_hash"]))
+                    cost_model = _cost_model(plan, conduct, folder, charged, reporter, str(provenance["host_hash"]))
                     with interruption.runs_under_way():
                         conduct.real()
-                        if scenery is not None:
+                        if cost_model is not None:
                             if not charged:
-                                scenery = at_the_speed_of(study, scenery, keeper.references(), folder)
-                            conduct.virtual(scenery, jobs or engines.cores())
+                                cost_model = at_the_speed_of(study, cost_model, keeper.references(), folder)
+                            conduct.virtual(cost_model, jobs or engines.cores())
             tally.interrupted = interruption.signum
             tally.remaining = len(replication.left())
             for note in _too_wide(replication, study.until):
@@ -100,9 +100,9 @@ def run_study(
     return tally
 
 
-def _scenery(
+def _cost_model(
     plan: Plan, conduct: Conduct, folder: Path, charged: bool, reporter: Reporter, host: str
-) -> Scenery | None:
+) -> CostModel | None:
     """What virtual runs are charged by, measured now or before; None if none is left. `charged`: some were already."""
     if not conduct.left(virtual=True):
         return None
@@ -113,7 +113,7 @@ def _scenery(
         return None
 
 
-def _measured_scenery(plan: Plan, folder: Path, charged: bool, reporter: Reporter, host: str) -> Scenery:
+def _measured_scenery(plan: Plan, folder: Path, charged: bool, reporter: Reporter, host: str) -> CostModel:
     if plan.cluster.compute == "this-machine":  # of others nothing is measured: their step times are stated
         reporter.phase("calibration", 0)
     return scenery_for(
@@ -132,9 +132,9 @@ def measures(plan: Plan) -> bool:
 
 
 def _cores_elsewhere() -> float:
-    elsewhere = Elsewhere()
+    background = BackgroundLoad()
     time.sleep(_LOOK_S)
-    return elsewhere.cores()
+    return background.cores()
 
 
 def _noise(others: float) -> list[str]:
@@ -147,7 +147,7 @@ def _noise(others: float) -> list[str]:
     ]
 
 
-def _too_wide(replication: Replication, until: Until | None) -> list[str]:
+def _too_wide(replication: StoppingRule, until: Until | None) -> list[str]:
     """Which points are not known as well as asked, once no run is left."""
     wide = [] if replication.left() else replication.wide()
     if until is None or not wide:
@@ -158,8 +158,8 @@ def _too_wide(replication: Replication, until: Until | None) -> list[str]:
     ]
 
 
-def _replication(plan: Plan, done: Mapping[tuple[str, str], float | None]) -> Replication:
+def _replication(plan: Plan, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
     """What the study consists of, with the training times of those of its runs that are `done`."""
     runs, further = plan.sweep.runs, plan.sweep.further
     known = ((run.run_id, run.config_hash) for run in (*runs, *further))
-    return Replication(runs, further, plan.study.until, {key[0]: done[key] for key in known if key in done})
+    return StoppingRule(runs, further, plan.study.until, {key[0]: done[key] for key in known if key in done})

@@ -13,12 +13,12 @@ import numpy as np
 
 from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.errors import StudyError
-from scalebench.jitter import STATED
 from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Hosts, reachable
 from scalebench.strategies import registry
+from scalebench.study.heterogeneity import VirtualOptions
+from scalebench.study.jitter import STATED
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
-from scalebench.study.unevenness import VirtualOptions
 
 # What a run's result does not depend on: changing it repeats no run.
 _NOT_HASHED = {

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalebench.cache import cache_folder
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError, RunError, StudyError
+from scalebench.launch.cost_model import scenery_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
-from scalebench.launch.scenery import scenery_for
-from scalebench.outcome import Lap, Outcome
 from scalebench.records.provenance import collect, redact
 from scalebench.study.spec import Run
+from scalebench.system.cache import cache_folder
+from scalebench.training.outcome import Lap, Outcome
 from scalebench.virtual.engine import simulate
 
 VARIABLE = "HOROVOD_TIMELINE"
@@ -108,8 +108,8 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
 def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
     host = str(collect()["host_hash"])
     cache = cache_folder("engines")
-    scenery = scenery_for(plan.study, plan.cluster, [run], plan.prepared, folder=folder, cache=cache, host=host)
-    outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), scenery)
+    cost_model = scenery_for(plan.study, plan.cluster, [run], plan.prepared, folder=folder, cache=cache, host=host)
+    outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), cost_model)
     return _completed(outcome)
 
 

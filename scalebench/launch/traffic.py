@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from scalebench.data.dataset import Dataset
-from scalebench.flat import flatten
 from scalebench.launch.planning import Plan
+from scalebench.models.flat import flatten
 from scalebench.models.registry import build_model
-from scalebench.optimizers import build_optimizer
 from scalebench.strategies import registry
 from scalebench.strategies.replica_state import remembered_by
 from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Study
+from scalebench.training.optimizers import build_optimizer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.own_code import load_own, own_file, raised
+from scalebench.system.user_code import load_own, own_file, raised
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,8 +15,8 @@ from typing import TypeVar
 from scalebench.cluster.load import own_file
 from scalebench.errors import ModelError, RunError, StudyError
 from scalebench.models.own import check_own, is_own
-from scalebench.own_code import strategy_file
 from scalebench.study.spec import Run, Study, Training
+from scalebench.system.user_code import strategy_file
 
 PINS = ("model_sha256", "init_weights_sha256", "cluster_sha256")
 STRATEGIES = "strategy_sha256"

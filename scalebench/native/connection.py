@@ -16,9 +16,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from scalebench.clock import WallClock
 from scalebench.comm.native import NativeCommunicator
 from scalebench.native.addresses import Route, find_route
+from scalebench.system.clock import WallClock
 
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 

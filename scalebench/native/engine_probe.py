@@ -26,18 +26,18 @@ import torch
 from mpi4py import MPI
 from scipy.optimize import isotonic_regression
 
-from scalebench.clock import WallClock
 from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts, at_least, falls_below, joined
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
-from scalebench.elsewhere import Elsewhere, taken_by
-from scalebench.lifeline import end_with_parent
 from scalebench.native.connection import connected
 from scalebench.native.engine_steps import ddp_step, horovod_step
-from scalebench.reference import Gauge, reference_network
-from scalebench.undisturbed import FEWEST, Stopwatch, typical
+from scalebench.system.background_load import BackgroundLoad, taken_by
+from scalebench.system.clock import WallClock
+from scalebench.system.parent_watch import end_with_parent
+from scalebench.system.stopwatch import FEWEST, Stopwatch, typical
+from scalebench.training.reference_step import Gauge, reference_network
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)
@@ -165,9 +165,9 @@ class Probe:
         going = True
         while going:
             found.references.append(self._reference())
-            elsewhere = Elsewhere(taken_by(self._family), of=self._family[0])
+            background = BackgroundLoad(taken_by(self._family), of=self._family[0])
             samples = self.mpi.allgather(one_round())
-            if not relative and (elsewhere.share() or 0.0) > _OTHERS:
+            if not relative and (background.share() or 0.0) > _OTHERS:
                 samples = [[sample._replace(undisturbed=False) for sample in own] for own in samples]
             found.add(samples)
             rounds = len(found.references)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from scalebench.flat import flatten
-from scalebench.reference import Step, reference_network
+from scalebench.models.flat import flatten
+from scalebench.training.reference_step import Step, reference_network
 
 
 def horovod_step() -> Step:

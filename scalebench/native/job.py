@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from scalebench.comm.base import Capability
-from scalebench.outcome import Outcome
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
+from scalebench.training.outcome import Outcome
 
 
 class Job(BaseModel):

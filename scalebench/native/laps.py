@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from scalebench.clock import Task, WallClock
 from scalebench.native.waiting import Waits
-from scalebench.outcome import Lap, WorkerReport
-from scalebench.pacing import PacedClock
+from scalebench.system.clock import Task, WallClock
+from scalebench.training.outcome import Lap, WorkerReport
+from scalebench.training.pacing import PacedClock
 
 
 class RecordingClock(WallClock):

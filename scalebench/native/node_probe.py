@@ -19,10 +19,10 @@ import torch
 from mpi4py import MPI
 from scipy.optimize import isotonic_regression
 
-from scalebench.clock import WallClock
 from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts
-from scalebench.lifeline import end_with_parent
 from scalebench.native.connection import connected
+from scalebench.system.clock import WallClock
+from scalebench.system.parent_watch import end_with_parent
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes

@@ -2,7 +2,7 @@
 
 Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's servers are the ranks
 after them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0
-gathers the books and tells the launcher.
+gathers the meters and tells the launcher.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
 from scalebench.native.session import Session, slow_links_of
-from scalebench.outcome import Outcome
-from scalebench.reference import Gauge
 from scalebench.study.spec import Run
+from scalebench.training.outcome import Outcome
+from scalebench.training.reference_step import Gauge
 
 _PR_SET_PDEATHSIG = 1
 _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core

@@ -13,7 +13,6 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.clock import WallClock
 from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Server, ServerRule, SharedState
 from scalebench.comm.mpi import MpiCommunicator
@@ -23,7 +22,6 @@ from scalebench.comm.shared import OneSidedState
 from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import Plan
-from scalebench.elsewhere import Elsewhere, taken_by
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.connection import connected
 from scalebench.native.energy import Meter, total
@@ -38,14 +36,16 @@ from scalebench.native.resources import (
     require_gpus_of_their_own,
 )
 from scalebench.native.waiting import Waits, by_epoch, waits
-from scalebench.outcome import Evaluation, Outcome, WorkerReport
-from scalebench.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
-from scalebench.training import Verdict, evaluate, train
-from scalebench.weights import save_weights
-from scalebench.worker import Replica
+from scalebench.system.background_load import BackgroundLoad, taken_by
+from scalebench.system.clock import WallClock
+from scalebench.training.initial_weights import save_weights
+from scalebench.training.loop import Verdict, evaluate, train
+from scalebench.training.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
+from scalebench.training.replica import Replica
 
 
 class Session:
@@ -155,7 +155,7 @@ class Session:
         if isinstance(clock, RecordingClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
-        journal = copy.deepcopy(comm.journal)  # evaluation communicates too
+        event_log = copy.deepcopy(comm.event_log)  # evaluation communicates too
         if meter is not None:
             self.mpi.Barrier()  # the energy is that up to the last worker's end
         energy = meter.end() if meter is not None else None
@@ -166,12 +166,12 @@ class Session:
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
         told = self._close(states, servers)
-        gathered = self.mpi.gather((report, verdict.evaluations, journal, ends, others, energy))
+        gathered = self.mpi.gather((report, verdict.evaluations, event_log, ends, others, energy))
         if gathered is None:
             return None
-        reports, evaluations, journals, epochs, loads, energies = zip(*gathered, strict=True)
-        books, busy = zip(*told, strict=True) if told else ((), ())
-        waited = waits(journals, books) if strategy.split_is_measured and self.nodes == 1 else None
+        reports, evaluations, event_logs, epochs, loads, energies = zip(*gathered, strict=True)
+        meters, busy = zip(*told, strict=True) if told else ((), ())
+        waited = waits(event_logs, meters) if strategy.split_is_measured and self.nodes == 1 else None
         _book_waiting(reports, waited, epochs)
         self._save_weights(replica, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
@@ -184,11 +184,11 @@ class Session:
             facts |= align(reports, waited, busy, one_clock=self.nodes == 1)
         return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
 
-    def _listen(self) -> Elsewhere | None:
+    def _listen(self) -> BackgroundLoad | None:
         """One worker of each node counts what others take of its cores, from here to the end of the evaluation."""
         if self.local_rank or not self._family:
             return None
-        return Elsewhere(taken_by(self._family), of=self._family[0])
+        return BackgroundLoad(taken_by(self._family), of=self._family[0])
 
     def _meter(self) -> Meter | None:
         """Of a run that trains at the machine's own pace: a paced one sleeps where a device would work."""
@@ -270,7 +270,7 @@ class Session:
 def _book_waiting(
     reports: Sequence[WorkerReport], waited: Sequence[Waits] | None, epochs: Sequence[Sequence[float]]
 ) -> None:
-    """Put the waiting, where it is known, into the books; `epochs`: when each worker's ended."""
+    """Put the waiting, where it is known, into the meters; `epochs`: when each worker's ended."""
     for worker, report in enumerate(reports):
         report.wait_s = float(np.diff(waited[worker]).sum()) if waited is not None else None
         of_epochs = by_epoch(waited[worker], epochs[worker]) if waited is not None else [None] * len(report.epochs)

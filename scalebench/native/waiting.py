@@ -20,26 +20,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.comm.journal import Journal, Numbers, Served
+from scalebench.comm.event_log import EventLog, Numbers, Served
 
 Moments = NDArray[np.float64]
 Waits = NDArray[np.float64]
 """(n, 2) in the order of time: from when, and until when, a worker waited."""
 
 
-def waits(journals: Sequence[Journal], served: Sequence[Served] = ()) -> list[Waits] | None:
-    """Each worker's waits; `served` are the servers' books, of which the slowest server counts.
+def waits(event_logs: Sequence[EventLog], served: Sequence[Served] = ()) -> list[Waits] | None:
+    """Each worker's waits; `served` are the servers' event logs, of which the slowest server counts.
 
     None where it cannot be known: something else carried a synchronisation, or the journals tell different stories.
     """
-    if not all(journal.complete for journal in journals):
+    if not all(event_log.complete for event_log in event_logs):
         return None
-    found: list[list[Waits]] = [[np.empty((0, 2))] for _ in journals]
+    found: list[list[Waits]] = [[np.empty((0, 2))] for _ in event_logs]
     try:
-        _at_meetings(journals, found)
-        _for_messages(journals, found)
-        _for_shared_vectors(journals, found)
-        _at_servers(journals, served, found)
+        _at_meetings(event_logs, found)
+        _for_messages(event_logs, found)
+        _for_shared_vectors(event_logs, found)
+        _at_servers(event_logs, served, found)
     except _DifferentStoriesError:
         return None
     return [_in_order(np.concatenate(each)) for each in found]
@@ -55,34 +55,34 @@ class _DifferentStoriesError(Exception):
     """Two journals do not tell of the same operations."""
 
 
-def _at_meetings(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
-    for group in {group: None for journal in journals for group in journal.meetings}:
-        members = [worker for worker, journal in enumerate(journals) if group in journal.meetings]
-        books = [_table(journals[worker].meetings[group], 3) for worker in members]
-        if len({len(book) for book in books}) > 1:
+def _at_meetings(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
+    for group in {group: None for event_log in event_logs for group in event_log.meetings}:
+        members = [worker for worker, event_log in enumerate(event_logs) if group in event_log.meetings]
+        meters = [_table(event_logs[worker].meetings[group], 3) for worker in members]
+        if len({len(book) for book in meters}) > 1:
             raise _DifferentStoriesError
-        last = np.max([book[:, 0] for book in books], axis=0)
-        for worker, book in zip(members, books, strict=True):
+        last = np.max([book[:, 0] for book in meters], axis=0)
+        for worker, book in zip(members, meters, strict=True):
             found[worker].append(_waits(book[:, 1], book[:, 2], last))
 
 
-def _for_messages(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
-    senders = {mail: worker for worker, journal in enumerate(journals) for mail in journal.sent}
-    receivers = {mail: worker for worker, journal in enumerate(journals) for mail in journal.received}
+def _for_messages(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
+    senders = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.sent}
+    receivers = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.received}
     if senders.keys() != receivers.keys():
         raise _DifferentStoriesError
     for mail, sender in senders.items():
         receiver = receivers[mail]
-        sent, received = _table(journals[sender].sent[mail], 2), _table(journals[receiver].received[mail], 2)
+        sent, received = _table(event_logs[sender].sent[mail], 2), _table(event_logs[receiver].received[mail], 2)
         if len(sent) != len(received):
             raise _DifferentStoriesError
         found[sender].append(_waits(sent[:, 0], sent[:, 1], received[:, 0]))
         found[receiver].append(_waits(received[:, 0], received[:, 1], sent[:, 0]))
 
 
-def _for_shared_vectors(journals: Sequence[Journal], found: list[list[Waits]]) -> None:
-    for books in zip(*(journal.visits for journal in journals), strict=True):
-        tables = [_table(book, 4) for book in books]
+def _for_shared_vectors(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
+    for meters in zip(*(event_log.visits for event_log in event_logs), strict=True):
+        tables = [_table(book, 4) for book in meters]
         owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         visits = np.concatenate(tables)
         order = np.argsort(visits[:, 3])
@@ -93,14 +93,14 @@ def _for_shared_vectors(journals: Sequence[Journal], found: list[list[Waits]]) -
             each.append(waited[owner == worker])
 
 
-def _at_servers(journals: Sequence[Journal], served: Sequence[Served], found: list[list[Waits]]) -> None:
-    for worker, journal in enumerate(journals):
-        asked = _table(journal.requests, 3)
+def _at_servers(event_logs: Sequence[EventLog], served: Sequence[Served], found: list[list[Waits]]) -> None:
+    for worker, event_log in enumerate(event_logs):
+        asked = _table(event_log.requests, 3)
         if not len(asked):
             continue
-        books = [_table(book[worker], 3)[asked[:, 0].astype(int)] for book in served]
+        meters = [_table(book[worker], 3)[asked[:, 0].astype(int)] for book in served]
         since = asked[:, 1]
-        seconds = np.max([np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1] for book in books], axis=0)
+        seconds = np.max([np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1] for book in meters], axis=0)
         found[worker].append(_waits(since, asked[:, 2], since + seconds))
 
 

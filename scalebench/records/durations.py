@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scalebench.whole_file import write_whole
+from scalebench.system.atomic_write import write_whole
 
 FILE = "durations.json"
 _MOST_BYTES = 10_000

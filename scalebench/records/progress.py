@@ -14,7 +14,7 @@ from pathlib import Path
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.cells import to_text
-from scalebench.whole_file import write_whole
+from scalebench.system.atomic_write import write_whole
 
 FILE = "planned.json"
 _PLANNED = ("run_id", "config_hash", "group")

@@ -14,7 +14,7 @@ from scalebench.records.plausible import no_time, time_expected
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.table import Table, check_version
-from scalebench.whole_file import write_whole
+from scalebench.system.atomic_write import write_whole
 
 
 class Store:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_lines
 from scalebench.records.schema import ADDED, READABLE, SCHEMA_VERSION, columns
-from scalebench.whole_file import sync_folder
+from scalebench.system.atomic_write import sync_folder
 
 _CHUNK = 1 << 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from scalebench.analysis.formatting import digits
+from scalebench.formatting import digits
 
 _MOST = 16  # series: more would be listened to by nobody
 

@@ -11,14 +11,13 @@ import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
 from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
-from scalebench.analysis.formatting import deviation, is_equal, percent, seconds
+from scalebench.analysis.cell_names import listed
+from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
-from scalebench.analysis.places import listed
-from scalebench.analysis.surroundings import jitter_in_words
+from scalebench.formatting import counted, deviation, is_equal, percent, seconds
 from scalebench.report.comparison import BASELINE, Comparison, comparisons, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
-from scalebench.words import counted
 
 ABOUT_EQUAL = 0.05  # an interval of the saving within +- this share shows that there is none worth the name
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"

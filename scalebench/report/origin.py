@@ -16,9 +16,9 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.figures.drawing.caption import describe_machines
+from scalebench.formatting import counted
 from scalebench.records.provenance import redact
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
-from scalebench.words import counted
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
 _LISTS = ("nodes", "packages", "environment")  # too long to stand among the rest
@@ -40,7 +40,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Rerun:
     """The commands that run the study again, the study, and the checksums of what it left behind."""
 
     commands: str
@@ -95,7 +95,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
     return found
 
 
-def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
+def recipe(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
     """How to come to these records again."""
     folder = results.folder
     study = redact(_text(folder / "study.yaml"), names=False)
@@ -118,7 +118,7 @@ def recipe(results: Results, provenance: list[dict[str, Any]]) -> Recipe:
     files |= {"cluster's file": "cluster_sha256", "strategy's file": "strategy_sha256"}
     content = ((name, digest) for name, column in files.items() for digest in runs[column].dropna().unique())
     sums = (*_checksums(folder), *content)
-    return Recipe("\n".join(lines), study, f"data:application/yaml;base64,{link}", sums, tuple(remarks))
+    return Rerun("\n".join(lines), study, f"data:application/yaml;base64,{link}", sums, tuple(remarks))
 
 
 def _commands(results: Results, commit: object, versions: list[str]) -> Iterator[str]:

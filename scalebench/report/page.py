@@ -24,7 +24,7 @@ from scalebench.report.origin import machines, recipe, study_facts
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
-from scalebench.whole_file import write_whole
+from scalebench.system.atomic_write import write_whole
 
 TEMPLATES = Path(__file__).with_name("templates")
 _SHORTEST = 6  # characters: less hides no path and no secret

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from scalebench.analysis.formatting import EMPTY
+from scalebench.formatting import EMPTY
 
 OVERSUBSCRIBED = "×"
 

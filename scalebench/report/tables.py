@@ -10,10 +10,10 @@ import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.comparing import SPLIT_BASELINES
-from scalebench.analysis.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
 from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
-from scalebench.analysis.laws.telling import LAWS, count_text, law_rows, title
+from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
+from scalebench.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
 from scalebench.report.comparison import Comparison
 from scalebench.report.table import (
     EXECUTION,

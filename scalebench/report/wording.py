@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scalebench.analysis.formatting import EMPTY, is_equal, percent
+from scalebench.formatting import EMPTY, is_equal, percent
 
 EXECUTIONS_IN_WORDS = {
     "native": "measured",

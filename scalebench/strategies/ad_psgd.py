@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.clock import Task
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging
@@ -15,6 +14,7 @@ from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
 from scalebench.strategies.traffic import every
+from scalebench.system.clock import Task
 
 if TYPE_CHECKING:
     from torch import Tensor

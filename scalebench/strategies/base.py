@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from scalebench.clock import Clock
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
 from scalebench.registry import Choice
 from scalebench.strategies.traffic import Setting, evaluate
+from scalebench.system.clock import Clock
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,7 @@ class Worker(Protocol):
         """Replace the flat optimizer by `wrap(a plain optimizer over the model's parameters)`."""
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
-        """Close the books of `epoch`; `agreed` says that all replicas are equal now.
+        """Close the meters of `epoch`; `agreed` says that all replicas are equal now.
 
         None: the strategy takes snapshots itself.
         """

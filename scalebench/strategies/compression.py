@@ -136,13 +136,13 @@ class PowerSgd:
             self._seen = vector
             self._views = self._matrices_of(vector), [vector[place] for place in self._rest]
         matrices, rest = self._views
-        bases = self._comm.once(self._bases)
+        bases = self._comm.cached(self._bases)
         first = self._clock.work(self._write_first, matrices, rest, bases)
         self._comm.allreduce_(first, "mean")
-        means, bases = self._comm.once(partial(self._read_first, first))
+        means, bases = self._comm.cached(partial(self._read_first, first))
         second = self._clock.work(self._write_second, bases)
         self._comm.allreduce_(second, "mean")
-        self._q, agreed = self._comm.once(partial(self._read_second, second, bases))
+        self._q, agreed = self._comm.cached(partial(self._read_second, second, bases))
         self._clock.work(self._settle, [*rest, *matrices], [*means, *agreed], agreed)
 
     def _bases(self) -> list[Tensor]:

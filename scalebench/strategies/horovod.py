@@ -111,7 +111,7 @@ class Horovod(HorovodOptions):
 
 def take_back_gradients(worker: Worker) -> None:
     """Into the flat buffer, which is set to zero before each step: decompressing leaves them in tensors of its own."""
-    from scalebench.flat import views
+    from scalebench.models.flat import views
 
     trainable = [parameter for parameter in worker.model.parameters() if parameter.requires_grad]
     for parameter, view in zip(trainable, views(trainable, worker.gradients), strict=True):

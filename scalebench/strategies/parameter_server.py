@@ -17,12 +17,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.optimizers import BY_LAYER
 from scalebench.strategies import server_rules
 from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, pack, request
+from scalebench.study.spec import BY_LAYER
 
 if TYPE_CHECKING:
     from scalebench.study.spec import Training

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from scalebench.errors import OWN_MODULE, StudyError, nearest
-from scalebench.own_code import STRATEGY_FORM, load_own, strategy_file
 from scalebench.registry import ANYWHERE, Registry
 from scalebench.strategies.base import Strategy
+from scalebench.system.user_code import STRATEGY_FORM, load_own, strategy_file
 
 _S = TypeVar("_S", bound=Strategy)
 _STRATEGIES: Registry[Strategy] = Registry("strategy", StudyError, "scalebench.strategies", "scalebench.strategies")

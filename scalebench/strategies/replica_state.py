@@ -166,10 +166,8 @@ def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
 
 def _begin(optimizer: Optimizer) -> None:
     """The state as it is before the first step: torch's optimizers start from zeros, but make them in that step."""
-    from scalebench.flat_sgd import FlatSgd
-
-    if isinstance(optimizer, FlatSgd):
-        optimizer.begin()
+    if begin := getattr(optimizer, "begin", None):  # FlatSgd's
+        begin()
         return
     import torch
 

@@ -1,4 +1,4 @@
-"""What a parameter server does with a push: apply it, keep the books of staleness, and answer whom the gate releases.
+"""What a parameter server does with a push: apply it, count staleness, and answer whom the gate releases.
 
 The same object is the rule of the virtual and of the real server (`comm.base.ServerRule`). It is picklable: natively
 worker 0 sends it to the server's rank.

@@ -275,7 +275,7 @@ class VirtualTorchPostLocalSgd(TorchPostLocalSgdOptions, VirtualTorchAverager):
 
 def reattach(worker: Worker) -> None:
     """Take parameters that torch has bound to buffers of its own back into the flat one."""
-    from scalebench.flat import views
+    from scalebench.models.flat import views
 
     trainable = [parameter for parameter in worker.model.parameters() if parameter.requires_grad]
     for parameter, view in zip(trainable, views(trainable, worker.parameters), strict=True):

@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from scalebench.stated import Stated
+from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.shares import parse_share
-from scalebench.study.unevenness import VirtualOptions
+from scalebench.study.strict import StrictModel
 from scalebench.study.workers import parse_workers
 
 NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
@@ -29,6 +29,7 @@ Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 MOST_RUNS = 100_000  # of a study, and of an execution of it: planning them takes some 20 seconds
+BY_LAYER = ("lars", "lamb")  # optimizers that scale each layer's step by its norms: one flat vector will not do
 MOST_SEED = 2**32 - 1  # what every generator takes; a repetition's seed is the study's plus its number
 
 
@@ -55,7 +56,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
 
 
-class Component(Stated):
+class Component(StrictModel):
     """A strategy, data set, model or optimizer: its name and raw options, checked where it is resolved.
 
     Written as `name`, as `{name: {option: value}}` or as `{name: NAME, option: value}`.
@@ -90,7 +91,7 @@ class Component(Stated):
 _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}
 
 
-class Until(Stated):
+class Until(StrictModel):
     """Repeat each point until its training time is known well enough.
 
     Known well enough: the 95 % interval of its times, low to high, is at most `ci_width` of their geometric mean wide,
@@ -110,7 +111,7 @@ class Until(Stated):
         return self
 
 
-class Training(Stated):
+class Training(StrictModel):
     """Everything that one run of a study shares with the others."""
 
     model_config = ConfigDict(validate_default=True)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scalebench.errors import UsageError, nearest
-from scalebench.faults import faults_of, fields_at, one_line, short
+from scalebench.study.validation_errors import faults_of, fields_at, one_line, short
 
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # nested deeper, a document is an attack or an accident

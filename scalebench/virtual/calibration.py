@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.clock import Ledger, Task
-from scalebench.elsewhere import Elsewhere, own_s
 from scalebench.errors import DisturbedError, RunError
-from scalebench.lifeline import follow, nursery, unheard
-from scalebench.reference import Gauge
 from scalebench.study.spec import Run
-from scalebench.undisturbed import FEWEST, Stopwatch, Typical, typical
+from scalebench.system.background_load import BackgroundLoad, own_s
+from scalebench.system.clock import Ledger, Task
+from scalebench.system.parent_watch import follow, preloaded_forkserver, unheard
+from scalebench.system.stopwatch import FEWEST, Stopwatch, Typical, typical
+from scalebench.training.reference_step import Gauge
 from scalebench.virtual.step_times import STEP_TASKS, BatchTimes, StepTable
 
 BLOCKS = 20
@@ -49,7 +49,7 @@ _GROUP = 16  # consecutive steps within which jitter is told from the drift of t
 
 
 class LapClock:
-    """Books laps one by one, where the wall clock would add them up."""
+    """Keeps laps one by one, where the wall clock would add them up."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -146,7 +146,7 @@ def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: i
         RunError: a measuring process died.
     """
     loads = loads_up_to(node_workers)
-    context = nursery()
+    context = preloaded_forkserver()
     barrier, going = context.Barrier(node_workers), context.Value("b", 0)
     results: Any = context.SimpleQueue()
     each_s = budget.seconds / (len(batch_sizes) * len(loads))
@@ -159,7 +159,7 @@ def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: i
             process.start()
     found: list[_Windows] = []
     spent: dict[int, float] = {}  # processor seconds of each measuring process
-    elsewhere = Elsewhere(lambda: own_s() + sum(spent.values()))  # the nursery has imported by now
+    background = BackgroundLoad(lambda: own_s() + sum(spent.values()))  # the preloaded process has imported by now
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:
@@ -170,7 +170,7 @@ def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: i
                 continue
             windows, index, spent[index] = results.get()
             found.append(windows)
-        others = elsewhere.share()
+        others = background.share()
         for process in processes:
             process.join()
     finally:
@@ -295,7 +295,7 @@ def _replica(run: Run, dataset: Any, size: int) -> Any:
     from dataclasses import replace
 
     from scalebench.data.plan import Plan
-    from scalebench.worker import Replica
+    from scalebench.training.replica import Replica
 
     rows = min(dataset.n_train, max(size, 256 * size))
     rows -= rows % size

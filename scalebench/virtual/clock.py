@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from scalebench.clock import Ledger, Task
-from scalebench.outcome import Lap
+from scalebench.system.clock import Ledger, Task
+from scalebench.training.outcome import Lap
 from scalebench.virtual.operation_times import OperationTime, name_of
 from scalebench.virtual.step_times import StepTimes
 

@@ -16,9 +16,9 @@ from scalebench.comm.wire import pack, unpack
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
-from scalebench.virtual.meeting import Group, Meeting
 from scalebench.virtual.pairing import Lap, exchange_laps, merge_pairs_
 from scalebench.virtual.reduction import reduce_tensors
+from scalebench.virtual.rendezvous import Group, Rendezvous
 from scalebench.virtual.scheduler import Scheduler
 
 _T = TypeVar("_T")
@@ -27,15 +27,15 @@ _T = TypeVar("_T")
 class VirtualRequest:
     """An allreduce in flight."""
 
-    def __init__(self, comm: VirtualCommunicator, meeting: Meeting) -> None:
-        self._comm, self._meeting = comm, meeting
+    def __init__(self, comm: VirtualCommunicator, rendezvous: Rendezvous) -> None:
+        self._comm, self._rendezvous = comm, rendezvous
 
     def wait(self) -> None:
-        self._comm.await_end(self._meeting)
+        self._comm.await_end(self._rendezvous)
 
     def done(self) -> bool:
         self._comm.scheduler.turn(self._comm.world_rank, self._comm.clock.now)
-        return self._meeting.end is not None and self._meeting.end <= self._comm.clock.now
+        return self._rendezvous.end is not None and self._rendezvous.end <= self._comm.clock.now
 
 
 class VirtualCommunicator:
@@ -96,7 +96,7 @@ class VirtualCommunicator:
     ) -> VirtualRequest:
         return VirtualRequest(self, self._start_allreduce(tensor, op, weight, wire))
 
-    def _start_allreduce(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Meeting:
+    def _start_allreduce(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Rendezvous:
         nbytes = wire_bytes(tensor, wire)
         if wire is not None and self.size > 1:
             self.clock.rehearse(there_and_back, tensor, wire)
@@ -137,8 +137,8 @@ class VirtualCommunicator:
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self.count(tensor.nbytes)
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
-        meeting = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
-        return list(meeting.payloads)
+        rendezvous = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
+        return list(rendezvous.payloads)
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self.count(tensor.nbytes)
@@ -152,7 +152,7 @@ class VirtualCommunicator:
         self.clock.charge(combine, self.size)
         return result
 
-    def once(self, make: Callable[[], _T]) -> _T:
+    def cached(self, make: Callable[[], _T]) -> _T:
         call, self._made = self._made, self._made + 1
         if call not in self._group.results:
             self._group.results[call] = [self.clock.execute(make), self.size]
@@ -166,12 +166,12 @@ class VirtualCommunicator:
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))
-        meeting = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
-        if meeting.end is not None and self.clock.running:
-            sizes = [[tensor.nbytes for tensor in row] for row in meeting.payloads]
-            meeting.end += self.costs.alltoallv(sizes, self._group.ranks)
-        self.await_end(meeting)
-        return [row[self.rank] for row in meeting.payloads]
+        rendezvous = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
+        if rendezvous.end is not None and self.clock.running:
+            sizes = [[tensor.nbytes for tensor in row] for row in rendezvous.payloads]
+            rendezvous.end += self.costs.alltoallv(sizes, self._group.ranks)
+        self.await_end(rendezvous)
+        return [row[self.rank] for row in rendezvous.payloads]
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         """The mean of `tensor` (the gradients), charged as if reduced bucket by bucket behind the last backward pass.
@@ -190,11 +190,11 @@ class VirtualCommunicator:
         self.count(wire_bytes(tensor, overlap.wire))
         start = self.clock.now - self.clock.backward_s
         payload = (tensor, start, self.clock.backward_s)
-        meeting = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
-        if meeting.end is not None and self.clock.running:
-            passes = [(start, seconds) for _, start, seconds in meeting.payloads]
-            meeting.end = max(meeting.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
-        self.await_end(meeting)
+        rendezvous = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
+        if rendezvous.end is not None and self.clock.running:
+            passes = [(start, seconds) for _, start, seconds in rendezvous.payloads]
+            rendezvous.end = max(rendezvous.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
+        self.await_end(rendezvous)
 
     def _pass_alone(self, overlap: Overlap) -> None:
         """A lone worker averages with nobody, but its engine's hooks, wrappers and copies take their time."""
@@ -232,11 +232,11 @@ class VirtualCommunicator:
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Each different merge is made once, and each message charged at both its ends."""
 
-        def once(a: Tensor, b: Tensor) -> None:
+        def cached(a: Tensor, b: Tensor) -> None:
             self.clock.execute(merge, a, b)
 
         def effect(payloads: list[Any]) -> None:
-            merge_pairs_([payload[0] for payload in payloads], once)
+            merge_pairs_([payload[0] for payload in payloads], cached)
 
         def seconds(source: int, to: int) -> float:
             return self.costs.message(tensor.nbytes, self._group.ranks[source], self._group.ranks[to])
@@ -244,13 +244,13 @@ class VirtualCommunicator:
         if self.size == 1:
             return
         laps: list[Lap] = []
-        meeting = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
-        if meeting.end is not None and self.clock.running:
-            came, merging = [payload[1] for payload in meeting.payloads], self.clock.price(merge)
+        rendezvous = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
+        if rendezvous.end is not None and self.clock.running:
+            came, merging = [payload[1] for payload in rendezvous.payloads], self.clock.price(merge)
             of_ranks = exchange_laps(came, seconds, merging)
-            for payload, of_rank in zip(meeting.payloads, of_ranks, strict=True):
+            for payload, of_rank in zip(rendezvous.payloads, of_ranks, strict=True):
                 payload[2].extend(of_rank)
-        self._sleep_through(meeting)
+        self._sleep_through(rendezvous)
         for until, waited in laps:
             self._tally(0, tensor.nbytes)
             self.clock.communicated(until, waited)
@@ -258,9 +258,11 @@ class VirtualCommunicator:
     def split(self, color: int, key: int = 0) -> VirtualCommunicator:
         groups: dict[int, Group] = {}
         with self.clock.paused():
-            meeting = self._meet("split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0)
-        members = sorted((entry[1], rank, entry[2]) for rank, entry in enumerate(meeting.payloads) if entry[0] == color)
-        shared: dict[int, Group] = meeting.payloads[0][3]
+            rendezvous = self._meet("split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0)
+        members = sorted(
+            (entry[1], rank, entry[2]) for rank, entry in enumerate(rendezvous.payloads) if entry[0] == color
+        )
+        shared: dict[int, Group] = rendezvous.payloads[0][3]
         group = shared.setdefault(color, Group(tuple(world for _, _, world in members)))
         place = group.ranks.index(self.world_rank)
         return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
@@ -284,48 +286,48 @@ class VirtualCommunicator:
 
     def _meet(
         self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
-    ) -> Meeting:
-        meeting = self._start(what, payload, effect, seconds)
-        self.await_end(meeting)
-        return meeting
+    ) -> Rendezvous:
+        rendezvous = self._start(what, payload, effect, seconds)
+        self.await_end(rendezvous)
+        return rendezvous
 
     def _start(
         self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
-    ) -> Meeting:
+    ) -> Rendezvous:
         call, self._calls = self._calls, self._calls + 1
-        meeting = self._group.meetings.get(call)
-        if meeting is None:
-            meeting = self._group.meetings[call] = Meeting(what, self.size)
-        if meeting.what != what:
-            raise RunError(f"worker {self.rank} calls {what} while others call {meeting.what}")
-        meeting.join(self.rank, self.clock.now, payload)
-        if not meeting.missing:
+        rendezvous = self._group.meetings.get(call)
+        if rendezvous is None:
+            rendezvous = self._group.meetings[call] = Rendezvous(what, self.size)
+        if rendezvous.what != what:
+            raise RunError(f"worker {self.rank} calls {what} while others call {rendezvous.what}")
+        rendezvous.join(self.rank, self.clock.now, payload)
+        if not rendezvous.missing:
             del self._group.meetings[call]
             if self._arithmetic:
-                meeting.result = effect(meeting.payloads)
-            meeting.end = meeting.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
-        return meeting
+                rendezvous.result = effect(rendezvous.payloads)
+            rendezvous.end = rendezvous.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
+        return rendezvous
 
-    def await_end(self, meeting: Meeting) -> None:
+    def await_end(self, rendezvous: Rendezvous) -> None:
         """Sleep until the meeting is over, and book the time."""
-        self._sleep_through(meeting)
-        assert meeting.end is not None
+        self._sleep_through(rendezvous)
+        assert rendezvous.end is not None
         if self.clock.running:
             now = self.clock.now
-            self.clock.communicated(max(now, meeting.end), max(0.0, min(meeting.latest, meeting.end) - now))
+            self.clock.communicated(max(now, rendezvous.end), max(0.0, min(rendezvous.latest, rendezvous.end) - now))
 
-    def _sleep_through(self, meeting: Meeting) -> None:
-        if meeting.end is None:
-            meeting.sleepers.append((self.world_rank, self.clock.now))
-            self.scheduler.block(self.world_rank, meeting.what)
+    def _sleep_through(self, rendezvous: Rendezvous) -> None:
+        if rendezvous.end is None:
+            rendezvous.sleepers.append((self.world_rank, self.clock.now))
+            self.scheduler.block(self.world_rank, rendezvous.what)
         else:
-            self._rouse(meeting)
+            self._rouse(rendezvous)
 
-    def _rouse(self, meeting: Meeting) -> None:
-        assert meeting.end is not None
-        for rank, since in meeting.sleepers:
-            self.scheduler.wake(rank, max(since, meeting.end) if self.clock.running else since)
-        meeting.sleepers.clear()
+    def _rouse(self, rendezvous: Rendezvous) -> None:
+        assert rendezvous.end is not None
+        for rank, since in rendezvous.sleepers:
+            self.scheduler.wake(rank, max(since, rendezvous.end) if self.clock.running else since)
+        rendezvous.sleepers.clear()
 
 
 def there_and_back(tensor: Tensor, wire: str) -> None:

@@ -19,29 +19,29 @@ from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.errors import RunError, in_one_line
-from scalebench.jitter import jitter_source
 from scalebench.models.registry import build_model
-from scalebench.outcome import Evaluation, Outcome, WorkerReport
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
+from scalebench.study.jitter import jitter_source
 from scalebench.study.spec import Run
-from scalebench.training import Trainee, Verdict, evaluate, train
+from scalebench.training.loop import Trainee, Verdict, evaluate, train
+from scalebench.training.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.training.replica import Replica
 from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
-from scalebench.virtual.meeting import Group
 from scalebench.virtual.operation_times import OperationTimes
+from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import ReplayWorker, Trace
 from scalebench.virtual.scheduler import Scheduler
-from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 from scalebench.virtual.step_times import StepTable, StepTimes
-from scalebench.worker import Replica
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Scenery:
+class CostModel:
     """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
     operations of strategies."""
 
@@ -57,15 +57,17 @@ class Scenery:
         return min(self.tables, key=lambda table: (abs(table.busy_workers - busy), -table.busy_workers))
 
 
-def simulate(run: Run, dataset: Dataset, scenery: Scenery) -> tuple[Outcome, Weights]:
+def simulate(run: Run, dataset: Dataset, cost_model: CostModel) -> tuple[Outcome, Weights]:
     """Run `run` virtually; what goes wrong in training becomes the outcome's status, not an exception.
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
     """
-    return _judged(run, dataset, scenery, lambda stage: stage.play())
+    return _judged(run, dataset, cost_model, lambda simulation: simulation.play())
 
 
-def simulate_alike(runs: Sequence[Run], dataset: Dataset, scenery: Scenery) -> Iterator[tuple[Run, Outcome, Weights]]:
+def simulate_alike(
+    runs: Sequence[Run], dataset: Dataset, cost_model: CostModel
+) -> Iterator[tuple[Run, Outcome, Weights]]:
     """Simulate runs of one `alike` key: the first is computed, the others are replays with their own time.
 
     Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
@@ -73,21 +75,21 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, scenery: Scenery) -> I
     first: tuple[Outcome, Weights] | None = None
     for run in runs:
         if len(runs) > 1 and run.workers > 1 and _virtual(run).sends_buffers and _has_buffers(run, dataset):
-            outcome, weights = simulate(run, dataset, scenery)
-            yield run, _timed_without_jitter(run, outcome, dataset, scenery), weights
+            outcome, weights = simulate(run, dataset, cost_model)
+            yield run, _timed_without_jitter(run, outcome, dataset, cost_model), weights
         elif first is None:
-            first = simulate(run, dataset, scenery)
-            yield run, _timed_without_jitter(run, first[0], dataset, scenery), first[1]
+            first = simulate(run, dataset, cost_model)
+            yield run, _timed_without_jitter(run, first[0], dataset, cost_model), first[1]
         elif first[0].status == "completed":
-            outcome = replay(run, dataset, scenery, Trace.of(first[0]))
-            yield run, _timed_without_jitter(run, outcome, dataset, scenery), first[1]
+            outcome = replay(run, dataset, cost_model, Trace.of(first[0]))
+            yield run, _timed_without_jitter(run, outcome, dataset, cost_model), first[1]
         else:
             yield run, replace(first[0], run_id=run.run_id), {}
 
 
-def replay(run: Run, dataset: Dataset, scenery: Scenery, trace: Trace) -> Outcome:
+def replay(run: Run, dataset: Dataset, cost_model: CostModel, trace: Trace) -> Outcome:
     """The times of `run`, and the losses and metrics of `trace`; nothing is computed."""
-    return _judged(run, dataset, scenery, lambda stage: stage.replay(trace))[0]
+    return _judged(run, dataset, cost_model, lambda simulation: simulation.replay(trace))[0]
 
 
 def replays(run: Run) -> bool:
@@ -95,13 +97,13 @@ def replays(run: Run) -> bool:
     return _virtual(run).deterministic and run.shuffle in ("none", "in_block")
 
 
-def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, scenery: Scenery) -> Outcome:
+def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_model: CostModel) -> Outcome:
     """`outcome` with the time that the run takes if no step takes longer than another, if it asks for that."""
     if not run.also_without_jitter or outcome.status != "completed" or not replays(run):
         return outcome
     steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
     try:
-        found = replay(steady, dataset, scenery, Trace.of(outcome))
+        found = replay(steady, dataset, cost_model, Trace.of(outcome))
     except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
         return outcome
     if found.status == "completed":
@@ -132,13 +134,13 @@ def alike(run: Run) -> str:
 
 
 def _judged(
-    run: Run, dataset: Dataset, scenery: Scenery, play: Callable[[Stage], tuple[Outcome, Weights]]
+    run: Run, dataset: Dataset, cost_model: CostModel, play: Callable[[Simulation], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
     strategy = _virtual(run)
     try:
-        outcome, weights = play(Stage(run, dataset, scenery, strategy, deadline=began + run.time_limit_s))
+        outcome, weights = play(Simulation(run, dataset, cost_model, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -151,20 +153,20 @@ class _TimeLimitError(RunError):
     status = "timeout"
 
 
-class Stage:
+class Simulation:
     """The scheduler with the workers of one run on it."""
 
     clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
-    def __init__(self, run: Run, dataset: Dataset, scenery: Scenery, strategy: Strategy, deadline: float) -> None:
-        self.run, self.dataset, self.scenery, self.strategy = run, dataset, scenery, strategy
+    def __init__(self, run: Run, dataset: Dataset, cost_model: CostModel, strategy: Strategy, deadline: float) -> None:
+        self.run, self.dataset, self.cost_model, self.strategy = run, dataset, cost_model, strategy
         self.plan = Plan.of(run, run.workers, run.seed, dataset)
-        self.table = scenery.table_for(run.workers)
+        self.table = cost_model.table_for(run.workers)
         self.times = StepTimes(self.table, seed=run.seed - run.repetition, repetition=run.repetition)
         self.group = Group(tuple(range(run.workers)))
         self.costs = self._price_list()
         self.stores: list[VirtualStore] = []
-        self.desk: ServerDesk | None = None
+        self.state: ServerState | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = deadline
 
@@ -189,7 +191,7 @@ class Stage:
             getattr(torch, self.run.dtype), self.run.seed,
         )  # fmt: skip
         self.costs.gradients = _gradients(model, self.table.release)
-        per_node = self.scenery.cluster.node.workers_per_node
+        per_node = self.cost_model.cluster.node.workers_per_node
         meta = model.to("meta")
         workers = []
         for rank in range(self.run.workers):
@@ -207,8 +209,8 @@ class Stage:
 
     def _facts(self, parameters: int) -> dict[str, Any]:
         """What the record says of the run beside its times."""
-        desk = self.desk
-        served = {} if desk is None or desk.laps is None else {"server_laps": [desk.laps], "servers": desk.shards}
+        state = self.state
+        served = {} if state is None or state.laps is None else {"server_laps": [state.laps], "servers": state.shards}
         return served | {
             "parameters": parameters,
             "n_train": self.dataset.n_train,
@@ -218,14 +220,14 @@ class Stage:
             "dataset_sha256": self.dataset.sha256,
             "steps_per_epoch": self.plan.steps(0),
             "batch_per_worker": self.plan.batch_size,
-            "nodes": self.scenery.cluster.nodes_for(self.run.workers),
-            "workers_per_node": min(self.run.workers, self.scenery.cluster.node.workers_per_node),
+            "nodes": self.cost_model.cluster.nodes_for(self.run.workers),
+            "workers_per_node": min(self.run.workers, self.cost_model.cluster.node.workers_per_node),
             "device": self.table.source,
             "launcher": "in-process",
             "binding": "none",
-            "reference_step_s": self.scenery.reference_s,
+            "reference_step_s": self.cost_model.reference_s,
             "others_load": max(
-                (load for load in (self.table.others_load, self.scenery.engines.others_load) if load is not None),
+                (load for load in (self.table.others_load, self.cost_model.engines.others_load) if load is not None),
                 default=None,
             ),
         }
@@ -253,7 +255,7 @@ class Stage:
         jitter = jitter_source(*spread, seed=self.run.seed, worker=rank, measured=measured)
         kind = self.clock_kind or (RecordingVirtualClock if self.run.trace else VirtualClock)
         speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
-        operations = self.scenery.operations.get(str(self.run.strategy))
+        operations = self.cost_model.operations.get(str(self.run.strategy))
         return kind(self.times, speed=speed, jitter=jitter, slowness=slowness, operations=operations)
 
     def _replica(self, rank: int) -> Replica:
@@ -271,18 +273,18 @@ class Stage:
             return VirtualShared(self.stores[place], comm)
 
         def server(rule: ServerRule) -> VirtualServer:
-            if self.desk is None:
-                self.desk = ServerDesk(rule, traced=self.run.trace)
-            return VirtualServer(self.desk, comm)
+            if self.state is None:
+                self.state = ServerState(rule, traced=self.run.trace)
+            return VirtualServer(self.state, comm)
 
-        per_node = self.scenery.cluster.node.workers_per_node
+        per_node = self.cost_model.cluster.node.workers_per_node
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
 
     def _price_list(self) -> Costs:
-        cluster = self.scenery.cluster.with_slow_links(self.run.virtual.slow_links)
+        cluster = self.cost_model.cluster.with_slow_links(self.run.virtual.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
         said = self.run.virtual.engine
-        return Costs(network, self.scenery.engines, self.strategy.engines[0] if said == "auto" else said)
+        return Costs(network, self.cost_model.engines, self.strategy.engines[0] if said == "auto" else said)
 
 
 def _gradients(model: torch.nn.Module, release: list[float]) -> list[GradientTensor]:

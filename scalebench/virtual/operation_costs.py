@@ -22,9 +22,9 @@ from scalebench.data.plan import Plan
 from scalebench.errors import RunError
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
-from scalebench.training import train
+from scalebench.training.loop import train
 from scalebench.virtual.clock import VirtualClock
-from scalebench.virtual.engine import Scenery, Stage
+from scalebench.virtual.engine import CostModel, Simulation
 from scalebench.virtual.operation_times import OperationTime, OperationTimes, name_of
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class MeasuringClock(VirtualClock):
             self.found[name_of(operation)].append((times, seconds))
 
 
-class _MeasuringStage(Stage):
+class _MeasuringSimulation(Simulation):
     """Trains on a few batches an epoch, and evaluates nothing."""
 
     clock_kind = MeasuringClock
@@ -86,7 +86,7 @@ class _MeasuringStage(Stage):
         return found
 
 
-def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], scenery: Scenery) -> OperationTimes:
+def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_model: CostModel) -> OperationTimes:
     """The operations of each strategy of `runs` that has some, by the strategy with its options."""
     smallest: dict[str, Run] = {}
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
@@ -98,15 +98,15 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], scener
             times[name] = {}
             continue
         torch.set_num_threads(run.threads_per_worker)
-        stage = _MeasuringStage(run, datasets[run.workers], scenery, strategy, deadline=float("inf"))
-        found = stage.measure(stage.plan.batch_size)
+        simulation = _MeasuringSimulation(run, datasets[run.workers], cost_model, strategy, deadline=float("inf"))
+        found = simulation.measure(simulation.plan.batch_size)
         times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
     return times
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
     """The lower quartile, for others can only add, and where twice as many messages were tried, what each adds."""
-    once, twice = ([seconds for times, seconds in calls if times == wanted] for wanted in (1, 2))
-    whole = float(np.percentile(once, _QUARTILE))
+    cached, twice = ([seconds for times, seconds in calls if times == wanted] for wanted in (1, 2))
+    whole = float(np.percentile(cached, _QUARTILE))
     each = max(0.0, float(np.percentile(twice, _QUARTILE)) - whole) / workers if twice else 0.0
     return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)

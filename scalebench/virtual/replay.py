@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebench.books import Books
-from scalebench.clock import Clock, Task
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.plan import Plan
 from scalebench.data.shard import equal_batches
-from scalebench.optimizers import build_optimizer
-from scalebench.outcome import Evaluation, Outcome
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
+from scalebench.system.clock import Clock, Task
+from scalebench.training.meters import Meters
+from scalebench.training.optimizers import build_optimizer
+from scalebench.training.outcome import Evaluation, Outcome
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ReplayWorker:
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
-        self.books = Books(comm.rank, clock, comm)
+        self.meters = Meters(comm.rank, clock, comm)
         self.steps = 0
         self.evaluations: list[Evaluation] = []
         self._trace, self._epoch = trace, 0
@@ -122,7 +122,7 @@ class ReplayWorker:
         raise NotImplementedError("a replay has no weights of its own")
 
     def observe(self, name: str, value: int) -> None:
-        self.books.observe(name, value)
+        self.meters.observe(name, value)
 
     def update(self) -> None:
         self.steps += 1
@@ -142,7 +142,7 @@ class ReplayWorker:
         return epoch == self.epochs - 1
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
-        self.books.close_epoch(epoch, self.clock.elapsed(), self._trace.losses[self.rank][epoch])
+        self.meters.close_epoch(epoch, self.clock.elapsed(), self._trace.losses[self.rank][epoch])
         if epoch in self._trace.metrics and not self.is_last(epoch):
             self.keep(epoch, self.clock.elapsed(), True)
         if self.on_epoch is not None:

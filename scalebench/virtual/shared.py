@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from scalebench.clock import Task
 from scalebench.comm.base import ServerRule
-from scalebench.outcome import Lap
+from scalebench.system.clock import Task
+from scalebench.training.outcome import Lap
 from scalebench.virtual.communicator import VirtualCommunicator
 
 
@@ -66,27 +66,27 @@ class VirtualServer:
 
     in_process = True
 
-    def __init__(self, desk: ServerDesk, comm: VirtualCommunicator) -> None:
-        self._desk, self._comm = desk, comm
+    def __init__(self, state: ServerState, comm: VirtualCommunicator) -> None:
+        self._state, self._comm = state, comm
 
     def request(self, payload: Tensor | None) -> Tensor:
-        desk, comm, clock = self._desk, self._comm, self._comm.clock
+        state, comm, clock = self._state, self._comm, self._comm.clock
         nbytes = 0 if payload is None else payload.nbytes
         if not clock.running:
-            return desk.answer_now(comm, payload)
+            return state.answer_now(comm, payload)
         asked = clock.now
         comm.count(nbytes)
-        arrival = asked + comm.costs.under_way(nbytes / desk.shards, comm.world_rank, desk.host)
+        arrival = asked + comm.costs.under_way(nbytes / state.shards, comm.world_rank, state.host)
         comm.scheduler.turn(comm.world_rank, arrival)
-        desk.handle(comm, payload, arrival)
-        if comm.world_rank not in desk.replies:
+        state.handle(comm, payload, arrival)
+        if comm.world_rank not in state.replies:
             comm.scheduler.block(comm.world_rank, "the server's reply")
-        until, tensor = desk.replies.pop(comm.world_rank)
-        clock.communicated(max(asked, until), max(0.0, desk.released.pop(comm.world_rank) - arrival))
+        until, tensor = state.replies.pop(comm.world_rank)
+        clock.communicated(max(asked, until), max(0.0, state.released.pop(comm.world_rank) - arrival))
         return tensor
 
 
-class ServerDesk:
+class ServerState:
     """The server itself: `rule` decides, `free_at` is when it has done what came before.
 
     A request is under way, waits for its turn, occupies the server, and so does each reply. A rule may say over how

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from scalebench.clock import Task
+from scalebench.system.clock import Task
 
 _LEFT_OUT = 0.2  # of the blocks, at either end
 

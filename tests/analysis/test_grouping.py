@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import cells
-from scalebench.analysis.formatting import seconds_with_interval
 from scalebench.analysis.intervals import STOPPED_LATER, calibration_interval, median_time, time_interval
+from scalebench.formatting import seconds_with_interval
 from tests.analysis.test_comparing import only, run
 
 SECONDS = np.random.default_rng(3).lognormal(0, 0.1, 9).tolist()

@@ -83,8 +83,8 @@ def test_no_value_has_nothing():
 
 @given(TIMES, st.floats(0.1, 10))
 def test_times_scale_with_their_unit(seconds, factor):
-    once, scaled = time_interval(seconds), time_interval([factor * value for value in seconds])
-    np.testing.assert_allclose(scaled[:3], [factor * value for value in once[:3]], rtol=1e-6)
+    cached, scaled = time_interval(seconds), time_interval([factor * value for value in seconds])
+    np.testing.assert_allclose(scaled[:3], [factor * value for value in cached[:3]], rtol=1e-6)
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=2, max_size=8))

@@ -86,8 +86,8 @@ def test_a_metric_repeats_where_no_machine_decides_who_is_first(studies):
         ("native", "epoch_async", 4),
     }
     other = studies(lambda study: setattr(study, "calibration", {"tables": [1]}), both=racing)
-    elsewhere = repeats(compare_studies(*other, execution="virtual", ignore=["calibration"]))
-    assert {cell for cell, same in elsewhere.items() if not same} == {
+    background = repeats(compare_studies(*other, execution="virtual", ignore=["calibration"]))
+    assert {cell for cell, same in background.items() if not same} == {
         ("virtual", "epoch_async", 2),
         ("virtual", "epoch_async", 4),
     }

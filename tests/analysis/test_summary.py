@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from scalebench.analysis import summary_notes, summary_rows, summary_table
-from scalebench.analysis.formatting import (
+from scalebench.formatting import (
     deviation,
     digits,
     percent,

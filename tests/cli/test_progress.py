@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from scalebench.cli.progress import Watcher
-from scalebench.outcome import Outcome
+from scalebench.training.outcome import Outcome
 
 
 class Now:

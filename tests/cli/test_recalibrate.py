@@ -9,7 +9,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
-from scalebench.launch.scenery import Calibration, read_calibration
+from scalebench.launch.cost_model import Calibration, read_calibration
 from scalebench.virtual.calibration import Measured
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
@@ -18,7 +18,7 @@ MINE = Path("results/mine")
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch, scenery, invoke):
+def machine(tmp_path, monkeypatch, cost_model, invoke):
     """A machine whose steps take `factor` times as long as the fixture's, of which `taken` cores are busy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SCALEBENCH_NOISY")
@@ -28,9 +28,9 @@ def machine(tmp_path, monkeypatch, scenery, invoke):
 
         def calibration(self):
             """A file with these numbers."""
-            tables = [table.scaled(self.factor) for table in scenery.tables]
+            tables = [table.scaled(self.factor) for table in cost_model.tables]
             path = tmp_path / f"{self.factor:g}.json"
-            path.write_text(Calibration(key="made up", tables=tables, engines=scenery.engines).model_dump_json())
+            path.write_text(Calibration(key="made up", tables=tables, engines=cost_model.engines).model_dump_json())
             return path
 
         def steps(self, run, folder, sizes, node_workers, budget):
@@ -38,19 +38,19 @@ def machine(tmp_path, monkeypatch, scenery, invoke):
                 raise DisturbedError("the steps could not be measured: accept it with --noisy")
             self.measured += 1
             update = {"others_load": self.taken}
-            tables = [table.scaled(self.factor).model_copy(update=update) for table in scenery.tables]
+            tables = [table.scaled(self.factor).model_copy(update=update) for table in cost_model.tables]
             return Measured(tables, 1e-3, [])
 
         def engines(self, *_, **__):
             entries = [
                 entry.model_copy(update={"disturbed": entry.engine in self.disturbed})
-                for entry in scenery.engines.entries
+                for entry in cost_model.engines.entries
             ]
-            return scenery.engines.model_copy(update={"entries": entries})
+            return cost_model.engines.model_copy(update={"entries": entries})
 
     here = Machine()
-    monkeypatch.setattr("scalebench.launch.scenery.measure_steps", here.steps)
-    monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", here.engines)
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_steps", here.steps)
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", here.engines)
     return here
 
 

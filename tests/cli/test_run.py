@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.cli.main import main
-from scalebench.launch.scenery import Calibration
+from scalebench.launch.cost_model import Calibration
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
 
@@ -22,11 +22,11 @@ class Done:
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, capsys, scenery):
+def scalebench(tmp_path, monkeypatch, capsys, cost_model):
     """Call `scalebench run` in an empty folder; virtual runs are charged by given times and stay in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
 
     def call(*arguments: object) -> Done:

@@ -12,8 +12,8 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
+from scalebench.launch.cost_model import Calibration
 from scalebench.launch.lock import study_lock
-from scalebench.launch.scenery import Calibration
 from scalebench.records.store import Store
 from tests.records_factory import run_row
 
@@ -44,11 +44,11 @@ class Net(torch.nn.Linear):
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, invoke, scenery):
+def scalebench(tmp_path, monkeypatch, invoke, cost_model):
     monkeypatch.chdir(tmp_path)
     # How long real engines take to be measured says how busy the machine is.
-    monkeypatch.setattr("scalebench.launch.scenery.measure_engine_costs", lambda *_, **__: scenery.engines)
-    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", lambda *_, **__: cost_model.engines)
+    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
 
@@ -243,14 +243,14 @@ def test_a_given_calibration_that_changed_charges_no_further_runs(scalebench, tm
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebench, tmp_path, elsewhere):
+def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebench, tmp_path, background):
     """What is lacking is measured beside them; on another machine that is refused, and what is there is used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     run = ("run", "study.yaml", "--jobs", "1", "--strategy", "allreduce", "--set", "batch_global=64")
     scalebench(*run, "--workers", "2")
     path = tmp_path / "results" / "mine" / "calibration.json"
     before = Calibration.model_validate_json(path.read_text())
-    if elsewhere:
+    if background:
         path.write_text(before.model_copy(update={"key": "of another machine"}).model_dump_json())
         said = scalebench(*run, "--workers", "2,4", code=2)
         assert "has no step times for batches of" in said

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from scalebench.data.builder import DATASETS, Arrays, DatasetBuilder, check
 from scalebench.data.catalog import dataset_names, default_cache_dir, describe_datasets, open_dataset, prepare
 from scalebench.data.dataset import ARRAY_NAMES
-from scalebench.data.recipe import DATASETS, Arrays, Recipe, check
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 
@@ -34,7 +34,7 @@ def test_every_data_set_has_a_name_and_a_summary():
 
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="'digits' is registered twice"):
-        DATASETS.add(type("Copy", (Recipe,), {"name": "digits", "summary": "", "__module__": __name__}))
+        DATASETS.add(type("Copy", (DatasetBuilder,), {"name": "digits", "summary": "", "__module__": __name__}))
 
 
 def test_listing_imports_neither_torch_nor_sklearn():

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.data.builder import DATASETS
 from scalebench.data.catalog import dataset_names
 from scalebench.data.partition import PARTITIONS
 from scalebench.data.plan import SHUFFLES
-from scalebench.data.recipe import DATASETS
 from scalebench.models.registry import model_names
 
 DOCS = Path(__file__).parents[2] / "docs"

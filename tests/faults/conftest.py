@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalebench.launch.scenery import Calibration
+from scalebench.launch.cost_model import Calibration
 from scalebench.records.schema import ENVIRONMENT_COLUMNS
 
 ZYGOTE = Path(__file__).parent / "programs" / "zygote.py"
@@ -117,8 +117,8 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def place(tmp_path, scenery, zygote) -> Place:
-    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+def place(tmp_path, cost_model, zygote) -> Place:
+    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
     (tmp_path / "said.txt").touch()

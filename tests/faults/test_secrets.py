@@ -14,7 +14,7 @@ import pytest
 
 from scalebench.cli.main import main
 from scalebench.launch import engines
-from scalebench.launch.scenery import Calibration
+from scalebench.launch.cost_model import Calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
@@ -43,12 +43,12 @@ STUDY = (
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, scenery):
+def home(tmp_path, monkeypatch, cost_model):
     """A home folder of somebody, with a model and a calibration in it, and an environment full of secrets."""
     folder = tmp_path / "home" / PERSON
     folder.mkdir(parents=True)
     (folder / "net.py").write_text(MODEL)
-    given = Calibration(key="given", tables=scenery.tables, engines=scenery.engines)
+    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     (folder / "given.json").write_text(given.model_dump_json())
     for name, value in {
         "HOME": str(folder),

@@ -14,8 +14,8 @@ from scalebench.figures.timeline import draw_timeline
 from scalebench.figures.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.launch.trace_file import write_chrome
 from scalebench.launch.tracing import Lane, Timeline, read_horovod
-from scalebench.outcome import Lap
 from scalebench.strategies import registry
+from scalebench.training.outcome import Lap
 from tests.figures.trace_rules import broken_rules
 
 RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")

@@ -69,7 +69,7 @@ def test_costs_that_were_disturbed_are_used_and_not_kept(tmp_path, monkeypatch):
     quiet = [EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up") for name in ("mpi", "mpi-server")]
     taken = [quiet[0], quiet[1].model_copy(update={"disturbed": True})]
     notes = []
-    monkeypatch.setattr(engine_costs.Elsewhere, "share", lambda _: 0.9)
+    monkeypatch.setattr(engine_costs.BackgroundLoad, "share", lambda _: 0.9)
     monkeypatch.setattr(engine_costs, "_measure", lambda *_: EngineCosts(entries=taken))
     costs = measure_engine_costs(tmp_path, ["mpi"], note=notes.append)
     assert (costs.entries, costs.others_load) == (taken, 0.9)

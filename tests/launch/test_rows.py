@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalebench.launch.rows import rows_of
-from scalebench.outcome import EpochReport, Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
 NOTHING = {
     "host_hash": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.launch.tracing import timeline_from
-from scalebench.outcome import Outcome
+from scalebench.training.outcome import Outcome
 
 UNEVEN = {
     "slowdown": {1: 2.0, 5: 3.0},

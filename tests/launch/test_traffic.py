@@ -17,13 +17,13 @@ from scalebench.virtual.engine import simulate
 
 @pytest.mark.parametrize("shuffle", ["in_block", *MOVING])
 @pytest.mark.parametrize(("dataset", "dtype"), [("wine", "float32"), ("diabetes", "float64")])
-def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(scenery, shuffle, dataset, dtype):
+def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(cost_model, shuffle, dataset, dtype):
     said = {"dataset": dataset, "dtype": dtype, "shuffle": shuffle, "workers": "4", "epochs": 3, "execution": "virtual"}
     plan = plan_study(
         load_study(None, {**said, "strategies": ["epoch_average"], "repetitions": 1}, ["blocks=8", "lr=1e-3"])
     )
     (expected,) = traffic_of(plan)
-    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], scenery)
+    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], cost_model)
     assert outcome.status == "completed", outcome.error
     assert {worker.syncs for worker in outcome.workers} == {expected.syncs * 3}, "rows that move are none"
     assert sum(epoch.syncs for epoch in outcome.workers[0].epochs) == expected.syncs * 3
@@ -52,12 +52,12 @@ def test_a_row_is_its_features_and_its_label(blobs):
     assert bytes_of_row(blobs, torch.bfloat16) == 2 * 2 + 8
 
 
-def test_buffers_that_ddp_sends_are_in_the_formulas_value(scenery):
+def test_buffers_that_ddp_sends_are_in_the_formulas_value(cost_model):
     model = f"{Path(__file__).parents[1] / 'strategies' / 'models' / 'normalised.py'}:build"
     said = {"dataset": "wine", "model": model, "workers": "4", "epochs": 2, "execution": "virtual", "repetitions": 1}
     plan = plan_study(load_study(None, {**said, "strategies": ["ddp"]}, []))
     (expected,) = traffic_of(plan)
-    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], scenery)
+    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[4], cost_model)
     assert outcome.status == "completed", outcome.error
     assert sum(worker.bytes_sent for worker in outcome.workers) / 4 / 2 == expected.bytes_sent
     buffers = 4 * (5 + 5) + 8
@@ -65,7 +65,7 @@ def test_buffers_that_ddp_sends_are_in_the_formulas_value(scenery):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb"])
-def test_what_an_optimizer_remembers_is_in_the_formulas_value(scenery, optimizer):
+def test_what_an_optimizer_remembers_is_in_the_formulas_value(cost_model, optimizer):
     """Adam's step counter too; of two clients one is averaged before it has stepped for the first time."""
     if optimizer in ("lars", "lamb"):
         pytest.importorskip("pytorch_optimizer")
@@ -74,7 +74,7 @@ def test_what_an_optimizer_remembers_is_in_the_formulas_value(scenery, optimizer
     fedavg = {"fedavg": {"fraction": 0.5, "optimizer_state": "average"}}
     plan = plan_study(load_study(None, {**said, "optimizer": {optimizer: options}, "strategies": [fedavg]}, []))
     (expected,) = traffic_of(plan)
-    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[2], scenery)
+    outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[2], cost_model)
     assert outcome.status == "completed", outcome.error
     assert [worker.bytes_sent / 2 for worker in outcome.workers] == [expected.bytes_sent] * 2
     moments = {"sgd": 1, "lars": 1}.get(optimizer, 2)

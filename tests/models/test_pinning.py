@@ -10,10 +10,10 @@ import pytest
 
 from scalebench.analysis import compare_studies, load
 from scalebench.analysis.methodology import check
+from scalebench.artifact import Paper, write_artifact
 from scalebench.errors import ModelError, ResultsError, RunError
 from scalebench.launch.planning import plan_study
 from scalebench.models.pinning import pinned, require_unchanged
-from scalebench.report.artifact import Paper, write_artifact
 from scalebench.study.load import load_study
 
 NET = """\

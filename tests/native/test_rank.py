@@ -79,10 +79,10 @@ def reference():
     """Gradient averaging and epoch averaging by hand, in one process: what all engines must end with."""
     import torch
 
-    from scalebench.clock import WallClock
     from scalebench.data.dataset import open_dataset
     from scalebench.data.plan import Plan
-    from scalebench.worker import Replica
+    from scalebench.system.clock import WallClock
+    from scalebench.training.replica import Replica
 
     class Alone:
         collectives = bytes_sent = 0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.comm.journal import Journal
+from scalebench.comm.event_log import EventLog
 from scalebench.native.laps import parted
 from scalebench.native.waiting import by_epoch, waits
-from scalebench.outcome import Lap
+from scalebench.training.outcome import Lap
 
 MOMENTS = st.lists(st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=6)
 
@@ -23,13 +23,13 @@ def numbers(*entries):
 
 def met(*entries, group=()):
     """A journal of collectives: (came, stood still since, left)."""
-    journal = Journal()
-    journal.meetings[group].extend(numbers(*entries))
-    return journal
+    event_log = EventLog()
+    event_log.meetings[group].extend(numbers(*entries))
+    return event_log
 
 
-def seconds(journals, served=()):
-    return [float(np.diff(each).sum()) for each in waits(journals, served)]
+def seconds(event_logs, served=()):
+    return [float(np.diff(each).sum()) for each in waits(event_logs, served)]
 
 
 def test_who_comes_first_to_a_collective_waits_for_who_comes_last():
@@ -48,26 +48,26 @@ def test_what_does_not_block_is_waited_for_from_when_it_is_needed():
 
 def test_groups_wait_for_their_own_members_only():
     left, right = ("split", 0), ("split", 1)
-    journals = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
-    assert seconds(journals) == [2, 0, 0]
+    event_logs = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
+    assert seconds(event_logs) == [2, 0, 0]
 
 
 def test_a_receiver_waits_until_the_sender_comes_and_the_way_is_no_waiting():
-    sender, receiver, mail = Journal(), Journal(), ((), 0, 1, 7)
+    sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 7)
     sender.sent[mail].extend(numbers((2, 2.1), (5, 5.1)))
     receiver.received[mail].extend(numbers((1, 4), (6, 6.5)))  # two seconds on the way; then it was there already
     assert seconds([sender, receiver]) == [pytest.approx(0.1), 1]  # buffered: over when it was handed over
 
 
 def test_a_sender_whose_message_is_not_buffered_waits_for_its_receiver():
-    sender, receiver, mail = Journal(), Journal(), ((), 0, 1, 0)
+    sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 0)
     sender.sent[mail].extend(numbers((2, 7.5)))
     receiver.received[mail].extend(numbers((7, 8)))
     assert seconds([sender, receiver]) == [5, 0]
 
 
 def test_who_wants_a_shared_vector_waits_until_the_one_before_has_left():
-    first, second, third = Journal(), Journal(), Journal()
+    first, second, third = EventLog(), EventLog(), EventLog()
     first.visits.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
     second.visits.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
     third.visits.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))  # nobody was there the second time
@@ -76,7 +76,7 @@ def test_who_wants_a_shared_vector_waits_until_the_one_before_has_left():
 
 def test_at_a_server_the_queue_and_the_rule_are_waited_for_but_not_its_work():
     """Worker 0 is held until worker 1's request is taken up; worker 1's stands in the queue behind it until 2.0."""
-    workers = [Journal(), Journal()]
+    workers = [EventLog(), EventLog()]
     workers[0].requests.extend(numbers((0, 0.9, 2.4), (1, 5.0, 5.3)))
     workers[1].requests.extend(numbers((1, 1.2, 2.5)))  # its request 0 was made before training
     server = {
@@ -90,12 +90,12 @@ def test_at_a_server_the_queue_and_the_rule_are_waited_for_but_not_its_work():
 
 def test_unknown_where_the_journals_differ_or_something_else_carried():
     assert waits([met((1, 1, 2)), met((1, 1, 2), (3, 3, 4))]) is None
-    unanswered = Journal()
+    unanswered = EventLog()
     unanswered.sent[(), 0, 1, 0].extend(numbers((1, 2)))
-    assert waits([unanswered, Journal()]) is None
-    elsewhere = met((1, 1, 2))
-    elsewhere.complete = False
-    assert waits([elsewhere, met((1, 1, 2))]) is None
+    assert waits([unanswered, EventLog()]) is None
+    background = met((1, 1, 2))
+    background.complete = False
+    assert waits([background, met((1, 1, 2))]) is None
 
 
 def test_epochs_have_what_began_in_them_and_a_barrier_behind_the_last_is_in_none():

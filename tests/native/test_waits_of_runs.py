@@ -13,7 +13,7 @@ from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
-from scalebench.virtual.engine import Scenery, simulate
+from scalebench.virtual.engine import CostModel, simulate
 from scalebench.virtual.stated import stated_table
 
 WORKERS, SLOW, STEP_S = 4, 1, 0.02
@@ -54,8 +54,8 @@ def virtual():
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
     for run in expand(said, cluster).runs:
         batch = Plan.of(said, WORKERS, run.seed, dataset).batch_size
-        scenery = Scenery(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
-        outcomes[run.strategy.name], _ = simulate(run, dataset, scenery)
+        cost_model = CostModel(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
+        outcomes[run.strategy.name], _ = simulate(run, dataset, cost_model)
     return outcomes
 
 

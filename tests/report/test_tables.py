@@ -7,8 +7,8 @@ import math
 import pytest
 
 from scalebench.analysis import agreement, cells, ratios
-from scalebench.analysis.formatting import seconds_with_interval
 from scalebench.analysis.laws import scaling_laws
+from scalebench.formatting import seconds_with_interval
 from scalebench.report.comparison import comparisons
 from scalebench.report.tables import tables
 from tests.records_factory import run_row, study_rows

@@ -10,7 +10,7 @@ import torch
 from scalebench.data.dataset import Dataset
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
-from scalebench.worker import Replica
+from scalebench.training.replica import Replica
 
 REFERENCES = Path(__file__).parents[1] / "reference"
 

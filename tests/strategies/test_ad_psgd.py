@@ -21,8 +21,8 @@ from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
 from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Run
+from scalebench.training.replica import Replica
 from scalebench.virtual import engine
-from scalebench.worker import Replica
 
 QUIET = {"ties": "rank", "jitter": "none"}
 LR, MOMENTUM = 0.05, 0.9
@@ -212,7 +212,7 @@ def real_run(workers, options):
     )  # fmt: skip
 
 
-def test_real_ranks_train_without_a_server(tmp_path, scenery):
+def test_real_ranks_train_without_a_server(tmp_path, cost_model):
     """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -243,6 +243,6 @@ def test_real_ranks_train_without_a_server(tmp_path, scenery):
         assert losses[1] < losses[0]
     dataset = open_dataset(prepare(runs[-1], 2))
     twin = runs[-1].model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = engine.simulate(twin, dataset, scenery)
+    virtual, weights = engine.simulate(twin, dataset, cost_model)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(kept["final"], weights["final"].numpy(), rtol=0, atol=1e-12)

@@ -22,7 +22,7 @@ BYTES = 8 * (5 + 5 + 1)  # mean and variance of five features, and a counter
 
 
 @pytest.fixture
-def simulated(blobs, scenery, monkeypatch):
+def simulated(blobs, cost_model, monkeypatch):
     """`simulated(run)`: the outcome, the weights, and the buffers (worker, number) that training ended with."""
     real = engine.evaluate
 
@@ -36,7 +36,7 @@ def simulated(blobs, scenery, monkeypatch):
 
         monkeypatch.setattr(engine, "evaluate", looking)
         virtual = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(virtual, blobs, scenery)
+        outcome, weights = simulate(virtual, blobs, cost_model)
         assert outcome.status == "completed", outcome.error
         return outcome, weights, np.stack([found[rank] for rank in sorted(found)])
 
@@ -84,23 +84,23 @@ def test_the_buffers_bytes_are_in_the_formula(make_run, simulated, options, work
     assert outcome.workers[0].syncs == sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(2))
 
 
-def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, scenery, monkeypatch):
+def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, cost_model, monkeypatch):
     run = make_run("ddp", 4, model=MODEL, virtual={"jitter": "none"})
     whole = simulated(run)[0]
     monkeypatch.setattr(ddp, "buffers_of", lambda worker: [])
     without = simulated(run)[0]
-    costs = Costs(Network(scenery.cluster, scenery.cluster.node.workers_per_node), scenery.engines, "gloo")
+    costs = Costs(Network(cost_model.cluster, cost_model.cluster.node.workers_per_node), cost_model.engines, "gloo")
     price = 2 * whole.facts["steps_per_epoch"] * costs.broadcast(BYTES, (0, 1, 2, 3))
     for charged, free in zip(whole.workers, without.workers, strict=True):
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 
 
-def test_what_is_computed_once_for_all_is_still_their_own(make_run, blobs, scenery):
+def test_what_is_computed_once_for_all_is_still_their_own(make_run, blobs, cost_model):
     runs = [make_run(name, 3, run_id=name, model=MODEL) for name in ("ddp", "allreduce", "horovod")]
-    found = list(simulate_alike(runs, blobs, scenery))
+    found = list(simulate_alike(runs, blobs, cost_model))
     assert [run.run_id for run, _, _ in found] == ["ddp", "allreduce", "horovod"]
     for run, outcome, _ in found:
-        alone, _ = simulate(run, blobs, scenery)
+        alone, _ = simulate(run, blobs, cost_model)
         assert [each.train_s for each in outcome.workers] == [each.train_s for each in alone.workers]
         assert [each.syncs for each in outcome.workers] == [each.syncs for each in alone.workers]
         assert outcome.evaluations == alone.evaluations

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.clock import WallClock
 from scalebench.comm.base import Capability
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import StudyError
 from scalebench.strategies import compression, registry
 from scalebench.strategies.compression import PowerSgd, TopK
 from scalebench.strategies.traffic import Setting
+from scalebench.system.clock import WallClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.engine import simulate
 
@@ -43,7 +43,7 @@ class Recording:
     def allreduce_(self, tensor, op, **_):
         self.sent.append(tensor.clone())
 
-    def once(self, make):
+    def cached(self, make):
         return make()
 
 
@@ -120,7 +120,7 @@ def test_virtual_workers_share_one_orthonormalisation(play, monkeypatch):
     monkeypatch.setattr(compression, "_orthonormal", counting)
     _, together = play(options, 5, epochs=3, model=WIDE)
     of_one, counted[:] = len(counted), []
-    monkeypatch.setattr(VirtualCommunicator, "once", NativeCommunicator.once)
+    monkeypatch.setattr(VirtualCommunicator, "once", NativeCommunicator.cached)
     _, each = play(options, 5, epochs=3, model=WIDE)
     assert torch.equal(together["final"], each["final"])
     assert len(counted) == 5 * of_one > 0
@@ -134,11 +134,11 @@ def test_powersgd_is_allreduce_until_it_starts(play):
         assert torch.equal(weights["final"], reduced["final"]) is same
 
 
-def test_a_model_with_nothing_to_factor_is_refused(make_run, blobs, scenery):
+def test_a_model_with_nothing_to_factor_is_refused(make_run, blobs, cost_model):
     from scalebench.errors import ModelError
 
     with pytest.raises(ModelError, match="no layer shrinks to less than 1/2 at rank 1"):
-        simulate(make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, scenery)
+        simulate(make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, cost_model)
 
 
 def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
@@ -215,10 +215,12 @@ def test_collectives_spelled_out_sum_as_the_engine_does(play, collective, worker
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, scenery, workers):
+def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, cost_model, workers):
     """Per step 2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma, one worker per node, equal workers."""
-    node = scenery.cluster.node.model_copy(update={"workers_per_node": 1})
-    one_each = type(scenery)(scenery.cluster.model_copy(update={"node": node}), scenery.engines, scenery.tables)
+    node = cost_model.cluster.node.model_copy(update={"workers_per_node": 1})
+    one_each = type(cost_model)(
+        cost_model.cluster.model_copy(update={"node": node}), cost_model.engines, cost_model.tables
+    )
     run = make_run({"allreduce": {"collective": "tree"}}, workers, epochs=1, batch_per_worker=96)
     outcome, weights = simulate(run, blobs, one_each)
     nbytes, link = weights["final"].numel() * 8, one_each.cluster.links.inter

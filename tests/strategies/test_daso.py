@@ -18,22 +18,22 @@ from scalebench.virtual import engine
 from tests.strategies import daso_case
 
 
-def simulate(run, replica_class, x, y, scenery, monkeypatch):
+def simulate(run, replica_class, x, y, cost_model, monkeypatch):
     monkeypatch.setattr(engine, "Replica", replica_class)
     replica_class.made.clear()
-    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), scenery)
+    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), cost_model)
     assert outcome.status == "completed", outcome.error
     return outcome, weights
 
 
 @pytest.mark.parametrize("name", "abcde")
-def test_schedule_and_final_weights_are_those_of_heat(name, scenery, monkeypatch, tmp_path):
+def test_schedule_and_final_weights_are_those_of_heat(name, cost_model, monkeypatch, tmp_path):
     """float32, as the reference computed it; sums in another order differ by some 1e-7."""
     case = daso_case.reference(name)
     np.savez(tmp_path / "initial.npz", initial=case["initial"])
     replicas = daso_case.reference_class(case)
     run = daso_case.reference_run(case, tmp_path / "initial.npz")
-    _, weights = simulate(run, replicas, case["x"], case["y"], scenery, monkeypatch)
+    _, weights = simulate(run, replicas, case["x"], case["y"], cost_model, monkeypatch)
     np.testing.assert_array_equal(weights["initial"].numpy(), case["initial"])
     assert len(replicas.made) == 4
     for replica in replicas.made:
@@ -180,7 +180,7 @@ SHAPES = st.tuples(
 )
 
 
-def compare(name, shape, options, fixed, flat, scenery, monkeypatch):
+def compare(name, shape, options, fixed, flat, cost_model, monkeypatch):
     epochs, batches, (nodes, devices), seed = shape
     random = np.random.default_rng(seed)
     x = random.standard_normal((epochs, batches, nodes * devices, 3, 2))
@@ -188,7 +188,7 @@ def compare(name, shape, options, fixed, flat, scenery, monkeypatch):
     losses = np.ones((epochs, nodes * devices)) if flat else None
     replicas = daso_case.given(x, y, losses)
     run = daso_case.daso_run({name: {"devices_per_node": devices, **options}}, x, y)
-    outcome, weights = simulate(run, replicas, x, y, scenery, monkeypatch)
+    outcome, weights = simulate(run, replicas, x, y, cost_model, monkeypatch)
     rule = Transcription(x, y, weights["initial"].numpy(), devices, options, fixed=fixed, losses=losses)
     expected = rule.run()
     for replica in replicas.made:
@@ -209,23 +209,23 @@ def compare(name, shape, options, fixed, flat, scenery, monkeypatch):
     flat=st.booleans(),
 )
 def test_weights_schedule_and_counts_are_those_of_the_transcription(
-    shape, warm_up, cool_down, top, patience, flat, scenery, monkeypatch
+    shape, warm_up, cool_down, top, patience, flat, cost_model, monkeypatch
 ):
     options = {
         "warm_up_epochs": warm_up, "cool_down_epochs": cool_down, "max_global_skips": top, "patience": patience,
     }  # fmt: skip
-    compare("daso-heat", shape, options, None, flat, scenery, monkeypatch)
+    compare("daso-heat", shape, options, None, flat, cost_model, monkeypatch)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=HELD)
 @for_all(
     shape=SHAPES, skips=st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(0, 5)), warm_up=st.integers(0, 3)
 )
-def test_constant_skips_are_those_of_the_transcription(shape, skips, warm_up, scenery, monkeypatch):
+def test_constant_skips_are_those_of_the_transcription(shape, skips, warm_up, cost_model, monkeypatch):
     shape = (min(shape[0], 8), *shape[1:])
     options = {"warm_up_epochs": warm_up, "cool_down_epochs": 1}
     named = dict(zip(("global_skip", "local_skip", "wait"), skips, strict=True))
-    compare("daso-fixed", shape, {**options, **named}, skips, False, scenery, monkeypatch)
+    compare("daso-fixed", shape, {**options, **named}, skips, False, cost_model, monkeypatch)
 
 
 def test_the_sums_an_epoch_prescribes_are_counted_as_sent(play):

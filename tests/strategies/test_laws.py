@@ -26,7 +26,7 @@ def one_of(*values):
     return st.sampled_from(values)
 
 
-def trained(x, y, strategy, scenery, monkeypatch, starts=None, samples=None, lr=0.05, **values):
+def trained(x, y, strategy, cost_model, monkeypatch, starts=None, samples=None, lr=0.05, **values):
     """(final weights, every replica's weights) of a run on given batches [epoch, batch, rank, row, feature]."""
 
     class Given(daso_case.given(x, y)):
@@ -40,7 +40,7 @@ def trained(x, y, strategy, scenery, monkeypatch, starts=None, samples=None, lr=
         Given.samples = property(lambda self: samples[self.rank])
     monkeypatch.setattr(engine, "Replica", Given)
     run = daso_case.daso_run(strategy, x, y, lr=lr, **values)
-    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), scenery)
+    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), cost_model)
     assert outcome.status == "completed", outcome.error
     return weights["final"], torch.stack([made.parameters.detach() for made in Given.made])
 
@@ -66,7 +66,7 @@ AVERAGING = st.one_of(
 
 @settings(max_examples=40, suppress_health_check=HELD)
 @given(strategy=AVERAGING, workers=st.integers(2, 7), seed=st.integers(0, 2**32 - 1))
-def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, scenery, monkeypatch):
+def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, cost_model, monkeypatch):
     """Replicas that begin apart and do not move: their mean is what they end with, and keep to 1e-12."""
     ((name, chosen),) = strategy.items()
     random = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, sce
     final, replicas = trained(
         *zeros,
         strategy,
-        scenery,
+        cost_model,
         monkeypatch,
         starts=starts,
         samples=held,
@@ -122,26 +122,26 @@ SYMMETRIC = st.one_of(
 @given(
     strategy=SYMMETRIC, order=st.integers(2, 6).flatmap(lambda k: st.permutations(range(k))), seed=st.integers(0, 99)
 )
-def test_who_holds_which_data_does_not_matter(strategy, order, seed, scenery, monkeypatch):
+def test_who_holds_which_data_does_not_matter(strategy, order, seed, cost_model, monkeypatch):
     """Workers exchange their shards: a synchronous rule ends with the same weights but for the order of its sums."""
-    same_but_for_the_order(strategy, order, seed, scenery, monkeypatch)
+    same_but_for_the_order(strategy, order, seed, cost_model, monkeypatch)
 
 
 @settings(max_examples=8, suppress_health_check=HELD)
 @given(every=SMALL, workers=st.integers(3, 6), turn=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_ring_may_be_turned(every, workers, turn, seed, scenery, monkeypatch):
+def test_a_ring_may_be_turned(every, workers, turn, seed, cost_model, monkeypatch):
     """Neighbours stay neighbours."""
     order = np.roll(np.arange(workers), turn)
-    same_but_for_the_order({"gossip": {"every": every}}, order, seed, scenery, monkeypatch)
+    same_but_for_the_order({"gossip": {"every": every}}, order, seed, cost_model, monkeypatch)
 
 
-def same_but_for_the_order(strategy, order, seed, scenery, monkeypatch):
+def same_but_for_the_order(strategy, order, seed, cost_model, monkeypatch):
     random = np.random.default_rng(seed)
     x = random.standard_normal((2, 5, len(order), 4, 3))
     y = random.standard_normal((2, 5, len(order), 4, 2))
     held = random.integers(1, 50, len(order))
     plain, permuted = (
-        trained(x[:, :, ranks], y[:, :, ranks], strategy, scenery, monkeypatch, samples=held[ranks].tolist())[0]
+        trained(x[:, :, ranks], y[:, :, ranks], strategy, cost_model, monkeypatch, samples=held[ranks].tolist())[0]
         for ranks in (np.arange(len(order)), np.array(order))
     )
     torch.testing.assert_close(permuted, plain, **SUMS)

@@ -30,7 +30,7 @@ def arrays():
 
 
 @pytest.fixture
-def trained(arrays, scenery, monkeypatch):
+def trained(arrays, cost_model, monkeypatch):
     """Run a strategy on the arrays: `outcome, final, replicas = trained({"local_sgd": {"steps": 4}})`."""
 
     def run(strategy, order=None, samples=None, **values):
@@ -41,7 +41,7 @@ def trained(arrays, scenery, monkeypatch):
         monkeypatch.setattr(engine, "Replica", made)
         made.made.clear()
         spec = daso_case.daso_run(strategy, x, y, lr=LR, **values)
-        outcome, weights = engine.simulate(spec, daso_case.stand_in(x, y), scenery)
+        outcome, weights = engine.simulate(spec, daso_case.stand_in(x, y), cost_model)
         assert outcome.status == "completed", outcome.error
         return outcome, weights, made.made
 

@@ -14,9 +14,9 @@ import pytest
 
 from scalebench.analysis import compare_strategies, load
 from scalebench.analysis.comparability import changed
+from scalebench.artifact import Paper, write_artifact
 from scalebench.errors import StudyError
 from scalebench.launch import engines
-from scalebench.report.artifact import Paper, write_artifact
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
 

@@ -15,8 +15,8 @@ from scalebench.launch import engines
 from scalebench.launch.matrix import describe_strategies
 from scalebench.launch.mpirun import launch
 from scalebench.strategies import registry
+from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Component, Run
-from scalebench.study.unevenness import VirtualOptions
 from scalebench.virtual.engine import simulate
 
 STEP_S, SLOW = 1e-3, 3.0
@@ -106,7 +106,7 @@ def test_every_registered_strategy_is_here():
 
 
 @pytest.mark.parametrize(("name", "engine"), PLACES)
-def test_the_pace_changes_the_clock_and_not_the_weights(launched, scenery, name, engine):
+def test_the_pace_changes_the_clock_and_not_the_weights(launched, cost_model, name, engine):
     outcomes, folder = launched(engine)
     runs = {execution: make_run(name, engine, execution) for execution in EXECUTIONS}
     for run in runs.values():
@@ -127,7 +127,7 @@ def test_the_pace_changes_the_clock_and_not_the_weights(launched, scenery, name,
         return
     dataset = open_dataset(prepare(paced, paced.workers))
     twin = paced.model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = simulate(twin, dataset, scenery)
+    virtual, weights = simulate(twin, dataset, cost_model)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(found, weights["final"].numpy(), atol=EXACT, rtol=0)
     np.testing.assert_allclose(found, kept["native"]["final"], atol=EXACT, rtol=0)

@@ -236,10 +236,10 @@ def test_as_many_backups_as_workers_are_refused():
         strategy.check(1, 2)
 
 
-def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, scenery):
+def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
-    outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, scenery)
+    outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
     assert outcome.status == "diverged"
 
 

@@ -16,9 +16,9 @@ from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of
 from scalebench.strategies.traffic import Setting
-from scalebench.training import evaluate
+from scalebench.training.loop import evaluate
+from scalebench.training.replica import Replica
 from scalebench.virtual import engine
-from scalebench.worker import Replica
 
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"
 POLICIES = ("buffers", "optimizer_state", "weighting", "trailing")
@@ -187,7 +187,7 @@ def test_asynchronous_merges_carry_buffers_and_momentum(merge, replicas):
     for weighting, weight in (("uniform", np.ones(WORKERS)), ("samples", samples)):
         options = {"every": 3, "merge": merge, "weighting": weighting, "optimizer_state": "average"}
         made = replicas({"epoch_async": options})
-        order = np.argsort([min(map(int, replica.books.histograms["merge_position"])) for replica in made])
+        order = np.argsort([min(map(int, replica.meters.histograms["merge_position"])) for replica in made])
         shares = np.full(WORKERS, 0.5) if merge == "half" else weight / weight.sum()
         starts = (made[0].initial.numpy(), np.array([0.0] * 5 + [1.0] * 5), np.zeros(made[0].initial.numel()))
         for start, found, isolated in zip(

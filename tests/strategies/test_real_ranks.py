@@ -133,14 +133,14 @@ def start(runs, folder):
 
 
 @pytest.mark.parametrize("engine", CASES)
-def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, scenery, launched):
+def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, cost_model, launched):
     outcomes, folder = launched(engine)
     for run, tolerance in cases(engine):
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         dataset = open_dataset(prepare(run, run.workers))
         virtual, weights = simulate(
-            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, scenery
+            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, cost_model
         )
         assert virtual.status == "completed", virtual.error
         kept = np.load(folder / f"{run.run_id}.npz")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from scalebench.strategies import registry
 from scalebench.strategies.replica_state import joined, packed, unpack_
+from scalebench.training.replica import Replica
 from scalebench.virtual import engine
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.worker import Replica
 
 MODELS = Path(__file__).parent / "models"
 NORMALISED = f"{MODELS / 'normalised.py'}:build"

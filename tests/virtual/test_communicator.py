@@ -6,18 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.clock import Task
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import RunError
+from scalebench.system.clock import Task
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs
-from scalebench.virtual.meeting import Group
+from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.scheduler import Scheduler
-from scalebench.virtual.shared import ServerDesk, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
 
 TABLE = StepTable(
@@ -268,8 +268,8 @@ def test_a_server_answers_when_its_rule_releases():
         held.append(worker)
         return [(rank, torch.tensor([float(now > 2.0)])) for rank in held] if len(held) == 3 else []
 
-    desk = ServerDesk(rule, host=0)
-    answers = world.run(lambda comm: VirtualServer(desk, comm).request(torch.ones(8)).item())
+    state = ServerState(rule, host=0)
+    answers = world.run(lambda comm: VirtualServer(state, comm).request(torch.ones(8)).item())
     assert answers == {0: 1.0, 1: 1.0, 2: 1.0}
     assert held == [0, 1, 2]
     assert all(clock.now > 2.0 for clock in world.clocks)
@@ -289,10 +289,10 @@ def test_a_round_at_a_server_is_what_the_cost_model_says(shards):
             self.held.append((worker, payload))
             return self.held if len(self.held) == 2 else []
 
-    desk = ServerDesk(Rule(), host=0)
+    state = ServerState(Rule(), host=0)
 
     def program(comm):
-        return None if comm.rank == 0 else VirtualServer(desk, comm).request(torch.ones(nbytes // 4))
+        return None if comm.rank == 0 else VirtualServer(state, comm).request(torch.ones(nbytes // 4))
 
     world.run(program)
     latency = world.costs.message(0, 1, 0)
@@ -333,11 +333,11 @@ def test_merging_is_that_of_the_messages_spelled_out(levels, size, ahead, seed):
             return vectors
 
         vectors = world.run(program)
-        books = [
+        meters = [
             (clock.now, clock.ledger.comm_s, clock.ledger.wait, comm.collectives, comm.bytes_sent)
             for clock, comm in zip(world.clocks, world.comms, strict=True)
         ]
-        found[way] = (vectors, books)
+        found[way] = (vectors, meters)
     assert found["once"] == found["spelled"]
     assert merges == {"spelled": workers * levels, "once": 2 * (workers - 1)}
 
@@ -367,9 +367,9 @@ def test_what_all_compute_alike_is_computed_once_and_costs_nothing(workers, ahea
     world, made = World(workers, ahead[:workers]), []
 
     def program(comm):
-        taken = [comm.once(lambda: made.append(1) or len(made)), comm.once(lambda: made.append(2) or len(made))]
+        taken = [comm.cached(lambda: made.append(1) or len(made)), comm.cached(lambda: made.append(2) or len(made))]
         comm.barrier()
-        return [*taken, comm.once(lambda: made.append(3) or len(made))]
+        return [*taken, comm.cached(lambda: made.append(3) or len(made))]
 
     results = world.run(program)
     assert list(results.values()) == [[1, 2, 3]] * workers

@@ -119,7 +119,7 @@ def test_synchronisations_and_bytes_are_counted_as_the_rule_says(play):
             assert sum(epoch.syncs for epoch in report.epochs) == syncs
 
 
-def test_the_engine_that_a_study_names_charges_its_collectives(play, scenery):
+def test_the_engine_that_a_study_names_charges_its_collectives(play, cost_model):
     """gloo is made 1 ms slower at every operation: 12 allreduces, and the barrier-free rest as on mpi."""
     entries = [
         entry.model_copy(
@@ -130,11 +130,11 @@ def test_the_engine_that_a_study_names_charges_its_collectives(play, scenery):
         )
         if entry.engine == "gloo"
         else entry
-        for entry in scenery.engines.entries
+        for entry in cost_model.engines.entries
     ]
-    place = replace(scenery, engines=scenery.engines.model_copy(update={"entries": entries}))
+    place = replace(cost_model, engines=cost_model.engines.model_copy(update={"entries": entries}))
     seconds = {
-        engine: play("allreduce", 2, virtual={"engine": engine}, scenery=place)[0].workers[0]
+        engine: play("allreduce", 2, virtual={"engine": engine}, cost_model=place)[0].workers[0]
         for engine in ("auto", "mpi", "gloo")
     }
     assert seconds["auto"].train_s == seconds["mpi"].train_s
@@ -162,52 +162,52 @@ def test_dropout_draws_the_same_numbers_however_workers_are_interleaved(play, tm
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])
-def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, scenery, strategy, workers):
+def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, cost_model, strategy, workers):
     """One batch: its loss is that of the initial weights. Nobody is handed a model that is not one."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run(strategy, workers, epochs=1, batch_global=96, **explosive)
-    outcome, weights = simulate(run, blobs, scenery)
+    outcome, weights = simulate(run, blobs, cost_model)
     assert (outcome.status, weights) == ("diverged", {})
     assert "the weights are not finite" in outcome.error
 
 
-def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blobs, scenery):
+def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blobs, cost_model):
     """The second epoch's loss would tell; replicas that agree tell before."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run("epoch_average", 3, epochs=2, batch_global=96, **explosive)
-    outcome, _ = simulate(run, blobs, scenery)
+    outcome, _ = simulate(run, blobs, cost_model)
     assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
 
 
-def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, scenery):
+def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
-    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, scenery)
+    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
     assert outcome.status == "diverged"
     assert "training loss is" in outcome.error
     assert weights == {}
 
 
-def test_the_time_limit_ends_a_run(make_run, blobs, scenery):
+def test_the_time_limit_ends_a_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
-    outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, scenery)
+    outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, cost_model)
     assert outcome.status == "timeout"
 
 
 @pytest.mark.parametrize(("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")])
-def test_a_lone_worker_pays_for_its_engine(play, scenery, strategy, engine):
+def test_a_lone_worker_pays_for_its_engine(play, cost_model, strategy, engine):
     alone = 2e-4
     entries = [
         entry.model_copy(update={"alone_s": alone}) if entry.engine == engine else entry
-        for entry in scenery.engines.entries
+        for entry in cost_model.engines.entries
     ]
-    place = replace(scenery, engines=scenery.engines.model_copy(update={"entries": entries}))
+    place = replace(cost_model, engines=cost_model.engines.model_copy(update={"entries": entries}))
     plain, _ = play("serial")
-    own, _ = play(strategy, 1, scenery=place)
+    own, _ = play(strategy, 1, cost_model=place)
     steps = plain.workers[0].optimizer_steps
     assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(steps * alone)

@@ -16,12 +16,12 @@ VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_replay_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_run, blobs, scenery, workers):
+def test_a_replay_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_run, blobs, cost_model, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
     runs = [make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL) for name in names]
     assert len({alike(run) for run in runs}) == 1
-    for run, outcome, weights in simulate_alike(runs, blobs, scenery):
-        alone, alone_weights = simulate(run, blobs, scenery)
+    for run, outcome, weights in simulate_alike(runs, blobs, cost_model):
+        alone, alone_weights = simulate(run, blobs, cost_model)
         assert torch.equal(weights["final"], alone_weights["final"])
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
@@ -44,9 +44,9 @@ def test_only_what_computes_the_same_is_alike(make_run):
     assert key("allreduce", shuffle="global") != key("ddp", shuffle="global")
 
 
-def test_what_fails_fails_for_all_that_are_alike(make_run, blobs, scenery):
+def test_what_fails_fails_for_all_that_are_alike(make_run, blobs, cost_model):
     runs = [make_run(name, 2, run_id=name, lr=1e30, dtype="float32") for name in BASELINES]
-    outcomes = [outcome for _, outcome, _ in simulate_alike(runs, blobs, scenery)]
+    outcomes = [outcome for _, outcome, _ in simulate_alike(runs, blobs, cost_model)]
     assert [outcome.status for outcome in outcomes] == ["diverged"] * 3
     assert [outcome.run_id for outcome in outcomes] == BASELINES
 
@@ -59,26 +59,26 @@ FALLS_BACK = {  # computed again where another strategy is replayed
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_a_strategy_is_replayed_with_its_own_times_or_says_that_it_cannot_be(make_run, blobs, scenery, name):
+def test_a_strategy_is_replayed_with_its_own_times_or_says_that_it_cannot_be(make_run, blobs, cost_model, name):
     workers = 1 if name == "serial" else 4
     slowdown = {} if name == "serial" else {1: 1.3}
     run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": slowdown})
     assert replays(run) == (name not in DEPENDS_ON_TIME)
     if not replays(run):
         return
-    computed, _ = simulate(run, blobs, scenery)
+    computed, _ = simulate(run, blobs, cost_model)
     assert computed.status == "completed", computed.error
     if name in FALLS_BACK:
         with pytest.raises((NotImplementedError, RuntimeError)):
-            replay(run, blobs, scenery, Trace.of(computed))
+            replay(run, blobs, cost_model, Trace.of(computed))
         return
-    found = replay(run, blobs, scenery, Trace.of(computed))
+    found = replay(run, blobs, cost_model, Trace.of(computed))
     for report, expected in zip(found.workers, computed.workers, strict=True):
         report.peak_rss_mib = expected.peak_rss_mib = None
         assert report == expected  # times, synchronisations and bytes, of each epoch too
     assert found.evaluations == computed.evaluations
     assert found.facts == computed.facts
-    slower = replace(scenery, tables=[table.scaled(2.0) for table in scenery.tables])
+    slower = replace(cost_model, tables=[table.scaled(2.0) for table in cost_model.tables])
     twice = replay(run, blobs, slower, Trace.of(computed))
     for report, before in zip(twice.workers, found.workers, strict=True):
         assert (report.syncs, report.bytes_sent) == (before.syncs, before.bytes_sent)

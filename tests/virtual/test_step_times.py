@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.clock import Task
+from scalebench.system.clock import Task
 from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
 
 

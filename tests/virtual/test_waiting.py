@@ -17,13 +17,13 @@ SLOW = {"virtual": {**QUIET, "slowdown": {1: FACTOR}}, "epochs": 4}
 
 
 @pytest.fixture
-def free(scenery):
+def free(cost_model):
     """The test's machine with a network that takes no time to speak of: what is left is waiting."""
-    links = scenery.cluster.links
+    links = cost_model.cluster.links
     at_once = links.inter.model_copy(update={"latency_s": 1e-12, "bandwidth_bytes_per_s": 1e18})
     links = links.model_copy(update={"intra": at_once, "inter": at_once})
-    cluster = scenery.cluster.model_copy(update={"links": links})
-    return type(scenery)(cluster, EngineCosts(), scenery.tables)
+    cluster = cost_model.cluster.model_copy(update={"links": links})
+    return type(cost_model)(cluster, EngineCosts(), cost_model.tables)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def free(scenery):
 )
 def test_in_lockstep_the_fast_wait_for_the_slow_one_at_every_step(play, free, strategy, step):
     """(3 - 1) x 12 steps. On a ring of four, worker 3 is held up by its neighbours a step later."""
-    outcome, _ = play(strategy, 4, scenery=free, **SLOW)
+    outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
     waited = [worker.wait_s for worker in outcome.workers]
     assert waited[1] == pytest.approx(0, abs=1e-6)
     for rank in (0, 2, 3):
@@ -40,14 +40,14 @@ def test_in_lockstep_the_fast_wait_for_the_slow_one_at_every_step(play, free, st
 
 
 def test_averaging_by_epoch_waits_as_long_in_all_but_a_quarter_as_often(play, free):
-    outcome, _ = play("epoch_average", 4, scenery=free, **SLOW)
+    outcome, _ = play("epoch_average", 4, cost_model=free, **SLOW)
     assert outcome.workers[0].wait_s == pytest.approx((FACTOR - 1) * STEPS * STEP, rel=0.01)
     assert outcome.workers[0].syncs == 4
 
 
 @pytest.mark.parametrize("strategy", ["asp", "epoch_async", "ad_psgd"])
 def test_without_a_barrier_nobody_waits_before_the_end_of_training(play, free, strategy):
-    outcome, _ = play(strategy, 4, scenery=free, **SLOW)
+    outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
     for worker in outcome.workers:
         epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs  # its mean ends the last epoch
         assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(0, abs=0.5 * STEP)  # for one another's updates
@@ -56,7 +56,7 @@ def test_without_a_barrier_nobody_waits_before_the_end_of_training(play, free, s
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_bounded_staleness_lets_the_fast_one_off_the_last_steps(play, free, staleness):
     """Its last push waits until the slow one has made its push number 12 - s: s slow steps less than under bsp."""
-    outcome, _ = play({"ssp": {"staleness": staleness}}, 4, scenery=free, **SLOW)
+    outcome, _ = play({"ssp": {"staleness": staleness}}, 4, cost_model=free, **SLOW)
     in_epochs = sum(epoch.wait_s for epoch in outcome.workers[0].epochs)
     spared, lockstep = FACTOR * staleness * PUSHED, (FACTOR - 1) * STEPS * PUSHED
     assert in_epochs == pytest.approx(lockstep - spared, abs=staleness * 6e-5)  # the server's updates take 0.05 ms
@@ -65,18 +65,18 @@ def test_bounded_staleness_lets_the_fast_one_off_the_last_steps(play, free, stal
 
 def test_partners_wait_for_each_other_only(play, free):
     """Pairs: who did not meet the slow one, nor one that met it, has not waited."""
-    outcome, _ = play({"gossip": {"peers": "pair"}}, 4, scenery=free, **{**SLOW, "epochs": 1})
+    outcome, _ = play({"gossip": {"peers": "pair"}}, 4, cost_model=free, **{**SLOW, "epochs": 1})
     waited = sorted(worker.wait_s for worker in outcome.workers)
     assert waited[0] == pytest.approx(0, abs=1e-6)
     assert waited[-1] <= (FACTOR - 1) * 3 * STEP * 1.01
 
 
-def test_the_way_of_a_message_is_no_waiting(play, scenery):
+def test_the_way_of_a_message_is_no_waiting(play, cost_model):
     """Two equal workers that exchange: both come at the same moment, and all their exchange is communication."""
-    links = scenery.cluster.links
+    links = cost_model.cluster.links
     slow = links.model_copy(update={"intra": links.intra.model_copy(update={"latency_s": 5e-3})})
-    place = type(scenery)(scenery.cluster.model_copy(update={"links": slow}), EngineCosts(), scenery.tables)
-    outcome, _ = play("gossip", 2, scenery=place, virtual=QUIET, epochs=1)
+    place = type(cost_model)(cost_model.cluster.model_copy(update={"links": slow}), EngineCosts(), cost_model.tables)
+    outcome, _ = play("gossip", 2, cost_model=place, virtual=QUIET, epochs=1)
     steps = outcome.facts["steps_per_epoch"]
     for worker in outcome.workers:
         assert worker.comm_s > steps * 5e-3
@@ -109,7 +109,7 @@ def test_the_largest_of_exponentials_is_the_harmonic_number():
 def test_a_barrier_each_step_costs_the_largest_of_the_workers_draws(play, free, kind):
     """E[step] = E[max of K], for exponential steps H_K times the mean; waited is that less one, on the mean."""
     jitter = {"jitter": kind, "jitter_sigma": SIGMA[kind]}
-    outcome, _ = play("allreduce", WORKERS, scenery=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("allreduce", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = EPOCHS * outcome.facts["steps_per_epoch"]
     mean, variance = moments_of_largest(LAWS[kind], WORKERS)
     found = outcome.workers[0].train_s / (steps * STEP)
@@ -122,7 +122,7 @@ def test_a_barrier_each_step_costs_the_largest_of_the_workers_draws(play, free, 
 def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, free):
     """A sum of S exponentials is Gamma(S): rare barriers are cheaper although the steps are the same."""
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
-    outcome, _ = play("epoch_average", WORKERS, scenery=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("epoch_average", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = outcome.facts["steps_per_epoch"]
     mean, variance = moments_of_largest(stats.gamma(steps), WORKERS)
     assert outcome.workers[0].train_s / (EPOCHS * STEP) == pytest.approx(mean, abs=4 * np.sqrt(variance / EPOCHS))
@@ -131,7 +131,7 @@ def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, f
 
 def test_without_barriers_random_steps_cost_their_mean(play, free):
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
-    outcome, _ = play("asp", WORKERS, scenery=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("asp", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = EPOCHS * outcome.facts["steps_per_epoch"]
     for worker in outcome.workers:
         assert worker.compute_s + worker.data_s == pytest.approx(steps * STEP, abs=4 * STEP * np.sqrt(steps))

@@ -40,7 +40,7 @@ from scalebench.analysis.laws.fitting import Fit
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.validation import VirtualError
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

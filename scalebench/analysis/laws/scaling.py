@@ -13,7 +13,7 @@ from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.drift import drift
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
-from scalebench.analysis.reading import Results
+from scalebench.analysis.loading import Results
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from scalebench.analysis.environment import states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.laws.workload import Workload, workload_of
-from scalebench.analysis.reading import Results
-from scalebench.analysis.surroundings import states_steps
+from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

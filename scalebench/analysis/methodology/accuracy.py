@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from scalebench.analysis.cell_names import place
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import place
 from scalebench.analysis.testing import against
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 
 @RULES.add

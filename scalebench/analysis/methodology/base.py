@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis import claims
+from scalebench.analysis import quality as claims
 from scalebench.analysis.comparing import ratios
+from scalebench.analysis.environment import provenance_in
 from scalebench.analysis.findings import Finding, Severity
 from scalebench.analysis.grouping import cells
-from scalebench.analysis.reading import Results, load, read_runs
-from scalebench.analysis.surroundings import provenance_in
+from scalebench.analysis.loading import Results, load, read_runs
 from scalebench.analysis.testing import MEASURED
 from scalebench.errors import UsageError
 from scalebench.records.progress import Progress, progress_of

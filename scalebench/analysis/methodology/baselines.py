@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from scalebench.analysis.cell_names import listed, place
 from scalebench.analysis.findings import Finding, Severity
-from scalebench.analysis.formatting import percent, seconds_with_interval
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import listed, place
+from scalebench.formatting import percent, seconds_with_interval
 from scalebench.records.progress import group_of
 
 _BEYOND_NOISE = 1.2  # an efficiency that single runs do not reach by their noise

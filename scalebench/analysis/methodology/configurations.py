@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from scalebench.analysis.cell_names import listed, place
 from scalebench.analysis.findings import Finding
+from scalebench.analysis.loading import CONDITION
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import listed, place
-from scalebench.analysis.reading import CONDITION
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 
 @RULES.add

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scalebench.analysis.findings import Finding
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import listed, place
-from scalebench.analysis.reading import clusters_of
-from scalebench.analysis.surroundings import (
+from scalebench.analysis.cell_names import listed, place
+from scalebench.analysis.environment import (
     DECISIVE,
     changed_packages,
     hardware,
@@ -18,7 +15,10 @@ from scalebench.analysis.surroundings import (
     machines_of,
     reads_calibration,
 )
-from scalebench.words import counted
+from scalebench.analysis.findings import Finding
+from scalebench.analysis.loading import clusters_of
+from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.formatting import counted
 
 
 @RULES.add

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scalebench.analysis.cell_names import listed, place
 from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import listed, place
-from scalebench.words import counted
+from scalebench.formatting import counted
 
 
 @RULES.add

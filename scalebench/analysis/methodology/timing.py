@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from scalebench.analysis.cell_names import crowding, place
+from scalebench.analysis.environment import nodes_in
 from scalebench.analysis.findings import Finding
-from scalebench.analysis.formatting import percent, seconds
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.places import crowding, place
-from scalebench.analysis.surroundings import nodes_in
-from scalebench.words import counted
+from scalebench.formatting import counted, percent, seconds
 
 _TICKS = (
     1.0,

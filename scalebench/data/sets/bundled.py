@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.split import hold_out, standardised
 
 _TEST_FRACTION = 0.2
@@ -19,7 +19,7 @@ _SPLIT_SEED = 0
 
 
 @DATASETS.add
-class Digits(Recipe):
+class Digits(DatasetBuilder):
     """1,797 handwritten digits of 8x8 pixels (UCI optical recognition, test part), as 64 values from 0 to 1."""
 
     name = "digits"
@@ -30,7 +30,7 @@ class Digits(Recipe):
 
 
 @DATASETS.add
-class DigitsShifted(Recipe):
+class DigitsShifted(DatasetBuilder):
     """`digits`, split first; then each training image also shifted by one pixel up, down, left and right.
 
     Shifted in pixels are 0. The test images are those of `digits`: no copy of them is in the training part.
@@ -49,7 +49,7 @@ class DigitsShifted(Recipe):
 
 
 @DATASETS.add
-class BreastCancer(Recipe):
+class BreastCancer(DatasetBuilder):
     """569 tumours described by 30 features, malignant or benign (UCI, Wisconsin diagnostic)."""
 
     name = "breast_cancer"
@@ -62,7 +62,7 @@ class BreastCancer(Recipe):
 
 
 @DATASETS.add
-class Wine(Recipe):
+class Wine(DatasetBuilder):
     """178 wines described by 13 chemical features, from 3 growers (UCI)."""
 
     name = "wine"
@@ -75,7 +75,7 @@ class Wine(Recipe):
 
 
 @DATASETS.add
-class Diabetes(Recipe):
+class Diabetes(DatasetBuilder):
     """442 patients described by 10 features; the progression of the disease after a year (Efron et al. 2004)."""
 
     name = "diabetes"

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.files import FileSet, find_files, read_bytes
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
 from scalebench.errors import DataError
 
 _SOURCE = "get the binary or the python version from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it"
@@ -29,7 +29,7 @@ class _Label(NamedTuple):
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels (n, 3072), labels (n,)
 
 
-class _Cifar(Recipe):
+class _Cifar(DatasetBuilder):
     """Images of 3 x 32 x 32 values from 0 to 1; a record is its label bytes, then 1,024 red, green and blue pixels."""
 
     train_files: ClassVar[tuple[str, ...]]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.files import need_folder
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
 from scalebench.errors import DataError
 
 _SOURCE = "get it from https://doi.org/10.7488/ds/2448 and unpack it"
@@ -17,7 +17,7 @@ _LAYOUT = "train/CLASS/*.png, valid/CLASS/*.png and test/CLASS/*.png"
 
 
 @DATASETS.add
-class Cinic10(Recipe):
+class Cinic10(DatasetBuilder):
     """Photographs of 10 kinds of things, 90,000 each for training, validation and test (arXiv 1810.03505).
 
     The validation part is trained on too (180,000 images, as in the epoch-averaging paper) unless

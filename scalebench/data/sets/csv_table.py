@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.dataset import Task
 from scalebench.data.files import only_file
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
 from scalebench.data.split import hold_out, standardised
 from scalebench.errors import DataError, nearest
 
 
 @DATASETS.add
-class Csv(Recipe):
+class Csv(DatasetBuilder):
     """A row a sample, one column the target, all others numbers.
 
     `target` is a column's name or its number from 0 (-1: the last). Text or whole numbers in it are classes (numbered

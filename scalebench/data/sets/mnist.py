@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.files import FileSet, find_files, read_bytes
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
 from scalebench.errors import DataError
 
 _SOURCE = "get them from http://yann.lecun.com/exdb/mnist/"
@@ -34,7 +34,7 @@ _FILES = FileSet(
 
 
 @DATASETS.add
-class Mnist(Recipe):
+class Mnist(DatasetBuilder):
     """Handwritten digits as 1 x 28 x 28 values from 0 to 1 (LeCun, Cortes, Burges); IDX files, plain or .gz."""
 
     name = "mnist"

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
 from scalebench.data.sources import read_npz
 from scalebench.data.split import hold_out
 from scalebench.errors import DataError
 
 
 @DATASETS.add
-class Npz(Recipe):
+class Npz(DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
     Whole numbers in y are class numbers 0, 1, ..., other numbers are values to be predicted, unless `task` says

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from scalebench.data.recipe import DATASETS, Allocate, Arrays, Recipe
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 
 _CHUNK = 1024
 _HIDDEN = 32
@@ -19,7 +19,7 @@ _TEACHER, _REFERENCE, _TRAIN, _TEST = range(4)  # independent streams of random 
 
 
 @DATASETS.add
-class Synthetic(Recipe):
+class Synthetic(DatasetBuilder):
     """Inputs from a normal distribution, targets from a teacher: a random tanh network of 32 hidden units.
 
     Row i is a function of (seed, i) alone, whatever `n_train` is: rows come in chunks of 1,024, each with its own

@@ -9,11 +9,8 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis import Results, cells, virtual_error
-from scalebench.analysis.formatting import deviation
-from scalebench.analysis.grouping import EXECUTIONS
-from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
-from scalebench.analysis.places import crowding
-from scalebench.analysis.surroundings import (
+from scalebench.analysis.cell_names import crowding
+from scalebench.analysis.environment import (
     charged_engine,
     hardware,
     jitter_in_words,
@@ -22,10 +19,12 @@ from scalebench.analysis.surroundings import (
     provenance_in,
     states_steps,
 )
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import in_words
 from scalebench.errors import ClusterError
-from scalebench.words import counted
+from scalebench.formatting import counted, deviation
 
 _SERIES = ["execution", "engine", "label"]
 

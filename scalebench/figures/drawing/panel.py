@@ -13,8 +13,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scalebench.analysis.formatting import digits
 from scalebench.figures.drawing.styles import CROSS, Look
+from scalebench.formatting import digits
 
 _INCHES_PER_LABEL = 0.24
 _TITLE_CHARACTERS_PER_INCH = 11.0

@@ -16,9 +16,9 @@ from scalebench.analysis.laws.bands import linear, reach
 from scalebench.analysis.laws.choosing import Candidate, candidates
 from scalebench.analysis.laws.fitting import fit
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
+from scalebench.analysis.laws.render import as_values, count_text, law_rows
 from scalebench.analysis.laws.scaling import scaling_of
 from scalebench.analysis.laws.series import Base, _base
-from scalebench.analysis.laws.telling import as_values, count_text, law_rows
 from tests.law_factory import COUNTS, following, workload
 
 

@@ -27,11 +27,11 @@ def test_more_draws_of_a_calibration_do_not_make_the_choice_surer():
     """They repeat one another: 30 of each count, all alike, weigh the laws as 3 do, but for the size of the noise."""
     random = np.random.default_rng(4)
     bent = universal(weak=False), (1.0, 0.05, 0.001)
-    once = following(*bent, repetitions=1, noise=0.03, random=random).seconds
+    cached = following(*bent, repetitions=1, noise=0.03, random=random).seconds
     weights = {}
     for execution in ("virtual", "native"):
         for draws in (3, 30):
-            series = following(*bent, repetitions=draws, seconds=np.tile(once, draws), execution=execution)
+            series = following(*bent, repetitions=draws, seconds=np.tile(cached, draws), execution=execution)
             found, _ = candidates([amdahl(), universal(weak=False)], series)
             amdahls = next(one for one in found if one.fit.law.name == "amdahl")
             other = next(one for one in found if one.fit.law.name == "usl")
@@ -85,8 +85,8 @@ def test_a_law_needs_more_counts_than_coefficients_and_more_runs_still():
     found, notes = candidates([amdahl(), universal(weak=False)], few)
     assert [one.fit.law.name for one in found] == ["amdahl"]
     assert notes == ["usl not fitted: 3 parameters want 4 worker counts"]
-    once = following(amdahl(), (0.9, 0.1), (1, 2, 4, 8), repetitions=1)
-    found, notes = candidates([amdahl(), universal(weak=False)], once)
+    cached = following(amdahl(), (0.9, 0.1), (1, 2, 4, 8), repetitions=1)
+    found, notes = candidates([amdahl(), universal(weak=False)], cached)
     assert found == []
     assert notes[0] == "amdahl not fitted: AICc of 2 parameters wants 5 runs, there are 4"
 

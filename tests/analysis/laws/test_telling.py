@@ -12,7 +12,7 @@ from rich.console import Console
 
 from scalebench.analysis.laws import Count, Estimated, scaling_of
 from scalebench.analysis.laws.forms import Parameter, amdahl
-from scalebench.analysis.laws.telling import advice_lines, as_values, count_text, laws_text, parameter
+from scalebench.analysis.laws.render import advice_lines, as_values, count_text, laws_text, parameter
 from tests.law_factory import following
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.claims import __file__ as claims_file
 from scalebench.analysis.findings import SEVERITIES, Finding
 from scalebench.analysis.methodology import RULES, Rule, check, evidence_in
 from scalebench.analysis.methodology.twelve import TWELVE
+from scalebench.analysis.quality import __file__ as claims_file
 from scalebench.errors import ResultsError, UsageError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from scalebench.clock import Task, WallClock
 from scalebench.errors import EngineError
+from scalebench.system.clock import Task, WallClock
 
 WORLD = MPI.COMM_WORLD
 torch.set_num_threads(1)
@@ -183,7 +183,7 @@ def check(engine):
     expect("allgather", torch.stack(gathered), every)
     expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
     expect("allgather combined", comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)), every.sum(0))
-    expect("once", torch.tensor(comm.once(lambda: float(rank))), rank)  # nothing travels: each computes its own
+    expect("once", torch.tensor(comm.cached(lambda: float(rank))), rank)  # nothing travels: each computes its own
     give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
     got = comm.alltoallv(give)
     for source, tensor in enumerate(got):
@@ -228,9 +228,11 @@ def check(engine):
     except EngineError as error:
         lacks.append(str(error))
 
-    # the books: nothing so far was counted, for the clock did not run
+    # nothing so far was counted, for the clock did not run
     assert (comm.collectives, comm.bytes_sent) == (0, 0)
-    assert not any((*comm.journal.meetings.values(), *comm.journal.sent.values(), *comm.journal.received.values()))
+    assert not any(
+        (*comm.event_log.meetings.values(), *comm.event_log.sent.values(), *comm.event_log.received.values())
+    )
     clock.start()
     comm.allreduce_(torch.ones(10))
     comm.allreduce_(torch.ones(10), "mean", wire="float16")
@@ -248,11 +250,11 @@ def check(engine):
     assert comm.collectives == 7, comm.collectives
     assert comm.calls == (7 if engine == "horovod" else 5), comm.calls  # the others send messages
     assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
-    met = np.frombuffer(comm.journal.meetings[()]).reshape(-1, 3)
+    met = np.frombuffer(comm.event_log.meetings[()]).reshape(-1, 3)
     assert len(met) == 7, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
     assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, *[False] * 3]  # a non-blocking one: later
-    assert comm.journal.complete
+    assert comm.event_log.complete
     ledger = clock.ledger
     assert ledger.comm_s > 0
     assert abs(ledger.comm_s + ledger.other_s - ledger.total_s) < 1e-12

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
-from scalebench.clock import WallClock
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
 from scalebench.errors import RunError
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats, read_heartbeats
+from scalebench.system.clock import WallClock
 
 WORLD = MPI.COMM_WORLD
 torch.set_num_threads(1)

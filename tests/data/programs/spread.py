@@ -149,8 +149,8 @@ def bad_input():
     refused("out of bounds", lambda: tensor.rows(np.array([0, ROWS])), IndexError)
     refused("expected one comm", lambda: DsTensor.concatenate([tensor, DsTensor(np.arange(3))]))
     refused("expected a communicator of scalebench", lambda: DsTensor(np.arange(3), comm=WORLD))
-    elsewhere = (RANK + 1) % SIZE
-    refused("is on rank", lambda: tensor.block(elsewhere), IndexError)
+    background = (RANK + 1) % SIZE
+    refused("is on rank", lambda: tensor.block(background), IndexError)
     # one rank alone gives another input, or fails: all of them end, and say who
     last = SIZE - 1
     refused("rank 0 has", lambda: DsTensor(np.arange(ROWS + (last == RANK)), 2, comm=COMM))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalebench.data.recipe import DATASETS
+from scalebench.data.builder import DATASETS
 
 
 def build(**options):

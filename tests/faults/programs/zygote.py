@@ -17,9 +17,9 @@ def main() -> None:
     import torch  # noqa: F401
 
     import scalebench.analysis
-    import scalebench.cli.carrying_out
     import scalebench.cli.progress
     import scalebench.cli.run
+    import scalebench.cli.run_common
     import scalebench.launch.study_run
     from scalebench.cli.main import main as scalebench
 

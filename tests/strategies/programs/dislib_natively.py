@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from scalebench.clock import WallClock
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
 from scalebench.native.connection import connected
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
-from scalebench.training import evaluate, train
-from scalebench.worker import Replica
+from scalebench.system.clock import WallClock
+from scalebench.training.loop import evaluate, train
+from scalebench.training.replica import Replica
 
 
 class InTurn:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.clock import WallClock
 from scalebench.strategies.compression import PowerSgd
 from scalebench.strategies.ddp import Ddp
+from scalebench.system.clock import WallClock
 
 STEPS, START, RANK, LR = 10, 2, 2, 0.05
 
@@ -34,7 +34,7 @@ class Gloo:
         tensor.div_(self.size)
         self.elements.append(tensor.numel())
 
-    def once(self, make):
+    def cached(self, make):
         return make()
 
 

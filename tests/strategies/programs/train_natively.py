@@ -16,7 +16,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
 
-from scalebench.clock import WallClock
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import Plan
@@ -24,8 +23,9 @@ from scalebench.native.connection import connected
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.ddp import Ddp
 from scalebench.study.spec import Run
-from scalebench.training import evaluate, train
-from scalebench.worker import Replica
+from scalebench.system.clock import WallClock
+from scalebench.training.loop import evaluate, train
+from scalebench.training.replica import Replica
 from tests.strategies import daso_case
 
 WHOLE = replica_state.LARGE

@@ -1,0 +1,97 @@
+"""How a data set is made: the one class that a new data set writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.data.dataset import Task
+from scalebench.errors import DataError
+from scalebench.registry import Choice, Registry
+
+Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """What a recipe makes. Shapes and dtypes are those of `Dataset`."""
+
+    task: Task
+    outputs: int
+    x_train: NDArray[Any]
+    y_train: NDArray[Any]
+    x_test: NDArray[Any]
+    y_test: NDArray[Any]
+
+
+class DatasetBuilder(Choice):
+    """A data set: its fields are its options, `build` makes its arrays."""
+
+    grows: ClassVar[bool] = False  # whether `grown` can make it larger, which weak scaling needs
+
+    def grown(self, factor: int) -> DatasetBuilder:
+        """This data set with `factor` times as many training samples."""
+        raise NotImplementedError
+
+    def files(self, data_dir: Path | None) -> list[Path]:
+        """The files it reads; DataError says which were looked for and where to get them."""
+        return []
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        """The arrays. `allocate(name, shape, dtype)` makes one on disk, for those too large for memory."""
+        raise NotImplementedError
+
+
+DATASETS: Registry[DatasetBuilder] = Registry("data set", DataError, "scalebench.data.sets", "scalebench.datasets")
+
+
+def check(name: str, arrays: Arrays) -> None:
+    """Refuse arrays that cannot be trained on.
+
+    Raises:
+        DataError: no samples, lengths that differ, a wrong dtype, values that are not finite, or a class out of range.
+    """
+    for part in ("train", "test"):
+        x, y = getattr(arrays, f"x_{part}"), getattr(arrays, f"y_{part}")
+        where = f"data set {name}, {part} part"
+        if len(x) == 0:
+            raise DataError(f"{where}: no samples; at least one is needed")
+        if len(x) != len(y):
+            raise DataError(f"{where}: {len(x)} samples but {len(y)} targets; expected as many targets as samples")
+        if x.shape[1:] != arrays.x_train.shape[1:]:
+            raise DataError(
+                f"{where}: samples of shape {x.shape[1:]}, expected {arrays.x_train.shape[1:]} as in training"
+            )
+        _check_finite(x, where, "features")
+        if arrays.task == "classification":
+            _check_classes(y, arrays.outputs, where)
+        else:
+            if y.shape[1:] != (arrays.outputs,):
+                raise DataError(f"{where}: targets of shape {y.shape}, expected ({len(x)}, {arrays.outputs})")
+            _check_finite(y, where, "targets")
+
+
+def _check_finite(values: NDArray[Any], where: str, what: str) -> None:
+    if values.dtype != np.float32:
+        raise DataError(f"{where}: {what} are {values.dtype}, expected float32")
+    for start in range(0, len(values), _ROWS_AT_ONCE):
+        chunk = values[start : start + _ROWS_AT_ONCE]
+        bad = ~np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1)
+        if bad.any():
+            row = start + int(np.argmax(bad))
+            raise DataError(f"{where}: {what} of row {row} (counted from 0) hold NaN or infinity; remove or fill them")
+
+
+def _check_classes(labels: NDArray[Any], classes: int, where: str) -> None:
+    if labels.ndim != 1 or labels.dtype != np.int64:
+        raise DataError(f"{where}: labels are {labels.dtype} {labels.shape}, expected int64 (N,)")
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if wrong.size:
+        row = int(wrong[0])
+        raise DataError(f"{where}: row {row} has label {int(labels[row])}, expected 0 to {classes - 1}")

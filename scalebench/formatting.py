@@ -1,0 +1,100 @@
+"""Seconds, ratios, percentages and counts as text."""
+
+from __future__ import annotations
+
+import math
+import re
+
+EMPTY = "–"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+_HUGE = 1e9  # from here on a number is read by its exponent
+
+
+def is_interval(low: float, high: float) -> bool:
+    """Whether there are bounds to show: not where there are none, nor where nothing varies and both are the value."""
+    return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
+
+
+def is_equal(difference: float, low: float, high: float) -> bool:
+    """Whether a metric was the same with each seed, as of one computation made twice; a single seed has no bounds."""
+    return abs(difference) <= 1e-9 and abs(high - low) <= 1e-9
+
+
+def seconds(value: float) -> str:
+    """Three significant digits with the unit that suits them: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
+    if not math.isfinite(value):
+        return "never" if value == math.inf else EMPTY
+    size = abs(value)
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (600, 1, "s"), (36000, 1 / 60, "min")):
+        if size < limit * (1 - 5e-4):
+            return f"{digits(value * factor)} {unit}"
+    return f"{digits(value / 3600)} h"
+
+
+def seconds_with_interval(value: float, low: float, high: float) -> str:
+    """`1.23 s [1.20, 1.26]`, the interval in the unit of the value; without one only the value."""
+    text = seconds(value)
+    if not is_interval(low, high) or value == 0:
+        return text
+    number = float(text.split()[0].replace(",", ""))
+    scale = number / value
+    return f"{text} [{digits(low * scale)}, {digits(high * scale)}]"
+
+
+def percent(share: float) -> str:
+    """Signed, so that a loss cannot be taken for a gain: `+47 %`, `-3.1 %`."""
+    number = 100 * share
+    if not math.isfinite(number):
+        return EMPTY
+    if abs(number) >= _HUGE:
+        return f"{number:+.1e} %"
+    rounded = round(number, 0 if abs(number) >= 9.95 else 1) + 0.0  # no negative zero
+    return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
+
+
+def deviation(log_ratio: float) -> str:
+    """How far two times lie apart, whichever is longer: `12 %`; from half as much again on `a factor of 3.1`."""
+    size = math.exp(abs(log_ratio))
+    return percent(size - 1).lstrip("+") if size <= 1.5 else f"a factor of {digits(size, 2)}"
+
+
+def percent_with_interval(share: float, low: float, high: float) -> str:
+    """`+54 % [51, 57]`; without an interval only the share."""
+    if not is_interval(low, high):
+        return percent(share)
+    bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
+    return f"{percent(share)} [{', '.join(bounds)}]"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """`value` with three significant digits: `0.0123`, `1.23`, `1,230`; an exponent only beyond a thousand million."""
+    if not math.isfinite(value):
+        return EMPTY
+    if value == 0:
+        return "0"
+    if not 1 / _HUGE <= abs(value) < _HUGE:
+        return f"{value:.{significant - 1}e}"
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
+    return f"{value:,.{max(0, significant - 1 - magnitude)}f}"
+
+
+def natural(text: str) -> tuple[tuple[str, float], ...]:
+    """A key for sorting in which numbers count as numbers: `steps=4` before `steps=16`."""
+    parts = _NUMBER.split(text)
+    return tuple(zip(parts[::2], [*map(float, parts[1::2]), 0.0], strict=True))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def roughly(seconds: float) -> str:
+    """Two digits in the unit that suits them, at least `1 s`."""
+    if seconds < 90:
+        return f"{max(1, seconds):.0f} s"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"

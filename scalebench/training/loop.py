@@ -1,0 +1,161 @@
+"""One worker's run from its first step to its metrics; the same for a virtual worker and a real process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
+from scalebench.errors import DivergedError
+from scalebench.models.flat import is_finite
+from scalebench.models.registry import evaluate as evaluate_model
+from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.replica_state import average_, floating_buffers
+from scalebench.study.spec import Run
+from scalebench.training.meters import Meters
+from scalebench.training.outcome import Evaluation, WorkerReport
+from scalebench.training.replica import Replica
+
+
+class Trainee(Worker, Protocol):
+    """A worker as its trainer sees it."""
+
+    run: Run
+    plan: Plan
+    meters: Meters
+    steps: int
+    on_epoch: Callable[[int], None] | None
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None: ...
+
+
+def train(
+    replica: Trainee,
+    strategy: Strategy,
+    *,
+    warm: bool = False,
+    measured_split: bool = True,
+    on_begin: Callable[[], None] | None = None,
+    on_epoch: Callable[[int], None] | None = None,
+) -> WorkerReport:
+    """Train `replica` by `strategy` and report its meters.
+
+    `warm` runs the study's warm-up steps first and puts the replica back; the time starts after a barrier.
+    `measured_split` is false where compute and communication cannot be told apart (the real DDP): those stay empty.
+    `on_begin` is called before that barrier, `on_epoch` after each epoch, outside the training time.
+
+    Raises:
+        DivergedError: an epoch's training loss, the weights of replicas that agree, or a weight at the end became NaN
+            or infinite.
+    """
+    strategy.setup(replica)
+    if warm:
+        assert isinstance(replica, Replica)
+        _warm_up(replica, strategy)
+    if on_begin is not None:
+        on_begin()
+    replica.comm.barrier()
+    replica.clock.start()
+    replica.on_epoch = on_epoch
+    strategy.train(replica)
+    strategy.finish(replica)
+    with replica.clock.paused():
+        elapsed = replica.clock.elapsed()
+        last = replica.epochs - 1
+        agreed = strategy.in_agreement(replica, last)
+        _require_finite(replica, agreed)
+        replica.keep(last, elapsed, agreed)
+    ledger = replica.clock.ledger
+    if not measured_split:
+        for epoch in replica.meters.epochs:
+            epoch.compute_s = epoch.comm_s = epoch.wait_s = None
+    return WorkerReport(
+        rank=replica.rank,
+        train_s=elapsed,
+        compute_s=ledger.compute_s if measured_split else None,
+        comm_s=ledger.comm_s if measured_split else None,
+        wait_s=ledger.wait if measured_split else None,
+        data_s=ledger.data_s,
+        other_s=ledger.other_s if measured_split else None,
+        optimizer_steps=replica.steps,
+        syncs=replica.comm.collectives,
+        bytes_sent=replica.comm.bytes_sent,
+        epochs=replica.meters.epochs,
+        samples=replica.samples,
+        collective_calls=replica.comm.calls,
+        histograms={
+            name: {str(value): times for value, times in sorted(counted.items())}
+            for name, counted in replica.meters.histograms.items()
+        },
+    )
+
+
+def _require_finite(replica: Trainee, agreed: bool) -> None:
+    """The last update, or the last merge, has no loss behind it that would tell."""
+    if not replica.parameters.is_meta and not is_finite(replica.parameters):
+        said = f"worker {replica.rank}: the weights are not finite at the end of training"
+        raise DivergedError(said, everywhere=agreed)
+
+
+def _warm_up(replica: Replica, strategy: Strategy) -> None:
+    steps = min(replica.run.warmup_steps, replica.plan.steps(0))
+    for batch in replica.batches(0):
+        if batch.step == steps:
+            break
+        strategy.warm_up(replica, batch)
+    replica.reset()
+
+
+class Verdict(NamedTuple):
+    """What evaluation found; the lists are this worker's share, `final` is on worker 0 only."""
+
+    evaluations: list[Evaluation]
+    final: Tensor | None
+
+
+def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Verdict:
+    """Evaluate the consensus of every snapshot on the held-out samples; collective, and outside the training time.
+
+    Each worker returns the evaluations it made; together they are one per moment.
+    """
+    test = _TestSet(replica, dataset)
+    evaluations: list[Evaluation] = []
+    final: Tensor | None = None
+    for snapshot in replica.snapshots:
+        vector = snapshot.vector
+        for buffer, then in zip(floating_buffers(replica), snapshot.buffers, strict=bool(snapshot.buffers)):
+            buffer.copy_(then)
+        if not snapshot.agreed:
+            assert vector is not None
+            replica.parameters.copy_(vector)
+            consensus = strategy.consensus(replica)
+            if "+buffers" in strategy.averaged_state and snapshot.buffers:
+                average_(replica.comm, floating_buffers(replica), strategy.weight(replica))
+            vector = consensus if replica.rank == 0 else None
+        if vector is not None:
+            evaluations.append(Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector)))
+        if snapshot.epoch == replica.epochs - 1:
+            final = vector
+    return Verdict(evaluations, final if replica.rank == 0 else None)
+
+
+class _TestSet:
+    """The held-out samples, on the device once, and the scratch use of the replica's model."""
+
+    def __init__(self, replica: Replica, dataset: Dataset) -> None:
+        self._replica = replica
+        self._dataset = dataset
+        self._tensors: tuple[Tensor, Tensor] | None = None
+
+    def metric_of(self, vector: Tensor) -> float:
+        replica = self._replica
+        if self._tensors is None:
+            x = torch.tensor(self._dataset.x_test, dtype=replica.dtype, device=replica.device)
+            y = torch.tensor(self._dataset.y_test, device=replica.device)
+            self._tensors = x, y if replica.task == "classification" else y.to(replica.dtype)
+        replica.parameters.copy_(vector)
+        return evaluate_model(replica.model, *self._tensors, replica.task)

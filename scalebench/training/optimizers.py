@@ -1,0 +1,131 @@
+"""Optimizers by name, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from scalebench.errors import StudyError, nearest
+from scalebench.registry import first_fault
+from scalebench.study.spec import BY_LAYER, Component, Training
+from scalebench.study.strict import StrictModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+class _Options(StrictModel):
+    weight_decay: float = Field(0.0, ge=0, le=1e38)
+
+
+class _Momentum(_Options):
+    momentum: float = Field(0.0, ge=0, lt=1)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+class SgdOptions(_Momentum):
+    pass
+
+
+class AdamOptions(_Options):
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+
+
+class LarsOptions(_Momentum):
+    momentum: float = Field(0.9, ge=0, lt=1)
+    trust_coefficient: float = Field(0.001, gt=0)
+
+
+class LambOptions(_Options):
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-6, gt=0)
+
+
+_OPTIONS: dict[str, type[_Options]] = {
+    "sgd": SgdOptions,
+    "adam": AdamOptions,
+    "adamw": AdamOptions,
+    "lars": LarsOptions,
+    "lamb": LambOptions,
+}
+
+
+def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
+    """The optimizer `component` over `parameters`; `flat`: they are one tensor, for which less is to be done."""
+    import torch
+
+    from scalebench.training.flat_sgd import FlatSgd
+
+    options = check_optimizer(component).model_dump()
+    if component.name == "sgd":
+        return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
+    if "beta1" in options:
+        options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    if component.name in BY_LAYER:
+        import pytorch_optimizer
+
+        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), which the paper's rule does not.
+        kept = pytorch_optimizer.LARS if component.name == "lars" else partial(pytorch_optimizer.Lamb, adam_debias=True)
+        made: Optimizer = kept(parameters, lr=lr, **options, foreach=False)
+        return made
+    kind = torch.optim.Adam if component.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, **options, foreach=False if flat else None)
+
+
+def check_optimizer(component: Component) -> StrictModel:
+    """The options of the optimizer `component`.
+
+    Raises:
+        StudyError: unknown optimizer or option, with the nearest name, or a value out of its range; or the package
+            that brings it is not here.
+    """
+    if component.name not in _OPTIONS:
+        raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
+    if component.name in BY_LAYER and find_spec("pytorch_optimizer") is None:
+        add = 'pip install "scalebench[optimizers]"'
+        raise StudyError(f"optimizer {component.name} needs pytorch_optimizer; add it with: {add}")
+    options = _OPTIONS[component.name]
+    try:
+        return options(**component.options)
+    except ValidationError as error:
+        raise StudyError(f"optimizer {component.name}: {first_fault(error, options)}") from None
+
+
+def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:
+    """The learning rate at a moment of training, t in epochs of E, after s optimizer steps of this worker.
+
+    `constant`: lr. `linear` (Goyal et al., 2017, arXiv 1706.02677): lr * workers, reached linearly from lr over
+    the first `lr_warmup_epochs` epochs. `cosine` (Loshchilov and Hutter, 2017, arXiv 1608.03983):
+    lr (1 + cos(pi t / E)) / 2.
+    `step`: lr * lr_decay^floor(t / lr_decay_every). `optimizer_steps`: lr * lr_decay^floor(s / lr_decay_every), which
+    decays after as many updates whatever the worker count, where a schedule in epochs leaves K workers a K-th of them.
+    """
+    match training.lr_policy:
+        case "constant":
+            return training.lr
+        case "linear":
+            target = training.lr * workers
+            if epochs_done >= training.lr_warmup_epochs:
+                return target
+            return training.lr + (target - training.lr) * epochs_done / training.lr_warmup_epochs
+        case "cosine":
+            return training.lr * (1 + math.cos(math.pi * min(epochs_done / training.epochs, 1.0))) / 2
+        case policy:
+            assert training.lr_decay_every is not None
+            passed = steps_done if policy == "optimizer_steps" else epochs_done
+            return training.lr * training.lr_decay ** int(passed // training.lr_decay_every)

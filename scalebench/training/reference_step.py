@@ -1,0 +1,69 @@
+"""The reference step: one training step of a fixed small network, the unit in which measured costs are compared.
+
+The speed of a shared machine changes by a third within minutes. Costs that are measured at different moments are
+therefore divided by the time of this step at the same moment; one measured time of it turns them back into seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from scalebench.models.flat import flatten
+from scalebench.study.spec import Component
+from scalebench.system.stopwatch import Stopwatch, typical
+from scalebench.training.optimizers import build_optimizer
+
+Step = Callable[[], None]
+_STEPS, _WINDOWS = 4, 6  # steps of a window, and windows of one look
+
+
+def reference_network() -> torch.nn.Module:
+    """Two layers with four tensors: 96 inputs, 96 hidden units, 16 outputs."""
+    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16))
+
+
+def reference_step() -> Step:
+    """A step on 8 samples as a replica takes it: one flat buffer, and SGD with momentum on it."""
+    net, x = reference_network(), torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
+    flat, gradients = flatten(net)
+    parameter = torch.nn.Parameter(flat)
+    parameter.grad = gradients
+    optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True)
+
+    def step() -> None:
+        gradients.zero_()
+        net(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+class Gauge:
+    """Measures the time of the reference step again and again, a few milliseconds each time."""
+
+    def __init__(self) -> None:
+        self._step = reference_step()
+        self._stopwatch = Stopwatch()
+        for _ in range(20):
+            self._step()
+
+    def steps(self, count: int) -> float:
+        """Mean seconds of `count` steps now, disturbed or not."""
+        began = time.perf_counter()
+        for _ in range(count):
+            self._step()
+        return (time.perf_counter() - began) / count
+
+    def seconds(self) -> float | None:
+        """Median of the undisturbed windows of one look, in seconds a step; None if none was undisturbed."""
+        self._step()
+        found = []
+        for _ in range(_WINDOWS):
+            self._stopwatch.start()
+            seconds = self.steps(_STEPS)
+            if self._stopwatch.stop().undisturbed:
+                found.append(seconds)
+        return typical(found).value if found else None

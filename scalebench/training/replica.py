@@ -1,0 +1,301 @@
+"""The replica: one worker's model, optimizer, shard, meters and snapshots, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.data.dataset import Dataset
+from scalebench.data.plan import Plan
+from scalebench.data.shard import Shard, equal_batches
+from scalebench.errors import EngineError
+from scalebench.models.flat import is_finite, side_by_side, views
+from scalebench.models.pinning import require_unchanged
+from scalebench.models.registry import build_model, loss_for
+from scalebench.strategies.base import Batch
+from scalebench.strategies.replica_state import floating_buffers
+from scalebench.study.spec import BY_LAYER, Run
+from scalebench.system.clock import Clock, Task
+from scalebench.training.flat_sgd import FlatSgd
+from scalebench.training.initial_weights import load_weights
+from scalebench.training.meters import Meters
+from scalebench.training.optimizers import SgdOptions, build_optimizer, check_optimizer, learning_rate
+
+_CUT_AT_ONCE = 32  # batches
+
+
+@dataclass
+class Snapshot:
+    """A model to be evaluated after training; `vector` is empty where another worker holds it."""
+
+    epoch: int
+    elapsed_s: float
+    vector: Tensor | None
+    agreed: bool  # the vector is the consensus; otherwise the consensus is still to be formed from all workers'
+    buffers: list[Tensor] = field(default_factory=list)  # floating-point ones: the statistics of that moment
+
+
+class Replica:
+    """Implements `strategies.base.Worker`.
+
+    Weights are made from `run.seed` alone, so that all replicas start equal; batches come from the plan; every
+    second of training is booked on the clock by the phase it was spent in.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        dataset: Dataset,
+        plan: Plan,
+        comm: Communicator,
+        clock: Clock,
+        device: torch.device | None = None,
+        shared: Callable[[Tensor, int], SharedState] | None = None,
+        server: Callable[[ServerRule], Server] | None = None,
+        workers_per_node: int | None = None,
+    ) -> None:
+        require_unchanged(run)
+        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
+        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
+        self.workers_per_node = min(workers_per_node or comm.size, comm.size)
+        self.task = dataset.task
+        self.device = device or torch.device("cpu")
+        self.dtype: torch.dtype = getattr(torch, run.dtype)
+        self.model = build_model(
+            run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
+        ).to(self.device)
+        options = check_optimizer(run.optimizer)
+        velocities = int(isinstance(options, SgdOptions) and options.momentum > 0)
+        self.parameters, self.gradients, velocity = side_by_side(self.model, room=velocities)
+        if run.init_weights is not None:
+            self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
+        self.initial = self.parameters.clone()
+        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
+        self.state = SimpleNamespace()
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        self._loss = loss_for(dataset.task)
+        self._flat_parameter = torch.nn.Parameter(self.parameters)
+        self._flat_parameter.grad = self.gradients
+        by_layer = run.optimizer.name in BY_LAYER
+        stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
+        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
+        if isinstance(self.optimizer, FlatSgd) and velocities:
+            self.optimizer.room = velocity
+        self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
+        self._open_shared, self._open_server = shared, server
+        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._losses: list[tuple[Tensor, int]] = []  # of the epoch under way, and of how many samples each
+        self.on_epoch: Callable[[int], None] | None = None
+        self.on_batch: Callable[[], None] = lambda: None
+        self.meters = Meters(comm.rank, clock, comm)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps = 0
+        self.snapshots: list[Snapshot] = []
+        self._epoch = 0
+        self._moment = 0.0  # in epochs, of the batch under way
+        self._losses.clear()
+        self.meters.open()
+
+    # --- data -------------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        return int(self.plan.shard_sizes(self._epoch)[self.rank])
+
+    def steps_in(self, epoch: int) -> int:
+        return self.plan.steps(epoch)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        self._epoch = epoch
+        x, y = self.shard.epoch(epoch, self._exchange)
+        bounds = self.plan.bounds(epoch, self.rank)
+        weights = self._weights(epoch)
+        starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
+        firsts = set(starts.tolist())
+        sizes = np.diff(bounds).tolist()
+        steps = len(sizes)
+        self.clock.did(Task.SHUFFLE, len(x))
+        for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
+            self._moment = epoch + step / steps
+            batch = Batch(x_here, y_here, weights[step], step, step in firsts)
+            self.on_batch()
+            self.clock.did(Task.DATA, sizes[step])
+            yield batch
+
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        self._epoch = epoch
+        x, y = self.shard.epoch(epoch, self._exchange)
+        slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
+        self.clock.did(Task.SHUFFLE, len(x))
+        for step, (low, high) in enumerate(slices):
+            self._moment = epoch + step / len(slices)
+            batch = Batch(x[low:high], y[low:high], 1.0, step, step in firsts)
+            self.on_batch()
+            self.clock.did(Task.DATA, high - low)
+            yield batch
+
+    def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Rows for rows. Their bytes count; a synchronisation, in which replicas learn of one another, it is not."""
+        synchronised = self.comm.collectives
+        received = self.comm.alltoallv(tensors)
+        self.comm.collectives = synchronised
+        return received
+
+    def _weights(self, epoch: int) -> list[float]:
+        sizes = self.plan.batch_sizes(epoch)
+        weights: list[float] = (sizes[self.rank] * self.size / sizes.sum(axis=0)).tolist()
+        return weights
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        samples = batch.x.shape[0]
+        if not add:
+            self.gradients.zero_()
+        loss = self._loss(self.forward(batch.x), batch.y)
+        self.clock.did(Task.FORWARD, samples)
+        _backward(loss, _scalar(weight, self.dtype, self.device))
+        self.last_loss = loss.detach()
+        self._losses.append((self.last_loss, samples))  # adding them up here would cost as much as three laps
+        self.clock.did(Task.BACKWARD, samples)
+
+    @property
+    def learning_rate(self) -> float:
+        return learning_rate(self.run, self.size, self._moment, self.steps)
+
+    def update(self) -> None:
+        if not self._lr_is_constant:
+            self._follow_learning_rate()
+        self.optimizer.step()
+        self.steps += 1
+        self.clock.did(Task.UPDATE)
+
+    def _follow_learning_rate(self) -> None:
+        rate = self.learning_rate
+        if rate != self._lr:
+            self._lr = rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def adopt(self, weights: Tensor) -> None:
+        self.parameters.copy_(weights)
+        self.steps += 1
+        self.clock.did(Task.COMM)
+
+    def observe(self, name: str, value: int) -> None:
+        if self.clock.running:
+            self.meters.observe(name, value)
+
+    def local_step(self, batch: Batch) -> None:
+        self.gradient(batch)
+        self.update()
+
+    def reset_optimizer(self) -> None:
+        self.optimizer.state.clear()
+
+    def is_last(self, epoch: int) -> bool:
+        return epoch == self.epochs - 1
+
+    def use_optimizer(self, wrap: Any) -> None:
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = wrap(build_optimizer(self.run.optimizer, trainable, self.run.lr))
+        for parameter, gradient in zip(trainable, views(trainable, self.gradients), strict=True):
+            parameter.grad = gradient  # a wrapper may have put tensors of its own there
+
+    # --- agreement --------------------------------------------------------------------------------------------
+
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        if self._open_shared is None:
+            raise EngineError(f"{self.run.strategy.name} needs a shared state, which {self.run.engine} has not")
+        return self._open_shared(initial, host)
+
+    def server(self, rule: ServerRule) -> Server:
+        if self._open_server is None:
+            raise EngineError(f"{self.run.strategy.name} needs a server, which {self.run.engine} has not")
+        return self._open_server(rule)
+
+    # --- meters -----------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """As before training: initial weights, no optimizer state, empty meters (after warm-up)."""
+        with torch.no_grad():
+            self.parameters.copy_(self.initial)
+            for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
+                buffer.copy_(value)
+        self.gradients.zero_()
+        self.reset_optimizer()
+        self._begin()
+
+    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
+        elapsed = self.clock.elapsed()
+        with self.clock.paused():
+            # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
+            poisoned = agreed is True and not is_finite(self.parameters)
+            self.meters.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
+            self._losses.clear()
+            if agreed is not None and self.evaluates(epoch):
+                self.keep(epoch, elapsed, agreed)
+            if self.on_epoch is not None:
+                self.on_epoch(epoch)
+
+    def _mean_loss(self) -> float | None:
+        """Of the epoch's samples. Who trained on no batch of it (a late worker, a client not chosen) has none."""
+        if not self._losses:
+            return None
+        losses, samples = zip(*self._losses, strict=True)
+        weights = torch.tensor(samples, dtype=torch.float64, device=self.device)
+        return float(torch.stack(losses).double().dot(weights) / weights.sum())
+
+    def evaluates(self, epoch: int) -> bool:
+        """Whether the model is evaluated after `epoch`; the last one always is, once training is finished."""
+        every = self.run.evaluate_every
+        return every > 0 and (epoch + 1) % every == 0 and not self.is_last(epoch)
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
+        """Remember the model of this moment; replicas that agree need one copy only, worker 0's."""
+        wanted = not agreed or self.rank == 0
+        vector = self.parameters.detach().clone() if wanted else None
+        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if wanted else []))
+
+    def snapshot(self, epoch: int, vector: Tensor) -> None:
+        if self.evaluates(epoch):
+            with self.clock.paused():
+                elapsed = self.clock.elapsed()
+                self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True, self._statistics()))
+
+    def _statistics(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in floating_buffers(self)]
+
+
+def _backward(loss: Tensor, weight: Tensor) -> None:
+    """`(weight * loss).backward()` without the product, and without the checks of `loss.backward(weight)`.
+
+    Those load half of torch's compiler (0.5 s) and then take a tenth of a small model's backward pass.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (weight,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+@lru_cache(maxsize=256)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def _pieces(tensor: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+    """`tensor` in consecutive pieces of `sizes`: views, some at a time, which takes half as long as one by one."""
+    begin = 0
+    for first in range(0, len(sizes), _CUT_AT_ONCE):
+        some = sizes[first : first + _CUT_AT_ONCE]
+        yield from torch.split(tensor.narrow(0, begin, sum(some)), some)
+        begin += sum(some)

@@ -1,0 +1,127 @@
+"""What charges a study's virtual runs lies beside them, where its step times are stated too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.launch.cost_model import read_calibration
+
+RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
+       "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
+STATED = (*RUN, "--device-step-time", "0.002")
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, invoke, cost_model):
+    """The command on a machine whose engines take `invoke.factor` times as long as those of the fixture."""
+    monkeypatch.chdir(tmp_path)
+
+    def measured(*_, **__):
+        entries = [
+            cost.model_copy(update={"points": [(size, invoke.factor * seconds) for size, seconds in cost.points]})
+            for cost in cost_model.engines.entries
+        ]
+        return cost_model.engines.model_copy(update={"entries": entries})
+
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", measured)
+
+    invoke.factor = 1.0
+    return invoke
+
+
+def times(name):
+    runs = load(f"results/{name}").completed.sort_values("run_id")
+    return runs["train_s"].tolist()
+
+
+def test_a_stated_study_that_is_extended_is_charged_by_the_engines_of_its_first_runs(scalebench):
+    scalebench(*STATED, "--name", "whole", "--workers", "1,2,4")
+    scalebench(*STATED, "--name", "parts", "--workers", "1,2")
+    kept = read_calibration(Path("results/parts/calibration.json"))
+    assert kept.tables == []
+    scalebench.factor = 50.0  # another machine, or another version of MPI
+    scalebench(*STATED, "--name", "parts", "--workers", "1,2,4")
+    scalebench(*STATED, "--name", "anew", "--workers", "1,2,4")
+    assert times("parts") == times("whole") != times("anew")
+
+
+def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_as_the_other(scalebench):
+    scalebench(*STATED, "--name", "a", "--workers", "2")
+    scalebench.factor = 50.0
+    scalebench(*STATED, "--name", "b", "--workers", "2")
+    said = scalebench("compare", "results/a", "results/b", code=2)
+    assert "calibration is " in said
+    assert "--calibration FIRST/calibration.json" in said
+    scalebench(*STATED, "--name", "c", "--workers", "2", "--calibration", "results/a/calibration.json")
+    said = scalebench("compare", "results/a", "results/c")
+    assert "intervals: no interval, as nothing varies" in said, "nothing was calibrated that could vary"
+    assert "virtual times: equal in every draw" in said
+    assert "1.00 [" not in said
+    assert times("a") == times("c") != times("b")
+
+
+def test_the_interval_of_a_stated_jitter_is_not_called_that_of_a_calibration(scalebench):
+    jitter = ("--set", "virtual.jitter=normal", "--workers", "1,2")
+    said = scalebench(*STATED, "--name", "shaken", *jitter)
+    said += scalebench("check", "results/shaken")
+    said += scalebench("compare", "results/shaken", "--strategy", "allreduce", "--strategy", "epoch_average")
+    assert "intervals: interval over draws at stated step times" in said
+    assert "calibration interval" not in said
+
+
+def test_one_draw_is_not_every_draw(scalebench):
+    for name in ("a", "b"):
+        scalebench(*STATED, "--name", name, "--workers", "2", "--repetitions", "1")
+    said = scalebench("compare", "results/a", "results/b")
+    assert "virtual times: equal in the one draw there is" in said
+
+
+def test_engines_that_were_lost_are_not_measured_anew_beside_stated_runs(scalebench, tmp_path):
+    scalebench(*STATED, "--name", "mine", "--workers", "1")
+    (tmp_path / "results" / "mine" / "calibration.json").unlink()
+    assert "holds virtual runs but not calibration.json" in scalebench(
+        *STATED, "--name", "mine", "--workers", "1,2", code=2
+    )
+    found = json.loads(scalebench("check", "results/mine", "--json", code=1))["findings"]
+    assert [one["rule"] for one in found if "calibration.json is missing" in one["what"]] == ["no-provenance"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "has no step times, as it is of a study that states them"),
+        (("--cluster", "juwels-booster", "--device-step-time", "0.002"), "of which cluster juwels-booster has nothing"),
+    ],
+    ids=["nothing stated", "all stated"],
+)
+def test_a_calibration_that_cannot_charge_a_study_is_refused_before_anything_is_written(
+    scalebench, tmp_path, flags, said
+):
+    scalebench(*STATED, "--name", "mine", "--workers", "1")
+    words = (*RUN, *flags, "--name", "other", "--workers", "1", "--calibration", "results/mine/calibration.json")
+    assert said in scalebench(*words, code=2)
+    assert said in scalebench(*words, "--dry-run", code=2)
+    assert not (tmp_path / "results" / "other").exists()
+
+
+def test_operations_of_strategies_are_measured_once_and_kept(scalebench):
+    words = (*RUN[:7], "--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--strategy", "adasum")
+    scalebench(*words, "--name", "mine")
+    path = Path("results/mine/calibration.json")
+    first = read_calibration(path).operations
+    assert list(first) == ["adasum"]
+    assert first["adasum"]["Merging"].seconds > 0
+    more = (*words, "--strategy", "easgd", "--strategy", "allreduce")
+    scalebench(*more, "--name", "mine")
+    both = read_calibration(path).operations
+    assert both["adasum"] == first["adasum"], "runs were charged by these"
+    assert {"Easgd._draw", "Easgd._follow"} == set(both["easgd"])
+    assert both["allreduce"] == {}
+    scalebench(*more, "--name", "again", "--calibration", path)
+    assert times("again") == times("mine")
+    said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path)
+    assert "does not say what slowmo computes beside its steps: nothing is charged for it" in " ".join(said.split())

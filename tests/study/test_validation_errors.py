@@ -1,0 +1,99 @@
+"""What pydantic finds is said in the words of whoever wrote it, once for each key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import Field, PositiveInt, ValidationError
+
+from scalebench.errors import UsageError
+from scalebench.launch.planning import plan_study
+from scalebench.strategies import registry
+from scalebench.study.load import load_study
+from scalebench.study.spec import Component
+from scalebench.study.strict import StrictModel
+from scalebench.study.validation_errors import faults_of
+from scalebench.training.optimizers import check_optimizer
+
+
+class Inner(StrictModel):
+    part: float = Field(0.5, gt=0.0, le=1.0)
+
+
+class Example(StrictModel):
+    count: PositiveInt = 1
+    share: float = Field(0.5, ge=0, lt=1)
+    inner: Inner = Inner()
+    flag: bool = False
+    text: str = ""
+    choice: Literal["a", "b"] = "a"
+    few: list[int] = Field([1], min_length=1)
+    factors: dict[int, float] = Field({})
+    either: PositiveInt | Literal["auto"] = "auto"
+    file: Path | None = None
+
+
+def message(**said: Any) -> str:
+    with pytest.raises(ValidationError) as raised:
+        Example.model_validate(said)
+    return f"{faults_of(raised.value, Example)[0].path}: {faults_of(raised.value, Example)[0].message}"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"count": 1.5}, "count: expected an integer, got 1.5"),
+        ({"count": "x"}, "count: expected an integer, got 'x'"),
+        ({"count": 0}, "count: expected a number greater than 0, got 0"),
+        ({"share": 1}, "share: expected a number greater than or equal to 0 and less than 1, got 1"),
+        ({"share": -0.5}, "share: expected a number greater than or equal to 0 and less than 1, got -0.5"),
+        ({"inner": {"part": 2}}, "inner.part: expected a number greater than 0 and less than or equal to 1, got 2"),
+        ({"share": "x"}, "share: expected a number, got 'x'"),
+        ({"share": float("inf")}, "share: expected a finite number, got inf"),
+        ({"flag": 3}, "flag: expected true or false, got 3"),
+        ({"count": True}, "count: expected no yes or no (true, false, on, off) here"),
+        ({"text": 3}, "text: expected text, got 3"),
+        ({"choice": "c"}, "choice: expected 'a' or 'b', got 'c'"),
+        ({"few": []}, "few: expected at least 1 item, got []"),
+        ({"few": 3}, "few: expected a list, got 3"),
+        ({"few": [1, "x"]}, "few.1: expected an integer, got 'x'"),
+        ({"factors": 3}, "factors: expected a mapping, got 3"),
+        ({"factors": {"a": 1}}, "factors.a: expected an integer, got 'a'"),
+        ({"either": "x"}, "either: expected an integer or 'auto', got 'x'"),
+        ({"either": 0}, "either: expected a number greater than 0 or 'auto', got 0"),
+        ({"file": 3}, "file: expected a path, got 3"),
+        ({"text": ["x" * 100]}, f"text: expected text, got ['{'x' * 55}..."),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_kind_of_fault_in_words(said: dict[str, Any], expected: str) -> None:
+    assert message(**said) == expected
+
+
+def test_an_unknown_key_comes_first_and_a_union_is_one_fault() -> None:
+    with pytest.raises(ValidationError) as raised:
+        Example.model_validate({"count": 0, "either": "x", "cuont": 3})
+    assert [(fault.path, fault.unknown) for fault in faults_of(raised.value)] == [
+        ("cuont", True), ("count", False), ("either", False),
+    ]  # fmt: skip
+
+
+def refusal(ask: Any) -> str:
+    with pytest.raises(UsageError) as raised:
+        ask()
+    return str(raised.value)
+
+
+def test_strategies_optimizers_models_and_studies_say_it_in_the_same_words() -> None:
+    words = "expected an integer, got 'x'"
+    said = [
+        refusal(lambda: registry.create("local_sgd", {"steps": "x"})),
+        refusal(lambda: plan_study(load_study(None, {"model": {"mlp": {"hidden": ["x"]}}}, []))),
+        refusal(lambda: load_study(None, {}, ["epochs=x"])),
+    ]
+    assert [text.rpartition(": ")[2] for text in said] == [words] * 3
+    said.append(refusal(lambda: check_optimizer(Component(name="sgd", options={"momentum": "x"}))))
+    assert said[-1].endswith("option 'momentum': expected a number, got 'x'")
+    assert not any("Input should" in text for text in said)

@@ -1,0 +1,102 @@
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from scalebench.system import background_load as background
+from scalebench.system.background_load import BackgroundLoad, disturbed, taken_by
+
+SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda: time.perf_counter() < end, False)]"
+
+
+def test_what_others_take_counts_and_what_this_process_takes_does_not():
+    other = subprocess.Popen([sys.executable, "-c", SPIN.format(3)])  # not ended yet: as good as a stranger
+    try:
+        time.sleep(0.5)
+        others = BackgroundLoad()
+        time.sleep(1.0)
+        with_other = others.cores()
+    finally:
+        other.kill()
+        other.wait()
+    assert with_other > 0.1  # a core, or its part of one on a busy machine
+
+
+@pytest.fixture
+def stand_still(monkeypatch):
+    """Stops what `BackgroundLoad` sees of the time and of the machine, for looks that are compared with each other."""
+
+    @contextmanager
+    def still():
+        now, busy = time.perf_counter(), background._busy_s(os.sched_getaffinity(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(background, "time", SimpleNamespace(perf_counter=lambda: now))
+            patch.setattr(background, "_busy_s", lambda cores: busy)
+            yield now
+
+    return still
+
+
+def test_own_work_and_that_of_ended_children_is_not_elsewhere(monkeypatch, stand_still):
+    others, own, began = BackgroundLoad(), process_and_children_s(), time.perf_counter()
+    end = began + 0.5
+    while time.perf_counter() < end:
+        pass
+    subprocess.run([sys.executable, "-c", SPIN.format(0.5)], check=True)
+    with stand_still() as now:
+        own = process_and_children_s() - own
+        without = others.cores()
+        monkeypatch.setattr(others, "_taken", lambda: others._own)  # as if this one did nothing
+        rate = own / (now - began)
+        assert rate > 0.02
+        assert others.cores() - without == pytest.approx(rate, abs=0.05)  # ticks of 10 ms
+
+
+def process_and_children_s():
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def test_a_quarter_of_the_cores_disturbs():
+    assert not disturbed(0.0)
+    assert disturbed(1e6)
+
+
+def test_the_processes_of_a_launch_are_not_elsewhere(stand_still):
+    rank = psutil.Popen([sys.executable, "-c", "while True: pass"])
+    spent = taken_by([rank.pid])
+    try:
+        halt(rank)
+        with stand_still() as began:
+            theirs, launch, stranger = spent(), BackgroundLoad(spent), BackgroundLoad(lambda: 0.0)
+        rank.resume()
+        time.sleep(1.0)
+        halt(rank)
+        with stand_still() as now:
+            rate = (spent() - theirs) / (now - began)
+            assert rate > 0.05
+            assert stranger.cores() - launch.cores() == pytest.approx(rate, abs=0.05)  # ticks of 10 ms
+            assert stranger.share() == min(1.0, stranger.cores() / len(os.sched_getaffinity(0)))
+    finally:
+        rank.kill()
+        rank.wait()
+    assert spent() == 0.0, "one that has ended tells nothing"
+
+
+def halt(process):
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+
+
+def test_of_an_instant_no_share_is_told(monkeypatch):
+    others = BackgroundLoad()
+    monkeypatch.setattr(others, "_began", time.perf_counter() + 60)
+    assert others.share() is None
+    monkeypatch.setattr(others, "_began", time.perf_counter() - 1)
+    assert 0.0 <= others.share() <= 1.0

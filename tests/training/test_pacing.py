@@ -1,0 +1,198 @@
+"""Paced computing, on a clock that passes only by what is done: no test depends on how busy the machine is."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from scalebench import clock as clocks
+from scalebench.system.clock import Task
+from scalebench.training.pacing import PacedClock, StepTime
+
+STEP = StepTime(forward_s=0.010, backward_s=0.020, update_s=0.005)
+LATE = 1e-5  # a look at the time too many, at most
+
+
+class Time:
+    """A machine's time, in which sleeping is exact and a look that yields the core takes a microsecond."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds
+
+    def sched_yield(self):
+        self.now += 1e-6
+
+
+@pytest.fixture
+def time(monkeypatch):
+    passing = Time()
+    monkeypatch.setattr(clocks, "time", passing)
+    monkeypatch.setattr(clocks, "os", SimpleNamespace(sched_yield=passing.sched_yield))
+    return passing
+
+
+def steps(clock, time, count, forward=0.0, backward=0.0, update=0.0):
+    for _ in range(count):
+        for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward), (Task.UPDATE, update)):
+            time.now += seconds
+            clock.did(task)
+
+
+def test_a_step_lasts_as_long_as_on_the_stated_device(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    began = time.perf_counter()
+    steps(clock, time, 4, forward=0.003, backward=0.003)
+    assert time.perf_counter() - began == pytest.approx(4 * STEP.total_s, abs=12 * LATE)
+    for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
+        assert clock.ledger.seconds[task] == pytest.approx(4 * STEP.of(task), abs=4 * LATE)
+    assert clock.overrun == 0.0
+
+
+def test_steps_that_were_slower_are_counted_and_not_stretched(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    steps(clock, time, 3)
+    steps(clock, time, 1, update=0.020)
+    assert clock.overrun == pytest.approx(1 / 4)
+    assert clock.ledger.seconds[Task.UPDATE] == pytest.approx(3 * STEP.update_s + 0.020, abs=4 * LATE)
+
+
+@pytest.mark.parametrize(("late_s", "overrun"), [(0.0003, 0.0), (0.0004, 1.0)])
+def test_a_hundredth_of_a_step_is_what_waking_up_costs(time, late_s, overrun):
+    clock = PacedClock(STEP)
+    clock.start()
+    steps(clock, time, 1, update=STEP.update_s + late_s)
+    assert clock.overrun == overrun
+
+
+def test_a_task_that_took_longer_shortens_the_padding_of_the_next_ones(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    began = time.perf_counter()
+    steps(clock, time, 4, forward=0.014, backward=0.003)
+    steps(clock, time, 4, forward=0.003, backward=0.023, update=0.001)
+    assert time.perf_counter() - began == pytest.approx(8 * STEP.total_s, abs=24 * LATE)
+    assert clock.overrun == 0.0
+    steps(clock, time, 1, forward=0.014, backward=0.023)  # 2 ms more than the update has
+    assert clock.overrun == pytest.approx(1 / 9)
+
+
+def test_the_last_gradient_may_need_a_moment_after_it_was_held(time):
+    """Out of a sleep, what is left of the backward pass takes longer than its share of the device's."""
+    model = torch.nn.Linear(4, 4)
+    clock = PacedClock(STEP)
+    clock.attach(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: setattr(time, "now", time.now + 0.0004))
+    clock.start()
+    began = time.perf_counter()
+    for _ in range(5):
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        clock.did(Task.BACKWARD)
+        clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+    assert time.perf_counter() - began == pytest.approx(5 * STEP.total_s, abs=15 * LATE)
+    for _ in range(5):  # a server's strategy has no update that could be shortened
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        clock.did(Task.BACKWARD)
+        clock.did(Task.COMM)
+    assert clock.overrun == 0.0
+
+
+def test_a_step_whose_update_a_server_makes_is_a_step(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    for forward, backward in ((0.0, 0.0), (0.020, 0.030), (0.0, 0.0), (0.0, 0.0)):
+        for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward)):
+            time.now += seconds
+            clock.did(task)
+        time.now += 1.0  # on its way to the server
+        clock.did(Task.COMM)
+    assert clock.overrun == 1 / 4  # late in both of its parts, and counted once
+
+
+def test_communication_is_not_stretched(time):
+    clock = PacedClock(STEP)
+    clock.start()
+    clock.did(Task.OTHER)
+    time.now += 0.002
+    clock.did(Task.COMM)
+    assert clock.ledger.comm_s == pytest.approx(0.002)
+    assert clock.overrun is None
+
+
+def test_whole_seconds_are_split_as_the_warm_up_was(time):
+    clock = PacedClock(0.040)
+    clock.did(Task.DATA)
+    steps(clock, time, 3, forward=0.002, backward=0.006, update=0.002)
+    assert clock.ledger.total_s == 0.0  # warm-up costs no training time
+    clock.start()
+    split = clock.step_time
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.008, 0.024, 0.008))
+
+
+def test_without_a_warm_up_backward_costs_twice_a_forward():
+    clock = PacedClock(0.030)
+    clock.start()
+    assert clock.step_time == StepTime(0.010, 0.020, 0.0)
+
+
+def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    clock = PacedClock(StepTime(0.005, 0.040, 0.001))
+    clock.attach(model)
+    released = {}
+    for name, parameter in model.named_parameters():  # as Horovod and DDP do: on the accumulated gradient
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: released.__setitem__(name, time.perf_counter() - mark)
+        )
+    loss = model(torch.ones(4, 8)).sum()
+    mark = time.perf_counter()
+    loss.backward(retain_graph=True)  # outside training nobody is held back
+    assert max(released.values()) == 0
+    released.clear()
+    clock.start()
+    clock.did(Task.FORWARD)
+    mark = time.perf_counter()
+    loss.backward()
+    clock.did(Task.BACKWARD)
+    assert list(released) == ["1.weight", "0.weight"]
+    assert released["1.weight"] == pytest.approx(0.020, abs=LATE)  # half of the parameters, half of the pass
+    assert released["0.weight"] == pytest.approx(0.040, abs=LATE)
+    clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+
+
+def test_what_comes_after_the_last_gradient_in_backward_is_no_overrun(time):
+    """The real DDP waits for its buckets there: that is communication."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    clock = PacedClock(STEP)
+    clock.attach(model, waits_in_backward=True)
+    clock.start()
+    for _ in range(2):
+        loss = model(torch.ones(2, 4)).sum()
+        clock.did(Task.FORWARD)
+        loss.backward()
+        time.now += 0.010
+        clock.did(Task.BACKWARD)
+        clock.did(Task.UPDATE)
+    assert clock.overrun == 0.0
+    loss = model(torch.ones(2, 4)).sum()
+    clock.did(Task.FORWARD)
+    time.now += 0.030  # the device would have been done by then
+    loss.backward()
+    clock.did(Task.BACKWARD)
+    clock.did(Task.UPDATE)
+    assert clock.overrun == pytest.approx(1 / 3)
