@@ -95,7 +95,7 @@ def play(
 
     def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
         dataset = values.pop("data", blobs)
-        place = values.pop("scenery", cost_model)
+        place = values.pop("cost_model", cost_model)
         outcome, weights = simulate(make_run(strategy, workers, **values), dataset, place)
         assert outcome.status == "completed", outcome.error
         return outcome, weights

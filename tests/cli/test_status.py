@@ -242,7 +242,7 @@ def test_a_given_calibration_that_changed_charges_no_further_runs(scalebench, tm
     assert "given.json has changed since it charged the virtual runs in results/mine" in said
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("background", [False, True])
 def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebench, tmp_path, background):
     """What is lacking is measured beside them; on another machine that is refused, and what is there is used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))

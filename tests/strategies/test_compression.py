@@ -120,7 +120,7 @@ def test_virtual_workers_share_one_orthonormalisation(play, monkeypatch):
     monkeypatch.setattr(compression, "_orthonormal", counting)
     _, together = play(options, 5, epochs=3, model=WIDE)
     of_one, counted[:] = len(counted), []
-    monkeypatch.setattr(VirtualCommunicator, "once", NativeCommunicator.cached)
+    monkeypatch.setattr(VirtualCommunicator, "cached", NativeCommunicator.cached)
     _, each = play(options, 5, epochs=3, model=WIDE)
     assert torch.equal(together["final"], each["final"])
     assert len(counted) == 5 * of_one > 0

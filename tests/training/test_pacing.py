@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scalebench import clock as clocks
+from scalebench.system import clock as clocks
 from scalebench.system.clock import Task
 from scalebench.training.pacing import PacedClock, StepTime
 
