@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scalebench.artifact.contents import Description
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
+TEMPLATES = Path(__file__).with_name("templates")
 _TEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
