@@ -10,7 +10,7 @@ release = version = _version("scalebench")
 extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_generate"]
 
 html_theme = "furo"
 html_title = "scalebench"

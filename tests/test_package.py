@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import scalebench
+from docs._generate.strategies import matrix_markdown, renewed
 from scalebench.cluster.spec import Cluster
-from scalebench.launch.matrix import COLUMNS, Entry, describe_strategies, matrix_markdown
-from scalebench.launch.strategy_pages import renewed
+from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
@@ -79,7 +79,7 @@ def test_studies_and_strategies_are_read_without_anything_heavy() -> None:
 
 def test_the_strategy_page_is_generated() -> None:
     page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
-    assert page == matrix_markdown(), "run: python -m scalebench.launch.matrix docs/strategies.md"
+    assert page == matrix_markdown(), "run: python docs/_generate/strategies.py"
 
 
 def test_the_strategy_page_tells_the_rules_of_torchs_own_strategies_as_a_study_writes_them() -> None:
@@ -92,9 +92,9 @@ def test_the_strategy_page_tells_the_rules_of_torchs_own_strategies_as_a_study_w
 
 
 @pytest.mark.parametrize("entry", describe_strategies(), ids=lambda entry: entry.name)
-def test_the_pages_of_strategies_state_the_options_and_formulas_of_the_code(entry: Entry) -> None:
+def test_the_pages_of_strategies_state_the_options_and_formulas_of_the_code(entry: StrategyEngines) -> None:
     page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(encoding="utf-8")
-    assert page == renewed(page, entry), "run: python -m scalebench.launch.strategy_pages docs/strategies"
+    assert page == renewed(page, entry), "run: python docs/_generate/strategies.py"
     assert f"# {entry.name}\n" in page
     assert "## When to use it" in page
     assert f"(timelines/{entry.name}.png)" in page
@@ -106,7 +106,7 @@ def test_the_matrix_knows_what_must_not_run() -> None:
     assert entries["ddp"].missing["mpi"] == ("process_group",)
     assert entries["epoch_async"].missing["gloo"] == ("shared_state",)
     for entry in entries.values():
-        assert set(entry.engines) | set(entry.missing) == set(COLUMNS)
+        assert set(entry.engines) | set(entry.missing) == set(ENGINES)
         assert entry.engines[-1] == "virtual"
 
 

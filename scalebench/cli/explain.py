@@ -36,7 +36,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
     With any flag the formulas are evaluated too, for a study with these flags over the default one.
     """
-    from scalebench.launch.matrix import describe_strategy
+    from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
     from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
     from scalebench.strategies.traffic import MOVED_BY, MOVED_HOW, readable

@@ -11,7 +11,7 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def _strategies() -> Rows:
-    from scalebench.launch.matrix import describe_strategies
+    from scalebench.launch.engine_choice import describe_strategies
 
     known = [(entry.name, entry.summary, f"runs on {', '.join(entry.engines)}") for entry in describe_strategies()]
     return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from scalebench.comm.base import Capability
@@ -16,6 +17,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.strategies.compression import WIRES
 from scalebench.study.spec import Component, Engine, Study
 
+ENGINES = ("virtual", *engines.NAMES)
 VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
 _NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
 
@@ -25,6 +27,49 @@ class NativePoints(NamedTuple):
 
     engine: str
     workers: list[int]
+
+
+@dataclass(frozen=True)
+class StrategyEngines:
+    """The engines that can carry a strategy."""
+
+    name: str
+    summary: str
+    source: str
+    engines: tuple[str, ...]  # of ENGINES, the preferred native one first, `virtual` last
+    missing: dict[str, tuple[str, ...]]  # capabilities that each other engine lacks
+    one_worker: bool
+    alone: str  # why one worker differs from serial; empty: it is equal, or refused
+
+
+def describe_strategies() -> list[StrategyEngines]:
+    """Return every strategy with the engines that can carry it."""
+    return [describe_strategy(name) for name in registry.names()]
+
+
+def describe_strategy(name: str) -> StrategyEngines:
+    """Return the strategy called `name` with the engines that can carry it."""
+    cls = registry.find(name)
+    missing: dict[str, tuple[str, ...]] = {}
+    for engine in ENGINES:
+        lacking = _class_on(name, engine).requires - provided_by(engine)
+        if lacking:
+            missing[engine] = tuple(sorted(str(capability) for capability in lacking))
+    able = [engine for engine in ENGINES if engine not in missing]
+    preferred = {engine: place for place, engine in enumerate(cls.engines)}
+    able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
+    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker, cls.alone)
+
+
+def provided_by(engine: str) -> frozenset[Capability]:
+    """Return the capabilities of an engine, `virtual` included."""
+    return VIRTUAL_PROVIDES if engine == "virtual" else engines.provides(engine)
+
+
+def _class_on(name: str, engine: str) -> type[Strategy]:
+    """Return the class that runs on `engine`, or, if no native engine carries it, that of the preferred engine."""
+    cls = registry.find(name, engine)
+    return cls if engine == "virtual" or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
 
 
 def native_points(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from docs._generate.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.comm.base import Capability
 from scalebench.errors import ResultsError
 from scalebench.figures.timeline import draw_timeline
-from scalebench.figures.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.launch.trace_file import write_chrome
 from scalebench.launch.tracing import Lane, Timeline, read_horovod
 from scalebench.strategies import registry

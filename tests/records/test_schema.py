@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scalebench.records.dictionary import data_dictionary_markdown
+from docs._generate.records import data_dictionary_markdown
 from scalebench.records.schema import EpochRow, RunRow, columns, kinds
 from tests.records_factory import run_row
 

@@ -12,7 +12,7 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch import engines
-from scalebench.launch.matrix import describe_strategies
+from scalebench.launch.engine_choice import describe_strategies
 from scalebench.launch.mpirun import launch
 from scalebench.strategies import registry
 from scalebench.study.heterogeneity import VirtualOptions

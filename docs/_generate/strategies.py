@@ -1,61 +1,28 @@
-"""Which strategy runs where: what strategies require against what engines provide, as data and as a page."""
+"""The pages of the strategies: docs/strategies.md whole, options and formulas in docs/strategies/NAME.md.
+
+In a strategy's page the table under `## Options` (or `None.`) and the block under `## Bytes` are replaced; the rest is
+written by hand. `python docs/_generate/strategies.py` writes all pages; timelines.py draws their pictures.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from scalebench.comm.base import Capability
-from scalebench.launch.engine_choice import VIRTUAL_PROVIDES
-from scalebench.launch.engines import NAMES, provides
+from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies, provided_by
 from scalebench.strategies import registry
-from scalebench.strategies.base import Strategy
+from scalebench.strategies.description import options_of, sendings_of
 from scalebench.strategies.torch_averagers import TorchAverager
 
-COLUMNS = ("virtual", *NAMES)
-_NATIVE = frozenset().union(*(provides(engine) for engine in NAMES))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One strategy's line."""
-
-    name: str
-    summary: str
-    source: str
-    engines: tuple[str, ...]  # of COLUMNS, the native one it prefers first
-    missing: dict[str, tuple[str, ...]]  # per other engine, the capabilities it has not
-    one_worker: bool
-    alone: str  # why one worker is not serial; empty: it is, or is refused
-
-
-def describe_strategies() -> list[Entry]:
-    """Every strategy with the engines that provide what it requires."""
-    return [describe_strategy(name) for name in registry.names()]
-
-
-def describe_strategy(name: str) -> Entry:
-    """The strategy called `name` with the engines that provide what it requires."""
-    cls = registry.find(name)
-    missing: dict[str, tuple[str, ...]] = {}
-    for engine in COLUMNS:
-        provided = VIRTUAL_PROVIDES if engine == "virtual" else provides(engine)
-        lacking = _class_on(name, engine).requires - provided
-        if lacking:
-            missing[engine] = tuple(sorted(str(capability) for capability in lacking))
-    able = [engine for engine in COLUMNS if engine not in missing]
-    preferred = {engine: place for place, engine in enumerate(cls.engines)}
-    able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
-    return Entry(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker, cls.alone)
-
-
-def _class_on(name: str, engine: str) -> type[Strategy]:
-    """The class that would run; where a native engine has none, the one of the engine the strategy prefers."""
-    cls = registry.find(name, engine)
-    return cls if engine == "virtual" or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
+DOCS = Path(__file__).parents[1]
+_OPTIONS = re.compile(r"(?<=^## Options\n\n)(?:\|.*\n)+|(?<=^## Options\n\n)None\.\n", re.MULTILINE)
+_FORMULAS = re.compile(r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def matrix_markdown() -> str:
-    """The page `docs/strategies.md`."""
+    """Return the page docs/strategies.md."""
     entries = describe_strategies()
     lines = [
         "# Strategies and engines",
@@ -67,10 +34,10 @@ def matrix_markdown() -> str:
         "and gloo is tested, native and paced, on two real ranks, against the weights of virtual workers where timing",
         "does not decide them (tests/strategies/test_paced_ranks.py).",
         "",
-        "*Generated from the code; after a change run `python -m scalebench.launch.matrix docs/strategies.md`.*",
+        "*Generated from the code; after a change run `python docs/_generate/strategies.py`.*",
         "",
-        "| strategy | " + " | ".join(COLUMNS) + " | what it does |",
-        "|---|" + ":-:|" * len(COLUMNS) + "---|",
+        "| strategy | " + " | ".join(ENGINES) + " | what it does |",
+        "|---|" + ":-:|" * len(ENGINES) + "---|",
     ]
     lines += [_row(entry) for entry in entries]
     lines += ["", "## What is missing where", ""]
@@ -79,13 +46,10 @@ def matrix_markdown() -> str:
         if lacks:
             lines.append(f"- `{entry.name}`: {'; '.join(lacks)}")
     lines += _of_libraries()
-    lines += ["", "## What the engines provide", "", "| | " + " | ".join(COLUMNS) + " |"]
-    lines.append("|---|" + ":-:|" * len(COLUMNS))
+    lines += ["", "## What the engines provide", "", "| | " + " | ".join(ENGINES) + " |"]
+    lines.append("|---|" + ":-:|" * len(ENGINES))
     for capability in Capability:
-        marks = [
-            "●" if capability in (VIRTUAL_PROVIDES if engine == "virtual" else provides(engine)) else "–"
-            for engine in COLUMNS
-        ]
+        marks = ["●" if capability in provided_by(engine) else "–" for engine in ENGINES]
         lines.append(f"| {capability.value} | {' | '.join(marks)} |")
     lines += ["", "## One worker", ""]
     lines += ["One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"]
@@ -122,15 +86,54 @@ def _of_libraries() -> list[str]:
     ]
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: StrategyEngines) -> str:
     preferred = next((engine for engine in entry.engines if engine != "virtual"), None)
-    marks = ["–" if engine in entry.missing else "●" if engine in (preferred, "virtual") else "○" for engine in COLUMNS]
+    marks = ["–" if engine in entry.missing else "●" if engine in (preferred, "virtual") else "○" for engine in ENGINES]
     note = " (one worker)" if entry.one_worker else ""
     return f"| `{entry.name}` | {' | '.join(marks)} | {entry.summary}{note} |"
 
 
-if __name__ == "__main__":
-    import sys
-    from pathlib import Path
+def renewed(page: str, entry: StrategyEngines) -> str:
+    """`page` of one strategy with the options and formulas that its class states.
 
-    Path(sys.argv[1]).write_text(matrix_markdown(), encoding="utf-8")
+    Raises:
+        ValueError: the page has no such place.
+    """
+    if entry.one_worker:
+        return page
+    for place, text in ((_OPTIONS, _options(entry.name)), (_FORMULAS, _formulas(entry))):
+        found = list(place.finditer(page))
+        if len(found) != 1:
+            raise ValueError(f"the page of {entry.name} has {len(found)} places for {text!r}, not 1")
+        page = page[: found[0].start()] + text + page[found[0].end() :]
+    return page
+
+
+def _options(name: str) -> str:
+    cls = registry.find(name)
+    rows = [
+        f"| `{option.name}` | {'' if cls.model_fields[option.name].default is None else f'`{option.default}`'} "
+        f"| {option.description} |"
+        for option in options_of(cls)
+    ]
+    return "\n".join(["| option | default | what it says |", "|---|---|---|", *rows, ""]) if rows else "None.\n"
+
+
+def _formulas(entry: StrategyEngines) -> str:
+    return "\n".join(_sendings(entry)) + "\n"
+
+
+def _sendings(entry: StrategyEngines) -> Iterator[str]:
+    sendings = sendings_of({engine: registry.create(entry.name, {}, engine) for engine in entry.engines})
+    for sending in sendings:
+        if len(sendings) > 1:
+            yield f"on {', '.join(sending.engines)}:"
+        yield f"synchronisations per epoch:  {sending.syncs}"
+        yield f"bytes per epoch and worker:  {sending.bytes}"
+
+
+if __name__ == "__main__":
+    (DOCS / "strategies.md").write_text(matrix_markdown(), encoding="utf-8")
+    for each in describe_strategies():
+        path = DOCS / "strategies" / f"{each.name}.md"
+        path.write_text(renewed(path.read_text(encoding="utf-8"), each), encoding="utf-8")

@@ -1,8 +1,7 @@
-"""The data dictionary, docs/records.md: `python -m scalebench.records.dictionary docs/records.md`."""
+"""The page docs/records.md, the data dictionary: `python docs/_generate/records.py`."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 
@@ -96,7 +95,7 @@ and then the source says `nvml`. Paced and virtual runs have none: what they tak
 
 
 def data_dictionary_markdown() -> str:
-    """The documentation page docs/records.md."""
+    """Return the page docs/records.md."""
     return "\n".join(
         [
             "# The records",
@@ -157,4 +156,5 @@ def _dictionary(row_type: type[BaseModel]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(data_dictionary_markdown(), encoding="utf-8")
+    page = Path(__file__).parents[1] / "records.md"
+    page.write_text(data_dictionary_markdown(), encoding="utf-8")

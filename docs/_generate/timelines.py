@@ -1,7 +1,7 @@
-"""The timelines of the strategies' pages: `python -m scalebench.figures.timelines docs/strategies/`.
+"""Draw the timelines in the pages of the strategies: `python docs/_generate/timelines.py [NAME ...]`.
 
-Every strategy on the same small virtual cluster with the same slow worker. Nothing is measured: the step is stated, so
-that any machine draws the same pictures.
+Every strategy runs on the same small virtual cluster with the same slow worker. The step time is stated, not measured,
+so that every machine draws the same pictures.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.load import load_cluster
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
+from scalebench.data.plan import Plan
 from scalebench.errors import RunError
-
-if TYPE_CHECKING:
-    from scalebench.launch.tracing import Timeline
+from scalebench.figures.timeline import draw_timeline
+from scalebench.launch.sweep import expand
+from scalebench.launch.tracing import Timeline, timeline_from
+from scalebench.strategies import registry
+from scalebench.study.spec import Study
+from scalebench.virtual.engine import CostModel, simulate
+from scalebench.virtual.stated import stated_table
 
 WORKERS = 4
-# What shows a rule within a few steps, where its defaults would not.
+# Options that show a rule within a few steps, unlike its defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     "bmuf": {"steps": 4},
     "daso-fixed": {"global_skip": 4, "wait": 2},
@@ -41,18 +50,7 @@ EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
 
 
 def timeline_of(name: str) -> Timeline:
-    """Strategy `name` on two nodes of two workers, one of which computes 1.5 times as long."""
-    from scalebench.cluster.engine_costs import EngineCosts
-    from scalebench.cluster.load import load_cluster
-    from scalebench.data.catalog import prepare
-    from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import Plan
-    from scalebench.launch.sweep import expand
-    from scalebench.launch.tracing import timeline_from
-    from scalebench.study.spec import Study
-    from scalebench.virtual.engine import CostModel, simulate
-    from scalebench.virtual.stated import stated_table
-
+    """Run strategy `name` on two nodes of two workers, one of which computes 1.5 times as long."""
     cluster = load_cluster("ethernet-10g")
     node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
     cluster = cluster.model_copy(update={"node": node})
@@ -83,8 +81,6 @@ def timeline_of(name: str) -> Timeline:
 
 def draw_pages(folder: Path, names: list[str]) -> None:
     """Write `folder`/timelines/<name>.png for each of `names`."""
-    from scalebench.figures.timeline import draw_timeline
-
     (folder / "timelines").mkdir(parents=True, exist_ok=True)
     for name in names:
         with tempfile.TemporaryDirectory() as scratch:  # the pages show the picture only
@@ -93,6 +89,4 @@ def draw_pages(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    from scalebench.strategies import registry
-
-    draw_pages(Path(sys.argv[1]), sys.argv[2:] or registry.names())
+    draw_pages(Path(__file__).parents[1] / "strategies", sys.argv[1:] or registry.names())
