@@ -1,22 +1,65 @@
-"""One run as lanes: what each worker did when."""
+"""The timeline figure: the activities of each worker of one run, one lane per worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from scalebench.errors import ResultsError
 from scalebench.figures.plotting import FORMATS, write_figure
-from scalebench.training.outcome import Lap
 
 if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.launch.tracing import Lane, Timeline
 
 _LANE_IN = 0.3
 _MOST_LANES = 40
 _EDGES_UP_TO = 600  # bars: beyond, white edges would hide them
+
+
+class Lap(Protocol):
+    """One activity, in seconds since training began."""
+
+    @property
+    def activity(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def begin_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+class Lane(Protocol):
+    """The activities of one worker, server or tensor in order, and the ends of its epochs in seconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def laps(self) -> Sequence[Lap]: ...
+    @property
+    def epochs(self) -> Sequence[float]: ...
+
+
+class Timeline(Protocol):
+    """All lanes of one run."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def execution(self) -> str: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def lanes(self) -> Sequence[Lane]: ...
+
+
+class Bar(NamedTuple):
+    """A drawn stretch of a lane, in seconds."""
+
+    group: str
+    begin_s: float
+    end_s: float
 
 
 def draw_timeline(
@@ -25,12 +68,14 @@ def draw_timeline(
     formats: Sequence[str] = FORMATS,
     window: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Write `stem`.pdf, .svg, .png and the .csv of the drawn laps; `window`: these seconds only.
+    """Write `stem`.pdf, .svg and .png, and the .csv of the drawn bars.
+
+    `window` = (begin, end) in seconds limits what is drawn; default: the whole run.
 
     Raises:
-        ResultsError: nothing lies in the window, or the files cannot be written.
+        ResultsError: no activity lies in the window, or the files cannot be written.
     """
-    lanes = [(lane, list(_drawn(lane, window))) for lane in timeline.lanes[:_MOST_LANES]]
+    lanes = [(lane, list(_bars_of(lane, window))) for lane in timeline.lanes[:_MOST_LANES]]
     if not any(bars for _, bars in lanes):
         raise ResultsError(f"{timeline.title}: nothing happened between {window[0]:g} and {window[1]:g} s") if window \
             else ResultsError(f"{timeline.title}: no worker did anything")  # fmt: skip
@@ -38,7 +83,7 @@ def draw_timeline(
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = write_figure(stem.name, lambda canvas: _draw(timeline, lanes, canvas, window), stem, formats)
         data = stem.with_suffix(".csv")
-        rows = [f"{lane.name},{lap.activity},{lap.begin_s!r},{lap.end_s!r}" for lane, bars in lanes for lap in bars]
+        rows = [f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}" for lane, bars in lanes for bar in bars]
         data.write_text("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n", encoding="utf-8")
     except OSError as error:
         raise ResultsError(
@@ -48,7 +93,7 @@ def draw_timeline(
 
 
 def _draw(
-    timeline: Timeline, lanes: list[tuple[Lane, list[Lap]]], canvas: Canvas, window: tuple[float, float] | None
+    timeline: Timeline, lanes: list[tuple[Lane, list[Bar]]], canvas: Canvas, window: tuple[float, float] | None
 ) -> None:
     from matplotlib.patches import Patch
 
@@ -57,12 +102,12 @@ def _draw(
     colors = TASKS | {"serving": SERVING}
     (panel,) = canvas.rows((1, 0.62 + _LANE_IN * len(lanes)))
     panel.title("", timeline.title)
-    ax, end = panel.ax, max(lap.end_s for _, bars in lanes for lap in bars)
+    ax, end = panel.ax, max(bar.end_s for _, bars in lanes for bar in bars)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     edged = sum(len(bars) for _, bars in lanes) <= _EDGES_UP_TO
     for place, (lane, bars) in enumerate(lanes):
         for group, color in colors.items():
-            spans = [(lap.begin_s * scale, (lap.end_s - lap.begin_s) * scale) for lap in bars if lap.activity == group]
+            spans = [(bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in bars if bar.group == group]
             edge = {"edgecolor": "white", "linewidth": 0.35} if edged and group == "compute" else {"linewidth": 0}
             ax.broken_barh(spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge)
         inside = [at * scale for at in lane.epochs if window is None or window[0] <= at <= window[1]]
@@ -73,7 +118,7 @@ def _draw(
     ax.set_xlabel(f"time since training began ({unit})")
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
-    shown = {lap.activity for _, bars in lanes for lap in bars}
+    shown = {bar.group for _, bars in lanes for bar in bars}
     canvas.legend([(Patch(facecolor=color), group) for group, color in colors.items() if group in shown])
     left_out = len(timeline.lanes) - len(lanes)
     canvas.say(
@@ -81,42 +126,38 @@ def _draw(
         "Communication is what compute does not hide, without the waiting for others, which is shown separately. A "
         "black line ends an epoch.",
         "A server's lane shows from when it takes a request up to its last reply to it." if "serving" in shown else "",
-        _of_real_runs(lanes) if timeline.execution != "virtual" else "",
+        _notes_on_real_runs(lanes) if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )
 
 
-def _of_real_runs(lanes: list[tuple[Lane, list[Lap]]]) -> str:
-    """What the lanes of real processes do not show, and what Horovod's own add."""
-    workers = [lap.activity for lane, bars in lanes for lap in bars if lane.name.startswith("worker")]
-    told = ["Gaps are pauses of the training time."] if workers else []
+def _notes_on_real_runs(lanes: list[tuple[Lane, list[Bar]]]) -> str:
+    """Caption: gaps, missing waiting times, and the lanes of Horovod's own timeline."""
+    workers = [bar.group for lane, bars in lanes for bar in bars if lane.name.startswith("worker")]
+    notes = ["Gaps are pauses of the training time."] if workers else []
     if workers and "waiting" not in workers:
-        told.append("Where communication lies in backward, or hosts differ, waiting is not told apart.")
+        notes.append("Where communication lies in backward, or hosts differ, waiting is not told apart.")
     if any(lane.name.startswith("Horovod") for lane, _ in lanes):
-        told.append("Horovod's lanes are rank 0's: waiting is negotiation, until every rank has the tensor.")
-    return " ".join(told)
+        notes.append("Horovod's lanes are rank 0's: waiting is negotiation, until every rank has the tensor.")
+    return " ".join(notes)
 
 
-def _drawn(lane: Lane, window: tuple[float, float] | None) -> Iterator[Lap]:
-    """The lane in the groups of the figure: laps that touch become one bar, but a step's compute stays a bar."""
-    from scalebench.launch.tracing import GROUPS
-
+def _bars_of(lane: Lane, window: tuple[float, float] | None) -> Iterator[Bar]:
+    """Merge adjacent laps of one group into one bar, but start a new bar at each forward pass."""
     low, high = window or (float("-inf"), float("inf"))
-    held: Lap | None = None
+    last: Bar | None = None
     for lap in lane.laps:
-        group = GROUPS[lap.activity]
         begin, end = max(lap.begin_s, low), min(lap.end_s, high)
         if end <= begin:
             continue
-        goes_on = held is not None and held.activity == group and begin - held.end_s < 1e-9
-        if held is not None and goes_on and lap.activity != "forward":
-            held = Lap(group, held.begin_s, end)
+        if last and last.group == lap.group and begin - last.end_s < 1e-9 and lap.activity != "forward":
+            last = last._replace(end_s=end)
             continue
-        if held is not None:
-            yield held
-        held = Lap(group, begin, end)
-    if held is not None:
-        yield held
+        if last:
+            yield last
+        last = Bar(lap.group, begin, end)
+    if last:
+        yield last
 
 
 def _short(name: str) -> str:

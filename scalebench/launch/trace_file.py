@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.errors import ResultsError
-from scalebench.launch.tracing import GROUPS, Timeline
+from scalebench.launch.tracing import Timeline
 
 _PROCESS = 1  # 0 is the idle process of viewers
 
@@ -35,7 +35,7 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
                 {
                     "ph": "X",
                     "name": lap.activity,
-                    "cat": GROUPS[lap.activity],
+                    "cat": lap.group,
                     "pid": _PROCESS,
                     "tid": lane_number,
                     "ts": begin / 1000,

@@ -26,17 +26,6 @@ from scalebench.training.outcome import Lap, Outcome
 from scalebench.virtual.engine import simulate
 
 VARIABLE = "HOROVOD_TIMELINE"
-GROUPS = {  # activity -> what it counts as in a figure
-    "forward": "compute",
-    "backward": "compute",
-    "update": "compute",
-    "communication": "communication",
-    "waiting": "waiting",
-    "data": "data",
-    "shuffle": "data",
-    "other": "other",
-    "serving": "serving",
-}
 
 
 @dataclass(frozen=True)

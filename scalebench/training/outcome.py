@@ -6,13 +6,20 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+_GROUPS = {"forward": "compute", "backward": "compute", "update": "compute", "shuffle": "data"}
+
 
 class Lap(NamedTuple):
-    """A stretch of a worker's time spent on one thing, in seconds since training began."""
+    """One activity of a worker, in seconds since training began."""
 
-    activity: str  # a clock.Task in lower case, `communication` or `waiting`
+    activity: str  # a clock.Task in lower case, `communication`, `waiting` or `serving`
     begin_s: float
     end_s: float
+
+    @property
+    def group(self) -> str:
+        """`compute`, `communication`, `waiting`, `data`, `other` or `serving`: the activity's column of the records."""
+        return _GROUPS.get(self.activity, self.activity)
 
 
 @dataclass
