@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import Dataset
-from scalebench.study.spec import Component, Run
+from scalebench.data.plan import Plan
+from scalebench.models.registry import build_model
+from scalebench.pricing.recording import record
+from scalebench.pricing.schedule import Schedule
+from scalebench.strategies import registry
+from scalebench.strategies.base import Setting
+from scalebench.study.spec import Component, Run, Training
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import CostModel, simulate
 from scalebench.virtual.step_times import BatchTimes, StepTable
@@ -101,6 +108,27 @@ def play(
         return outcome, weights
 
     return run
+
+
+@pytest.fixture
+def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list[Schedule]]:
+    """Record the schedules of a run on the blobs, two workers a node: `recorded("epoch_average", 4, epochs=3)`."""
+
+    def record_run(strategy: Any = "serial", workers: int = 1, **values: Any) -> list[Schedule]:
+        dataset = values.pop("data", blobs)
+        run = strategy if isinstance(strategy, Run) else make_run(strategy, workers, **values)
+        rule = registry.create(run.strategy.name, run.strategy.options, "virtual")
+        model = build_model(
+            run.model, dataset.input_shape, dataset.outputs, dataset.task, getattr(torch, run.dtype), run.seed
+        ).to("meta")
+        return record(run, rule, Plan.of(run, run.workers, run.seed, dataset), model, 2)
+
+    return record_run
+
+
+def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting:
+    """A training at one worker count, as strategies check it."""
+    return Setting(Training.model_validate(training), workers, workers_per_node)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_the_strategy_page_tells_the_rules_of_torchs_own_strategies_as_a_study_w
 
 
 @pytest.mark.parametrize("entry", describe_strategies(), ids=lambda entry: entry.name)
-def test_the_pages_of_strategies_state_the_options_and_formulas_of_the_code(entry: StrategyEngines) -> None:
+def test_pages_of_strategies_state_options_and_recorded_traffic(entry: StrategyEngines) -> None:
     page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(encoding="utf-8")
     assert page == renewed(page, entry), "run: python docs/_generate/strategies.py"
     assert f"# {entry.name}\n" in page

@@ -1,24 +1,40 @@
 """The pages of the strategies: docs/strategies.md whole, options and formulas in docs/strategies/NAME.md.
 
-In a strategy's page the table under `## Options` (or `None.`) and the block under `## Bytes` are replaced; the rest is
-written by hand. `python docs/_generate/strategies.py` writes all pages; timelines.py draws their pictures.
+In a strategy's page the table under `## Options` (or `None.`) and the block under `## Bytes`, the recorded traffic of
+the default study, are replaced; the rest is written by hand. `python docs/_generate/strategies.py` writes all pages;
+timelines.py draws their pictures.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
 from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies, provided_by
+from scalebench.launch.planning import plan_study
+from scalebench.launch.traffic import traffic_of
 from scalebench.strategies import registry
-from scalebench.strategies.description import options_of, sendings_of
+from scalebench.strategies.description import options_of
 from scalebench.strategies.torch_averagers import TorchAverager
+from scalebench.study.load import load_study
 
 DOCS = Path(__file__).parents[1]
+COUNTS, CLUSTER = (2, 4, 16, 64), "juwels-booster"
+UNLIKE_SERIAL = {  # strategies whose lone worker, by default, does not end with the weights of serial
+    "bmuf": "mu is 0 then, and w0 + (w - w0) is w but for rounding",
+    "diloco": "the outer Nesterov step acts on its own moves too",
+    "dislib-compat": "momentum is lost at every block, and the tail of a block is left out",
+    "dislib-compat-async": "as dislib-compat, and it merges with its own past by halves",
+    "easgd": "the worker and its centre draw each other, and the centre is handed out",
+    "epoch_async": "`merge: half` merges it with its own past (`merge: inverse_k`: serial)",
+    "fedavg": "momentum is forgotten with each round (`optimizer_state: keep` makes it serial)",
+    "fedprox": "as fedavg, and it is held near where its round began (`mu: 0`: it is not)",
+    "slowmo": "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)",
+}
 _OPTIONS = re.compile(r"(?<=^## Options\n\n)(?:\|.*\n)+|(?<=^## Options\n\n)None\.\n", re.MULTILINE)
-_FORMULAS = re.compile(r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_TRAFFIC = re.compile(r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def matrix_markdown() -> str:
@@ -54,7 +70,7 @@ def matrix_markdown() -> str:
     lines += ["", "## One worker", ""]
     lines += ["One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"]
     lines += ["workers are refused), but for these:", ""]
-    lines += [f"- `{entry.name}`: {entry.alone}" for entry in entries if entry.alone]
+    lines += [f"- `{name}`: {why}" for name, why in UNLIKE_SERIAL.items()]
     lines += ["", "## Sources", ""]
     lines += [f"- `{entry.name}`: {entry.source}" for entry in entries]
     return "\n".join(lines) + "\n"
@@ -94,14 +110,14 @@ def _row(entry: StrategyEngines) -> str:
 
 
 def renewed(page: str, entry: StrategyEngines) -> str:
-    """`page` of one strategy with the options and formulas that its class states.
+    """`page` of one strategy with the options of its class and its recorded traffic.
 
     Raises:
         ValueError: the page has no such place.
     """
     if entry.one_worker:
         return page
-    for place, text in ((_OPTIONS, _options(entry.name)), (_FORMULAS, _formulas(entry))):
+    for place, text in ((_OPTIONS, _options(entry.name)), (_TRAFFIC, _traffic(entry.name))):
         found = list(place.finditer(page))
         if len(found) != 1:
             raise ValueError(f"the page of {entry.name} has {len(found)} places for {text!r}, not 1")
@@ -119,17 +135,18 @@ def _options(name: str) -> str:
     return "\n".join(["| option | default | what it says |", "|---|---|---|", *rows, ""]) if rows else "None.\n"
 
 
-def _formulas(entry: StrategyEngines) -> str:
-    return "\n".join(_sendings(entry)) + "\n"
-
-
-def _sendings(entry: StrategyEngines) -> Iterator[str]:
-    sendings = sendings_of({engine: registry.create(entry.name, {}, engine) for engine in entry.engines})
-    for sending in sendings:
-        if len(sendings) > 1:
-            yield f"on {', '.join(sending.engines)}:"
-        yield f"synchronisations per epoch:  {sending.syncs}"
-        yield f"bytes per epoch and worker:  {sending.bytes}"
+def _traffic(name: str) -> str:
+    """Traffic of the default study on nodes of four workers, at the counts that the strategy accepts."""
+    lines = [f"{'workers':>7}  {'steps':>5}  {'synchronisations':>16}  {'bytes':>12}   of an epoch"]
+    for workers in COUNTS:
+        try:
+            study = load_study(None, {"strategies": [name], "workers": str(workers), "cluster": CLUSTER}, [])
+            plan = plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1}), timed=False)
+        except StudyError:
+            continue
+        (row,) = traffic_of(plan)
+        lines.append(f"{row.workers:7}  {row.steps:5}  {row.syncs:16,.5g}  {row.bytes_sent:12,.0f}")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

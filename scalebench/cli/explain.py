@@ -1,4 +1,4 @@
-"""`scalebench explain STRATEGY`: its rule, its options, and what it sends, as formulas and in numbers."""
+"""`scalebench explain STRATEGY`: its rule, options, engines, and its traffic in a study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="STRATEGY")
-@click.option("--workers", metavar="COUNTS", help="Evaluate the formulas at 1..64, 1..64:8 or 1,2,6 workers.")
+@click.option("--workers", metavar="COUNTS", help="Worker counts: 1..64, 1..64:8 or 1,2,6.")
 @click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
 @click.option("--dataset", metavar="NAME", help="Data set, which says how many steps an epoch has.")
 @click.option("--epochs", type=int)
@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 )
 @verbosity_options
 def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
-    """Explain STRATEGY: rule, options, synchronisations and bytes per epoch, engines, source.
+    """Explain STRATEGY: rule, options, engines, source, and its traffic: synchronisations and bytes per epoch.
 
     Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
-    With any flag the formulas are evaluated too, for a study with these flags over the default one.
+    The traffic is that of the default study, or of one with these flags over it, recorded without training.
     """
+    from scalebench.errors import UsageError
     from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
-    from scalebench.strategies.description import lets_rows_move, options_of, rule_of, sendings_of, symbols_used
-    from scalebench.strategies.traffic import MOVED_BY, MOVED_HOW, readable
+    from scalebench.strategies.description import options_of, rule_of
 
     name, given = _said(name)
     cls = registry.find(name)
     options, others = _sorted_out(sets, cls)
     options = given | options
     strategy = registry.create(name, options)
-    asked = others or any(value is not None for value in flags.values())
-    plan = _plan(strategy, options, flags, others) if asked else None
+    asked = bool(others) or any(value is not None for value in flags.values())
+    if asked:
+        plan = _plan(strategy, options, flags, others)
     entry = describe_strategy(name)
 
     page = _Page()
@@ -57,26 +58,15 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     page.heading("Options")
     known = options_of(cls)
     page.table(("option", "type", "default", "range", "what it says"), [tuple(option) for option in known])
-    forms = {engine: registry.create(name, options, engine) for engine in entry.engines}
-    sendings = sendings_of(forms)
-    for sending in sendings:
-        page.heading("What it sends", f" on {', '.join(sending.engines)}" if len(sendings) > 1 else "")
-        page.fact("synchronisations per epoch", sending.syncs)
-        page.fact("bytes per epoch and worker", sending.bytes)
-    moved = MOVED_BY.get(plan.study.shuffle, "") if plan else ""
-    if moved:
-        page.fact("and of rows that the shuffle moves", readable(moved))
-        page.text(MOVED_HOW)
-    page.text(
-        "\n".join(f"{symbol}: {meaning}" for symbol, meaning in symbols_used(*forms.values(), moved=moved).items())
-    )
-    if plan is None and lets_rows_move(strategy):
-        page.text("Rows that a shuffle moves come on top: see --set shuffle=global.")
     page.heading("Where it comes from, where it runs")
     page.fact("source", cls.source)
     page.fact("engines", ", ".join(entry.engines))
-    if plan is not None:
-        _evaluated(page, plan)
+    try:
+        plan = plan if asked else _plan(strategy, options, flags, others)
+    except UsageError as error:  # the default study does not suit it
+        page.text(f"traffic: {error}")
+    else:
+        _show_traffic(page, plan)
 
 
 def _said(strategy: str) -> tuple[str, dict[str, Any]]:
@@ -123,20 +113,22 @@ def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], se
     return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)
 
 
-def _evaluated(page: _Page, plan: Plan) -> None:
+def _show_traffic(page: _Page, plan: Plan) -> None:
     from scalebench.launch.traffic import traffic_of
-    from scalebench.strategies.traffic import MOVED_BY
+    from scalebench.strategies import registry
 
     rows, study = traffic_of(plan), plan.study
     epochs = counted(study.epochs, "epoch")
-    page.heading(f"{study.model} in {study.dtype} on {study.dataset}, {epochs}, shuffle {study.shuffle}")
-    head = ["workers", "steps per epoch", "synchronisations per epoch", "bytes per epoch and worker"]
+    page.heading("Traffic", f" of {study.model} in {study.dtype} on {study.dataset}, {epochs}, means per epoch")
+    head = ["workers", "steps", "synchronisations", "bytes sent by a worker"]
     cells = [[str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}"] for row in rows]
-    if study.shuffle in MOVED_BY:
-        head.append("and of rows")
+    if any(row.rows_bytes for row in rows):
+        head.append("and of rows that the shuffle moves")
         cells = [[*line, f"{row.rows_bytes:,.0f}"] for line, row in zip(cells, rows, strict=True)]
     page.table(head, cells)
-    page.text(f"{rows[0].parameters:,} parameters; means over the epochs.")
+    (component,) = study.strategies
+    if not registry.create(component.name, component.options).deterministic:
+        page.text("Its order depends on time: these are the counts of workers that never wait for one another.")
     for note in plan.notes:
         page.text(f"note: {note}")
 

@@ -99,7 +99,7 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
         raise UsageError(f"a timeline is of one strategy; choose one of {names} with --strategy")
     asked = flags["workers"] is not None or "workers" in said
     (strategy,) = wanted.strategies
-    if asked and wanted.workers != [1] and registry.find(strategy.name).single_worker:
+    if asked and wanted.workers != [1] and not registry.find(strategy.name).requires:
         raise UsageError(f"strategy {strategy} trains on one worker; leave the number of workers out")
     with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
         own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"

@@ -85,3 +85,8 @@ def sum_of_weights(packed: Tensor, target: Tensor) -> float:
 def concatenated(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """The tensors as one along the first axis, and how many rows each brought."""
     return torch.cat(list(tensors)), [len(tensor) for tensor in tensors]
+
+
+def wire_bytes(tensor: Tensor, wire: str | None) -> int:
+    """Bytes of `tensor` as it travels: two per element in half precision."""
+    return tensor.numel() * 2 if wire in ("float16", "bfloat16") else tensor.nbytes

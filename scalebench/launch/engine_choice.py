@@ -39,7 +39,6 @@ class StrategyEngines:
     engines: tuple[str, ...]  # of ENGINES, the preferred native one first, `virtual` last
     missing: dict[str, tuple[str, ...]]  # capabilities that each other engine lacks
     one_worker: bool
-    alone: str  # why one worker differs from serial; empty: it is equal, or refused
 
 
 def describe_strategies() -> list[StrategyEngines]:
@@ -58,7 +57,7 @@ def describe_strategy(name: str) -> StrategyEngines:
     able = [engine for engine in ENGINES if engine not in missing]
     preferred = {engine: place for place, engine in enumerate(cls.engines)}
     able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
-    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, cls.single_worker, cls.alone)
+    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, not cls.requires)
 
 
 def provided_by(engine: str) -> frozenset[Capability]:
@@ -124,7 +123,7 @@ def charged_engine(study: Study, component: Component, notes: list[str]) -> Engi
         if wanted == "nccl":
             notes.append("virtual.engine nccl: nothing is measured of it, the network model alone is charged")
         return wanted
-    if not strategy.single_worker and strategy.engines != (strategy.name,):
+    if strategy.requires and strategy.engines != (strategy.name,):
         notes.append(f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}")
     return "auto"
 

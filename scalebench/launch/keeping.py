@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalebench.launch.interruption import Interruption
-from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import is_oversubscribed
 from scalebench.launch.rows import rows_of
 from scalebench.launch.stopping_rule import StoppingRule
+from scalebench.launch.traffic import TrafficCheck
 from scalebench.records.provenance import redact
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
@@ -70,7 +70,7 @@ class Keeper:
         provenance: dict[str, Any],
         interruption: Interruption,
         replication: StoppingRule,
-        traffic: OwnTraffic,
+        traffic: TrafficCheck,
     ) -> None:
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._replication, self.tally = replication, tally

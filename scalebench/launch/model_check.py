@@ -1,20 +1,20 @@
-"""The study's model, built once before anything runs, and what its strategies make of it."""
+"""Checks of the study's model, built once before anything runs: strategies, initial weights, memory."""
 
 from __future__ import annotations
 
 from scalebench.errors import ModelError
-from scalebench.launch.memory import what_may_not_fit
+from scalebench.launch.memory import memory_notes
 from scalebench.launch.planning import Plan
 from scalebench.launch.preparation import local_statistics
+from scalebench.launch.sweep import strategy_warnings
+from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
-from scalebench.strategies import registry
+from scalebench.study.spec import Run
 from scalebench.training.initial_weights import load_weights
 
 
 def look_at_model(plan: Plan) -> list[str]:
-    """Build the model, so that a factory that fails or weights that do not fit are one line, not a row per run.
-
-    The notes are what is odd about it.
+    """Build the model and return notes on it: a factory that fails is one line, not a row per run.
 
     Raises:
         ModelError: it cannot be built, has nothing to train, or a strategy of the study can do nothing with it.
@@ -31,12 +31,17 @@ def look_at_model(plan: Plan) -> list[str]:
         raise ModelError(f"model {study.model} has no parameters to train")
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
-    for run in {str(run.strategy): run for run in plan.sweep.runs if run.workers > 1}.values():
-        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-        try:
-            strategy.check_model(shapes)
-        except ModelError as error:
-            raise ModelError(f"strategy {run.strategy}: {error}") from None
+    strategy_warnings(study, plan.sweep.runs, plan.cluster, shapes=shapes)
     statistics = any(buffer.is_floating_point() for buffer in model.buffers())
     notes = local_statistics(study) if statistics else []
-    return notes + what_may_not_fit(plan, parameters * dtype.itemsize)
+    meta = model.to("meta")
+
+    def replica_bytes(run: Run) -> int:
+        try:
+            schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), meta)
+        except Exception:  # its program fails, or reads numbers out of tensors: its run will say so
+            return 3 * parameters * int(dtype.itemsize)
+        most: int = max(schedule.memory_bytes for schedule in schedules)
+        return most
+
+    return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)

@@ -13,7 +13,7 @@ from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.preparation import Preparation, prepare_study
-from scalebench.launch.sweep import Sweep, expand
+from scalebench.launch.sweep import Sweep, expand, strategy_warnings
 from scalebench.models.pinning import pinned
 from scalebench.native.job import server_ranks
 from scalebench.study.heterogeneity import SlowLinks
@@ -51,7 +51,11 @@ def plan_study(study: Study, *, timed: bool = True) -> Plan:
     there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
     sweep = expand(there, cluster, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
-    return Plan(study, cluster, sweep, prepare_study(there, sweep.runs))
+    prepared = prepare_study(there, sweep.runs)
+    steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
+    warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
+    prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
+    return Plan(study, cluster, sweep, prepared)
 
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:

@@ -52,7 +52,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
             raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
         for note in made.plans[workers].notes:
             made.notes.append(f"{workers} worker{'s' * (workers > 1)}: {note}")
-    made.notes += _few_steps(study, made) + _too_few_steps(study, made) + _long_steps(study)
+    made.notes += _few_steps(study, made) + _long_steps(study)
     made.notes += _idle_schedule(study, made)
     return made
 
@@ -62,15 +62,14 @@ def local_statistics(study: Study) -> list[str]:
     if max(study.workers) == 1:
         return []
     made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    alone = [(str(component), strategy) for component, strategy in made if not strategy.single_worker]
-    alone = [(name, strategy) for name, strategy in alone if "+buffers" not in strategy.averaged_state]
+    averaged = {str(component): strategy.synchronisation.averaged for component, strategy in made if strategy.requires}
     notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
-    if local := [name for name, strategy in alone if not strategy.sends_buffers]:
+    if local := [name for name, state in averaged.items() if "buffers" not in state]:
         notes.append(
             f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
             f"the model is evaluated with worker 0's; {instead}"
         )
-    if sent := [name for name, strategy in alone if strategy.sends_buffers]:
+    if sent := [name for name, state in averaged.items() if "worker 0's buffers" in state]:
         notes.append(
             f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
             f"alone, which every worker takes over before each step, as torch's default is; {instead}"
@@ -82,46 +81,16 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
     """Averaging every s steps can hide at most 1 - 1/s of the communication of averaging every step."""
     notes = []
     for component in study.strategies:
-        strategy = registry.create(component.name, component.options)
-        if strategy.sync_unit != "epoch":
+        synchronisation = registry.create(component.name, component.options).synchronisation
+        if synchronisation.unit != "epoch":
             continue
-        steps = {workers: strategy.sync_every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
+        steps = {workers: synchronisation.every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
         few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
         if few:
             worst = min(few.values())
             notes.append(
                 f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {_listed(few)} workers "
                 f"(down to {worst}); there it can save at most {100 * (1 - 1 / worst):.0f} % of the communication"
-            )
-    return notes
-
-
-def _too_few_steps(study: Study, made: Preparation) -> list[str]:
-    """Where the whole training ends before the first interval of local steps does, or before it begins."""
-    notes = []
-    for component in study.strategies:
-        strategy = registry.create(component.name, component.options)
-        if strategy.sync_unit != "batch":
-            continue
-        never, short = {}, {}  # worker count -> steps of the training, and how many of them are local
-        for workers, plan in made.plans.items():
-            begins, meets = strategy.first_interval(plan.steps(0))
-            steps = study.epochs * plan.steps(0)
-            if workers > 1 and 0 < begins >= steps:
-                never[workers] = steps
-            elif workers > 1 and meets > steps:
-                short[workers] = (steps - begins, meets - begins)
-        if never:
-            fewest = min(never.values())
-            notes.append(
-                f"{component}: averages gradients after every batch to the end: the training has {fewest} "
-                f"step{'s' * (fewest > 1)} at {_listed(never)} workers, so that local SGD never begins"
-            )
-        if short:
-            local, needed = min(short.values())
-            notes.append(
-                f"{component}: {needed} local steps before the first synchronisation, but the training has "
-                f"{local} at {_listed(short)} workers: replicas do not meet before it ends"
             )
     return notes
 

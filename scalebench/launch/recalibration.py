@@ -24,10 +24,10 @@ from scalebench.launch.cost_model import FILE, at_the_speed_of, scenery_for
 from scalebench.launch.interruption import Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
-from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
 from scalebench.launch.pool import run_virtual
 from scalebench.launch.stopping_rule import StoppingRule
+from scalebench.launch.traffic import TrafficCheck
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
@@ -84,7 +84,7 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
             provenance["provenance"] = store.keep_provenance(provenance)
             replication = StoppingRule(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
             tally = Tally(folder)
-            keeper = Keeper(store, reporter, tally, provenance, interruption, replication, OwnTraffic(plan))
+            keeper = Keeper(store, reporter, tally, provenance, interruption, replication, TrafficCheck(plan))
             if (Path(scratch) / FILE).exists():
                 shutil.move(Path(scratch) / FILE, folder / FILE)
             for run in runs:

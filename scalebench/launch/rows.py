@@ -9,6 +9,7 @@ from typing import Any
 
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
+from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
@@ -70,16 +71,16 @@ def rows_of(
 
 
 def _described(run: Run) -> dict[str, Any]:
-    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    synchronisation = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation
     return {
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
         "strategy_sha256": run.strategy_sha256,
-        "sync_every": strategy.sync_every or None,
-        "sync_unit": strategy.sync_unit,
-        "averaged_state": strategy.averaged_state,
-        "optimizer_state_policy": strategy.optimizer_state_policy,
-        "merge_policy": strategy.merge_policy,
+        "sync_every": synchronisation.every or None,
+        "sync_unit": synchronisation.unit,
+        "averaged_state": synchronisation.averaged,
+        "optimizer_state_policy": synchronisation.optimizer_state,
+        "merge_policy": synchronisation.merge,
     }
 
 
@@ -153,8 +154,10 @@ def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
     if merges is None:
         return None
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    if not isinstance(strategy, EpochAsync):
+        return None
     weights = strategy.final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
-    return None if weights is None else [float(f"{weight:.6g}") for weight in weights]
+    return [float(f"{weight:.6g}") for weight in weights]
 
 
 def _merges(outcome: Outcome) -> list[list[int]] | None:
@@ -168,7 +171,7 @@ def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None
     merges = _merges(outcome)
     if merges is None:
         return None
-    every = registry.create(run.strategy.name, run.strategy.options, run.engine).sync_every
+    every = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation.every
     count, rest = divmod(epoch + 1, every)
     if rest:  # a partial interval, which is merged at the end of training or not at all
         return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None

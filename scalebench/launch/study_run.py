@@ -16,11 +16,11 @@ from scalebench.launch.interruption import AbandonedError, Interruption
 from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.own_traffic import OwnTraffic
 from scalebench.launch.planning import Plan
 from scalebench.launch.resume import keep_study
 from scalebench.launch.stopping_rule import StoppingRule, together
 from scalebench.launch.sweep import is_virtual
+from scalebench.launch.traffic import TrafficCheck
 from scalebench.records.provenance import collect
 from scalebench.records.store import Store
 from scalebench.study.spec import Until
@@ -78,7 +78,7 @@ def run_study(
             if replication.left():
                 provenance = collect()
                 provenance["provenance"] = store.keep_provenance(provenance)
-                keeper = Keeper(store, reporter, tally, provenance, interruption, replication, OwnTraffic(plan))
+                keeper = Keeper(store, reporter, tally, provenance, interruption, replication, TrafficCheck(plan))
 
                 def stopping() -> bool:
                     return interruption.asked() or (fail_fast and bool(tally.failed))

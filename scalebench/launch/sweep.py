@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from scalebench.cluster.spec import Cluster, require_step_times
-from scalebench.errors import StudyError
+from scalebench.errors import ModelError, StudyError
 from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Hosts, reachable
 from scalebench.strategies import registry
+from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
@@ -111,7 +112,7 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
     sweep = Sweep([])
     cells = [cell for component in study.strategies for cell in _cells(study, component, hosts, sweep.notes)]
     cells = _distinct(cells)
-    _check_strategies(study, cells, cluster, hosts, sweep.notes)
+    sweep.notes += strategy_warnings(study, cells, cluster, hosts)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
     if any(cell.execution == "virtual" for cell in cells):
@@ -132,7 +133,7 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
 
 def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[str]) -> list[_Cell]:
     known = registry.create(component.name, component.options)
-    counts = [1] if known.single_worker else study.workers
+    counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
     if study.execution in ("auto", "virtual"):
         virtual = registry.create(component.name, component.options, "virtual")
@@ -148,20 +149,44 @@ def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[
     return cells + [_Cell(execution, native.engine, component, workers) for workers in native.workers]
 
 
-def _check_strategies(
-    study: Study, cells: list[_Cell], cluster: Cluster, hosts: Hosts | None, notes: list[str]
-) -> None:
-    for cell in cells:
-        strategy = registry.create(cell.strategy.name, cell.strategy.options, cell.engine)
-        strategy.check_training(study)
-        set_up = strategy.check(cell.workers, _on_one_node(cell, cluster, hosts))
-        found = [f"{cell.strategy} at {cell.workers} worker{'s' * (cell.workers > 1)}: {warning}" for warning in set_up]
-        if cell.workers > 1:
-            found += [f"{cell.strategy}: {warning}" for warning in strategy.advice(study)]
-        notes += [note for note in found if note not in notes]
+def strategy_warnings(
+    study: Study,
+    points: Iterable[Run | _Cell],
+    cluster: Cluster,
+    hosts: Hosts | None = None,
+    *,
+    steps: Mapping[int, int] | None = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> list[str]:
+    """Warnings of the strategies of `points`, each with the worker counts that it concerns unless these are all.
+
+    `steps` of an epoch by worker count, and `shapes` of the model's parameters, once they are known.
+
+    Raises:
+        StudyError: a strategy cannot work at a point.
+        ModelError: it can do nothing with the model.
+    """
+    found: dict[tuple[str, str], dict[int, None]] = {}
+    counts: dict[str, set[int]] = {}
+    for point in points:
+        strategy = registry.create(point.strategy.name, point.strategy.options, point.engine)
+        per_node = _on_one_node(point, cluster, hosts)
+        setting = Setting(study, point.workers, per_node, (steps or {}).get(point.workers), shapes)
+        try:
+            warnings = strategy.check(setting)
+        except ModelError as error:
+            raise ModelError(f"strategy {point.strategy}: {error}") from None
+        counts.setdefault(str(point.strategy), set()).update({point.workers} - {1})
+        for warning in warnings:
+            found.setdefault((str(point.strategy), warning), {})[point.workers] = None
+    notes = []
+    for (name, warning), at in found.items():
+        some = "" if counts[name] <= set(at) else f" at {', '.join(map(str, at))} worker{'s' * (list(at) != [1])}"
+        notes.append(f"{name}{some}: {warning}")
+    return notes
 
 
-def _on_one_node(cell: _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
+def _on_one_node(cell: Run | _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
     """How many workers a node holds: the cluster's, but of real ranks as many as the fullest host here gets."""
     if cell.execution == "virtual":
         return cluster.node.workers_per_node

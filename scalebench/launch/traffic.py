@@ -1,72 +1,112 @@
-"""What the first strategy of a study sends at each worker count, by its own formula, and what a shuffle adds."""
+"""Traffic of a study by the recorded schedules of its strategies: as numbers, and as a check of what runs counted."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from scalebench.data.dataset import Dataset
 from scalebench.launch.planning import Plan
-from scalebench.models.flat import flatten
 from scalebench.models.registry import build_model
+from scalebench.pricing.recording import record
+from scalebench.pricing.schedule import Schedule
+from scalebench.records.schema import RunRow
 from scalebench.strategies import registry
-from scalebench.strategies.replica_state import remembered_by
-from scalebench.strategies.traffic import Setting
-from scalebench.study.spec import Study
-from scalebench.training.optimizers import build_optimizer
+from scalebench.study.spec import Run, Study
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of a worker and epoch, on the mean over epochs and workers."""
+    """Means per epoch; synchronisations of worker 0, bytes over the workers."""
 
     workers: int
     steps: int
-    parameters: int
     syncs: float
     bytes_sent: float
     rows_bytes: float  # of rows that a shuffle moves, on top
+    memory_bytes: int  # of a worker's model, optimizer and strategy, at most
 
 
 def traffic_of(plan: Plan) -> list[Traffic]:
-    """One entry for each worker count of the plan, in their order."""
-    study, found = plan.study, []
-    component = study.strategies[0]
-    strategy = registry.create(component.name, component.options, "virtual")
-    for workers, shards in sorted(plan.prepared.plans.items()):
-        per_node = plan.cluster.node.workers_per_node
-        setting = setting_of(study, plan.prepared.datasets[workers], workers, shards.steps(0), per_node)
-        epochs = range(study.epochs)
-        syncs = sum(strategy.syncs_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
-        sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in epochs) / study.epochs
-        moved = sum(int(shards.moved(epoch).sum()) for epoch in epochs) / study.epochs / workers
-        row = bytes_of_row(plan.prepared.datasets[workers], getattr(torch, study.dtype))
-        found.append(Traffic(workers, setting.steps, setting.parameters, syncs, sent, moved * row))
+    """Traffic of the first strategy of the plan at each of its worker counts."""
+    study, dtype = plan.study, getattr(torch, plan.study.dtype)
+    runs = {run.workers: run for run in plan.sweep.runs if run.strategy == study.strategies[0]}
+    found = []
+    for workers, run in sorted(runs.items()):
+        dataset, shards = plan.prepared.datasets[workers], plan.prepared.plans[workers]
+        schedules = schedules_of(plan, run, meta_model(study, dataset))
+        moved = sum(int(shards.moved(epoch).sum()) for epoch in range(study.epochs)) * bytes_of_row(dataset, dtype)
+        sent = sum(schedule.bytes_sent for schedule in schedules)
+        mean = 1 / study.epochs / workers
+        memory = max(schedule.memory_bytes for schedule in schedules)
+        syncs = schedules[0].syncs / study.epochs
+        found.append(Traffic(workers, shards.steps(0), syncs, sent * mean, moved * mean, memory))
     return found
 
 
+def schedules_of(plan: Plan, run: Run, model: torch.nn.Module) -> list[Schedule]:
+    """The schedules of the workers of `run`, as virtual runs have them."""
+    strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
+    per_node = plan.cluster.node.workers_per_node
+    return record(run, strategy, plan.prepared.plans[run.workers], model, per_node)
+
+
+def meta_model(study: Study, dataset: Dataset) -> torch.nn.Module:
+    """The study's model without memory."""
+    dtype: torch.dtype = getattr(torch, study.dtype)
+    built = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
+    return built.to("meta")
+
+
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:
-    """What a row takes when it moves to another worker: x in the run's dtype, y too or as a label of 8 bytes."""
+    """Bytes of a row that moves to another worker: x in the run's dtype, y too or as a label of 8 bytes."""
     label = 8 if dataset.task == "classification" else dtype.itemsize
     return math.prod(dataset.x_train.shape[1:]) * dtype.itemsize + math.prod(dataset.y_train.shape[1:]) * label
 
 
-def setting_of(study: Study, dataset: Dataset, workers: int, steps: int, workers_per_node: int) -> Setting:
-    """What formulas need to know of the study's model and optimizer; the optimizer makes one step to show its state."""
-    dtype: torch.dtype = getattr(torch, study.dtype)
-    model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
-    shapes = tuple(tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad)
-    buffers = sum(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
-    of_all = sum(buffer.nbytes for buffer in model.buffers())
-    flat, gradients = flatten(model)
-    only = torch.nn.Parameter(flat)
-    only.grad = gradients
-    optimizer = build_optimizer(study.optimizer, [only], study.lr, flat=True)
-    optimizer.step()
-    remembered = sum(value.numel() for value in remembered_by(optimizer))
-    size = dtype.itemsize
-    return Setting(
-        study.epochs, steps, workers, shapes, size, workers_per_node, buffers * size, remembered * size, of_all
-    )
+class TrafficCheck:
+    """Compares the counts of completed runs with the schedule of their program.
+
+    Each strategy is checked at the first worker count that completes, on each engine whose class has the same program
+    as the virtual one, unless its traffic depends on time.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._checked: set[tuple[str, str]] = set()
+
+    def differences(self, run: Run, row: RunRow) -> list[str]:
+        """One line for each count that differs from the program's."""
+        key = (str(run.strategy), run.engine)
+        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        same = type(strategy) is type(registry.create(run.strategy.name, run.strategy.options, "virtual"))
+        timeless = same and strategy.deterministic and run.shuffle in ("none", "in_block")
+        first = run.workers > 1 and run.repetition == 0 and key not in self._checked
+        if not first or not timeless or row.status != "completed":
+            return []
+        self._checked.add(key)
+        model = meta_model(self._plan.study, self._plan.prepared.datasets[run.workers])
+        try:
+            schedules = schedules_of(self._plan, run, model)
+        except Exception as error:  # whatever a strategy of the user's own raises, the run is kept
+            return [f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"]
+        sent = sum(schedule.bytes_sent for schedule in schedules) / run.workers
+        return _differences(
+            run,
+            [
+                ("synchronisations", row.syncs, schedules[0].syncs),
+                ("bytes of a worker", row.bytes_sent_per_worker, sent),
+            ],
+        )
+
+
+def _differences(run: Run, counts: Sequence[tuple[str, float | None, float]]) -> list[str]:
+    return [
+        f"{run.strategy} at {run.workers} workers on {run.engine}: {counted:,.0f} {what} were counted, its program "
+        f"makes {recorded:,.0f}"
+        for what, counted, recorded in counts
+        if counted is not None and not math.isclose(counted, recorded, rel_tol=1e-9)
+    ]

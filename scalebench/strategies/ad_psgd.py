@@ -9,11 +9,10 @@ from pydantic import Field
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging
-from scalebench.strategies.base import Worker
+from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
-from scalebench.strategies.traffic import every
 from scalebench.system.clock import Task
 
 if TYPE_CHECKING:
@@ -47,21 +46,11 @@ class AdPsgd(Averaging):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     deterministic: ClassVar[bool] = False
-    combination: ClassVar[str] = "asynchronous pair mean"
-
-    @property
-    def sync_every(self) -> int:
-        return self.every
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if workers == 1:
-            raise StudyError("strategy ad_psgd at 1 worker: there is nobody to average with; start at 2 workers")
-        return []
 
     def setup(self, worker: Worker) -> None:
         state, initial = worker.state, packed(self.averaged(worker)).clone()
         state.models = [worker.share(initial, host) for host in range(worker.size)]
-        state.samples = self.samples_of_all(worker)
+        state.samples = self.weights_of_all(worker)
         state.draw = random.Random(worker.seed * 1_000_003 + worker.rank)  # noqa: S311  each worker its own
         state.neighbours = neighbours_of(worker.rank, worker.size, self.neighbours)
         state.taken = 0
@@ -115,10 +104,13 @@ class AdPsgd(Averaging):
         return worker.is_last(epoch) and self.trailing == "synchronise"
 
     @property
-    def syncs_formula(self) -> str:
-        """Averagings that a worker begins, each as one, and the mean at the end."""
-        begun = every("every", partial=False)
-        return f"{begun} + last" if self.trailing == "synchronise" else begun
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.every, merge="asynchronous pair mean")
+
+    def check(self, setting: Setting) -> list[str]:
+        if setting.workers == 1:
+            raise StudyError("strategy ad_psgd at 1 worker: there is nobody to average with; start at 2 workers")
+        return too_few_steps(setting, self.every)
 
 
 def _meet(mean: Tensor, other: Tensor, share: float) -> None:
@@ -127,7 +119,7 @@ def _meet(mean: Tensor, other: Tensor, share: float) -> None:
 
 
 def neighbours_of(rank: int, size: int, kind: str) -> list[int]:
-    """Whom `rank` may average with: all others, or those beside it on a ring (one, where there are two workers)."""
+    """Ranks that `rank` may average with: all others, or those beside it on a ring (one, of two workers)."""
     if kind == "ring":
         return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
     return [other for other in range(size) if other != rank]

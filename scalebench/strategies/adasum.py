@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies.allreduce import PerBatch
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 
 if TYPE_CHECKING:
@@ -16,48 +15,34 @@ if TYPE_CHECKING:
 _TINY = 1.5e-154  # squared lengths below it count as zero, as in Horovod: the root of the smallest double
 
 
-class AdasumOptions(PerBatch):
+@register()
+class Adasum(Strategy):
     """Each worker makes a step d_i of its own optimizer; w <- w + Adasum(d_1, ..., d_K), parameter by parameter.
 
     Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, and Adasum(a, b, c, d) = Adasum(Adasum(a, b),
     Adasum(c, d)), and so on: the number of workers is a power of two. Equal steps give that step, orthogonal ones
     their sum, so that the learning rate is a single worker's. Gradients are not weighted by samples. Momentum is each
     worker's own. Maleki et al., MLSys 2021, arXiv 2006.02924.
+
+    Over point-to-point messages: lg K exchanges of the whole vector with ever farther partners, lg K (a + n/B) a step.
+    Horovod halves the vectors on the way and so moves less, 2 (K-1)/K n/B.
     """
 
     name: ClassVar[str] = "adasum"
     summary: ClassVar[str] = "steps merged every batch: added where orthogonal, averaged where parallel"
     source: ClassVar[str] = "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
-    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi")
-
-    @property
-    def merge_policy(self) -> str:
-        return "adasum"
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if workers & (workers - 1):
-            raise StudyError(f"strategy adasum: {workers} workers; expected a power of two: use --workers 1,2,4,8 ...")
-        return []
-
-
-@register()
-class Adasum(AdasumOptions):
-    """The formula over point-to-point messages: lg K exchanges of the whole vector with ever farther partners.
-
-    lg K (a + n/B) a step. Horovod halves the vectors on the way and so moves less, 2 (K-1)/K n/B.
-    """
-
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
     )
-
-    @property
-    def bytes_formula(self) -> str:
-        return "n * log2(K) * syncs"
+    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi")
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
         worker.state.adasum_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            self.step(worker, batch)
 
     def step(self, worker: Worker, batch: Batch) -> None:
         before, clock = worker.state.before, worker.clock
@@ -69,10 +54,27 @@ class Adasum(AdasumOptions):
             worker.comm.merge_(worker.parameters, worker.state.adasum_)
             clock.work(worker.parameters.add_, before)
 
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        self.step(worker, batch)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return True
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return Synchronisation(merge="adasum")
+
+    def check(self, setting: Setting) -> list[str]:
+        if setting.workers & (setting.workers - 1):
+            raise StudyError(
+                f"strategy adasum: {setting.workers} workers; expected a power of two: use --workers 1,2,4,8 ..."
+            )
+        return []
+
 
 @register("horovod")
-class HorovodAdasum(AdasumOptions):
-    """The real op: Horovod steps and merges inside the backward pass, so compute and communication are one."""
+class HorovodAdasum(Adasum):
+    """Adasum by Horovod, which steps and merges inside the backward pass: compute and communication are one."""
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
     split_is_measured: ClassVar[bool] = False

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.compression import WIRES, Plain, PowerSgd, Reducer, TopK, check_stated, require_matrices
 from scalebench.strategies.registry import register
 from scalebench.strategies.trees import Tree, TwoLevel
 
 
-class PerBatch(Strategy):
-    """Replicas that step together: they agree after every batch."""
-
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
-            self.step(worker, batch)
-
-    def warm_up(self, worker: Worker, batch: Batch) -> None:
-        self.step(worker, batch)
-
-    def step(self, worker: Worker, batch: Batch) -> None:
-        raise NotImplementedError
-
-    def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return True
-
-
-class Accumulating(PerBatch):
+class GradientAveraging(Strategy):
     """One step, and one exchange, for the gradients of `accumulate` = a batches of each worker.
 
     w <- w - eta * sum n_i g_i / sum n_i over a batches; the last step of an epoch may have fewer. Batches are weighted
@@ -40,56 +22,43 @@ class Accumulating(PerBatch):
 
     accumulate: int = Field(1, ge=1, description="a: batches per optimizer step and synchronisation")
 
-    @property
-    def sync_every(self) -> int:
-        return self.accumulate
-
-    def first_interval(self, steps: int) -> tuple[int, int]:
-        return 0, min(self.accumulate, steps)  # an epoch's last step may have fewer
-
-    @property
-    def updates(self) -> str:
-        """Optimizer steps of an epoch: a formula of traffic.py."""
-        return "S" if self.accumulate == 1 else "ceil(S / accumulate)"
-
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        if self.accumulate == 1:
-            super().train_epoch(worker, epoch)
-            return
         last, first, total = worker.steps_in(epoch) - 1, 0.0, 0.0
         for batch in worker.batches(epoch):
             samples, place = len(batch.x) * worker.size / batch.weight, batch.step % self.accumulate
             first, total = (samples, samples) if place == 0 else (first, total + samples)
             ends = place == self.accumulate - 1 or batch.step == last
-            self.gather(worker, batch, batch.weight * samples / first, add=place > 0, ends=ends)
+            self.gather(worker, batch, batch.weight * (samples / first), add=place > 0, ends=ends)
             if ends:
                 self.exchange(worker, first / total)
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        self.gather(worker, batch, batch.weight, add=False, ends=True)
-        self.exchange(worker)
-
     def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
-        """One batch's gradient, the first of a step or added to it; `ends`: an exchange follows."""
+        """Compute one batch's gradient, the first of a step or added to it; `ends`: an exchange follows."""
         worker.gradient(batch, weight, add=add)
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        """Average what was gathered, times `scale`, and step."""
+        """Average the gathered gradients, times `scale`, and step."""
         raise NotImplementedError
 
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        self.gather(worker, batch, batch.weight, add=False, ends=True)
+        self.exchange(worker)
 
-def uncompressed(updates: str) -> str:
-    """A formula: how many of an epoch's `updates` lie before PowerSGD's `start`."""
-    return f"min({updates}, max(0, start - e * {updates}))"
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return True
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return Synchronisation(every=self.accumulate)
 
 
 def mean_of_gradients(workers: int) -> str:
-    """The name of the arithmetic that all plain per-batch strategies share; a lone worker's is serial's."""
+    """Name of the arithmetic that all plain per-batch strategies share; a lone worker's is serial's."""
     return "serial" if workers == 1 else "mean of gradients"
 
 
 @register()
-class Allreduce(Accumulating):
+class Allreduce(GradientAveraging):
     """w <- w - eta * sum_i n_i g_i / sum_i n_i after each batch, over one flat buffer.
 
     n_i: samples in worker i's batch. With `accumulate` = a the sums run over a batches of each worker, so that one
@@ -125,20 +94,6 @@ class Allreduce(Accumulating):
         check_stated(self.compression, self.model_fields_set)
         return self
 
-    def check_model(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        if self.compression == "powersgd":
-            require_matrices(shapes, self.rank)
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        extra = {"tree": {Capability.POINT_TO_POINT}, "hierarchical": {Capability.SPLIT}}
-        return self.requires | extra.get(self.collective, set())
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if self.collective == "hierarchical" and 1 < workers <= workers_per_node:
-            return ["collective hierarchical on one node is a reduce and a broadcast there, slower than an allreduce"]
-        return []
-
     def setup(self, worker: Worker) -> None:
         worker.state.reducer = self._reducer(worker)
 
@@ -162,32 +117,21 @@ class Allreduce(Accumulating):
         worker.update()
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
-        self.step(worker, batch)
+        super().warm_up(worker, batch)
         worker.state.reducer.forget()
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        extra = {"tree": {Capability.POINT_TO_POINT}, "hierarchical": {Capability.SPLIT}}
+        return self.requires | extra.get(self.collective, set())
+
+    def check(self, setting: Setting) -> list[str]:
+        if self.compression == "powersgd" and setting.workers > 1 and setting.shapes is not None:
+            require_matrices(setting.shapes, self.rank)
+        if self.collective == "hierarchical" and 1 < setting.workers <= setting.workers_per_node:
+            return ["collective hierarchical on one node is a reduce and a broadcast there, slower than an allreduce"]
+        return []
 
     def arithmetic(self, workers: int) -> str | None:
         plain = self.accumulate == 1 and (workers == 1 or (self.compression == "none" and self.collective == "auto"))
         return mean_of_gradients(workers) if plain else None
-
-    @property
-    def syncs_formula(self) -> str:
-        if self.compression == "powersgd":
-            return f"2 * {self.updates} - {uncompressed(self.updates)}"
-        if self.collective == "hierarchical":
-            return f"(2 * (G > 1) + (K > G)) * {self.updates}"
-        return self.updates
-
-    @property
-    def bytes_formula(self) -> str:
-        """`hierarchical`: the members of a node of several send to its first one, that one sends back, and each node
-        sends to the others."""
-        if self.compression == "powersgd":
-            first = uncompressed(self.updates)
-            return f"n * {first} + f(rank) * ({self.updates} - {first})"
-        if self.compression == "topk":
-            return "ceil(keep * P) * (4 + n / P) * syncs"
-        if self.compression != "none":
-            return "2 * P * syncs"
-        if self.collective == "hierarchical":
-            return f"n * (K - M + 2 * m + (M > 1) * M) / K * {self.updates}"
-        return "2 * (K - 1) / K * n * syncs" if self.collective == "tree" else "n * syncs"

@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Periodic
-from scalebench.strategies.base import Worker
+from scalebench.strategies.base import Setting, Synchronisation, Worker
+from scalebench.strategies.local_sgd import LocalSgd
 from scalebench.strategies.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from scalebench.study.spec import Training
-
 
 _MUCH = 2.0  # times as long a way, from which on a learning rate that was found without it deserves a look
 
 
-class BlockMomentum(Periodic):
-    """Average, let `outer` decide from where the interval began, and restart from there."""
+class BlockMomentum(LocalSgd):
+    """Local SGD that restarts from `outer`'s update of the weights at which the interval began."""
+
+    combination: ClassVar[str]
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.steps, merge=self.combination)
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)
@@ -63,16 +67,18 @@ class SlowMo(BlockMomentum):
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
     source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
     combination: ClassVar[str] = "slow momentum"
-    alone: ClassVar[str] = "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)"
 
-    def advice(self, training: Training) -> list[str]:
-        inner, gain = training.optimizer.options.get("momentum", 0.0), self.slow_lr / (1 - self.slow_momentum)
-        if not isinstance(inner, int | float) or inner < 0.5 or gain <= _MUCH:
-            return []
-        return [
-            f"slow_momentum {self.slow_momentum:g} makes moves up to {gain:.1f} times as long, beside the optimizer's"
-            f" momentum of {inner:g}: if it learns less than local_sgd, take a smaller lr, slow_lr or slow_momentum"
-        ]
+    def check(self, setting: Setting) -> list[str]:
+        options = setting.training.optimizer.options
+        inner, gain = options.get("momentum", 0.0), self.slow_lr / (1 - self.slow_momentum)
+        found = super().check(setting)
+        if setting.workers > 1 and isinstance(inner, int | float) and inner >= 0.5 and gain > _MUCH:
+            found.append(
+                f"slow_momentum {self.slow_momentum:g} makes moves up to {gain:.1f} times as long, beside the "
+                f"optimizer's momentum of {inner:g}: if it learns less than local_sgd, take a smaller lr, slow_lr or "
+                "slow_momentum"
+            )
+        return found
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)
@@ -109,7 +115,6 @@ class Bmuf(BlockMomentum):
     summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
     source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
     combination: ClassVar[str] = "block momentum"
-    alone: ClassVar[str] = "mu is 0 then, and w0 + (w - w0) is w but for rounding"
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
@@ -134,15 +139,16 @@ class DiLoCo(BlockMomentum):
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
     source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
     combination: ClassVar[str] = "outer nesterov"
-    alone: ClassVar[str] = "the outer Nesterov step acts on its own moves too"
 
-    def advice(self, training: Training) -> list[str]:
-        if training.optimizer.name in ("adam", "adamw"):
-            return []
-        return [
-            f"the inner optimizer is {training.optimizer.name}, the paper's is adamw: say optimizer: adamw, and a "
-            "learning rate that fits it, such as lr: 1e-3"
-        ]
+    def check(self, setting: Setting) -> list[str]:
+        inner = setting.training.optimizer.name
+        found = super().check(setting)
+        if setting.workers > 1 and inner not in ("adam", "adamw"):
+            found.append(
+                f"the inner optimizer is {inner}, the paper's is adamw: say optimizer: adamw, and a "
+                "learning rate that fits it, such as lr: 1e-3"
+            )
+        return found
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         slope = anchor - mean

@@ -1,4 +1,7 @@
-"""DASO: gradients averaged inside a node, parameters summed between nodes behind the local steps."""
+"""DASO: gradients averaged inside a node, parameters summed between nodes behind the local steps.
+
+When is in daso_schedule.py; what is exchanged is here.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.comm.base import Capability
+from scalebench.comm.base import Capability, Request
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging
-from scalebench.strategies.base import Batch, Worker
-from scalebench.strategies.daso_schedule import FIRST, TALLIED, Plateau, Schedule, Skips, calls_of, tally
-from scalebench.strategies.daso_traffic import WIRE, Traffic
+from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
+from scalebench.strategies.daso_schedule import BLOCKING, FIRST, Calls, Plateau, Schedule, Skips, calls_of
 from scalebench.strategies.registry import register
-from scalebench.strategies.traffic import Setting
+from scalebench.strategies.replica_state import packed, unpack_
 
 if TYPE_CHECKING:
-    from scalebench.study.spec import Training
+    from torch import Tensor
+
+WIRE = "bfloat16"  # while every batch blocks
 
 
 class Daso(Averaging):
@@ -41,18 +45,48 @@ class Daso(Averaging):
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
-    counts: ClassVar[dict[str, str]] = TALLIED
-    combination: ClassVar[str] = "daso"
-    in_rules: ClassVar[bool] = True
 
     def schedule(self, epochs: int) -> Schedule:
         """The skips of a training of `epochs` epochs, from its beginning."""
         raise NotImplementedError
 
-    def first_interval(self, steps: int) -> tuple[int, int]:
-        return 0, min(self.sync_every, steps)  # every epoch's last batch blocks
+    def setup(self, worker: Worker) -> None:
+        worker.state.schedule = self.schedule(worker.epochs)
+        worker.state.skips = []  # of every epoch
+        worker.state.exchange = Exchange(worker, self, self.devices_per_node or worker.workers_per_node)
 
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        worker.state.exchange.step(batch)
+        worker.comm.allreduce_(worker.parameters, "mean", wire=WIRE)
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        schedule: Schedule = worker.state.schedule
+        exchange: Exchange = worker.state.exchange
+        skips = schedule.skips
+        worker.state.skips.append(skips)
+        last = worker.steps_in(epoch) - 1
+        for batch in worker.batches(epoch):
+            exchange.step(batch)
+            calls = calls_of(batch.step, last, skips)
+            if calls.send and skips.wait == 0:
+                exchange.block(WIRE if skips == BLOCKING else None, batch.step == last)
+            elif calls.send:
+                exchange.send(calls, batch.step == last)
+            elif calls.merge:
+                exchange.merge()
+            if calls.local_sync is not None:
+                exchange.local_sync = calls.local_sync
+        schedule.epoch_over(_mean_loss(worker) if schedule.judges else None)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return True
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.schedule(epochs=1).first.global_skip, merge="daso")
+
+    def check(self, setting: Setting) -> list[str]:
+        workers, workers_per_node = setting.workers, setting.workers_per_node
         devices = self.devices_per_node or workers_per_node
         if devices >= workers:
             smaller = f", or set devices_per_node to at most {workers // 2}" if workers > 1 else ""
@@ -70,10 +104,7 @@ class Daso(Averaging):
                 f"strategy {self.name} at {workers} workers: devices_per_node {devices} asks for more groups than "
                 f"a node has devices; set it to at most {workers_per_node}, the workers that share a node"
             )
-        return []
-
-    def advice(self, training: Training) -> list[str]:
-        epochs = training.epochs
+        epochs = setting.training.epochs
         blocking = self.warm_up_epochs + self.cool_down_epochs
         if epochs > blocking:
             return []
@@ -81,51 +112,6 @@ class Daso(Averaging):
             f"never cycles: {epochs} epoch{'s are' if epochs > 1 else ' is'} no more than its {self.warm_up_epochs} of "
             f"warm-up and {self.cool_down_epochs} of cool-down, so that it blocks after every batch"
         ]
-
-    def setup(self, worker: Worker) -> None:
-        worker.state.schedule = self.schedule(worker.epochs)
-        worker.state.skips = []  # of every epoch, for whoever asks afterwards
-        worker.state.traffic = Traffic(worker, self, self.devices_per_node or worker.workers_per_node)
-
-    def warm_up(self, worker: Worker, batch: Batch) -> None:
-        worker.state.traffic.step(batch)
-        worker.comm.allreduce_(worker.parameters, "mean", wire=WIRE)
-
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        schedule: Schedule = worker.state.schedule
-        traffic: Traffic = worker.state.traffic
-        skips = schedule.skips
-        worker.state.skips.append(skips)
-        last = worker.steps_in(epoch) - 1
-        for batch in worker.batches(epoch):
-            traffic.step(batch)
-            traffic.answer(calls_of(batch.step, last, skips), skips, batch.step == last)
-        schedule.epoch_over(_mean_loss(worker) if schedule.judges else None)
-
-    def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return True
-
-    @property
-    def syncs_formula(self) -> str:
-        """Groups take turns in the sums over the nodes, the first one first; a plateau of the loss changes how many."""
-        return f"({self._devices} > 1) * (means + shares) + ceil((sums + halves) / {self._devices}) + judged"
-
-    @property
-    def bytes_formula(self) -> str:
-        devices, state = self._devices, self.state_bytes
-        if state == "n":
-            inside, between = f"n * (means + shares / {devices})", "(n * sums + 2 * P * halves)"
-        else:
-            inside = f"(n * means + {state} * shares / {devices})"
-            between = f"{state} * (sums + 2 * P / n * halves)"
-        return f"({devices} > 1) * {inside} + {between} / {devices} + n / P * judged"
-
-    @property
-    def _devices(self) -> str:
-        return "G" if self.devices_per_node is None else "devices_per_node"
-
-    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
-        return tally(self.schedule(setting.epochs), epoch, setting.steps)
 
 
 @register()
@@ -144,10 +130,6 @@ class DasoHeat(Daso):
     name: ClassVar[str] = "daso-heat"
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
-
-    @property
-    def sync_every(self) -> int:
-        return FIRST.global_skip
 
     def schedule(self, epochs: int) -> Schedule:
         return Schedule(
@@ -175,14 +157,10 @@ class DasoFixed(Daso):
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022, without its schedule"
 
-    @property
-    def sync_every(self) -> int:
-        return self.global_skip
-
-    def advice(self, training: Training) -> list[str]:
-        said = super().advice(training)
-        if said or self.wait <= self.global_skip:
-            return said
+    def check(self, setting: Setting) -> list[str]:
+        found = super().check(setting)
+        if found or self.wait <= self.global_skip:
+            return found
         return [
             f"wait {self.wait} is more than global_skip {self.global_skip}: a sum is merged at the next one, after "
             f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight; use wait: "
@@ -198,6 +176,93 @@ class DasoFixed(Daso):
             first=Skips(self.global_skip, self.local_skip, self.wait),
             plateau=None,
         )
+
+
+class Exchange:
+    """One worker's part in the exchanges: its node, its group, the group whose turn it is and the sum in flight."""
+
+    def __init__(self, worker: Worker, policies: Averaging, devices: int) -> None:
+        node, self._device = divmod(worker.rank, devices)
+        self._worker, self._policies, self._devices = worker, policies, devices
+        self._node = worker.comm.split(node, self._device)
+        self._group = worker.comm.split(self._device, node)
+        self.local_sync = True
+        self._turn = 0  # the group that sends next
+        self._sender: int | None = None  # the group whose sum was last left in flight; a blocking sum clears it
+        self._in_flight: tuple[Request, Tensor, int] | None = None  # on that group's devices, until merged
+
+    def step(self, batch: Batch) -> None:
+        """Take one step; the gradient is the node's mean while `local_sync` is on."""
+        self._worker.gradient(batch)
+        if self.local_sync and self._devices > 1:
+            self._node.allreduce_(self._worker.gradients, "mean")
+        self._worker.update()
+
+    def block(self, wire: str | None, last: bool) -> None:
+        """w <- sum_p w_p / P, waited for."""
+        state = self._policies.averaged(self._worker)
+        vector = packed(state)
+        if self._device == self._turn:
+            self._mean_(vector, wire)
+        self._settle(state, vector, last)
+
+    def send(self, calls: Calls, last: bool) -> None:
+        """Start sum_p w_p of the state as it is before an older sum is merged."""
+        sent: tuple[Request, Tensor, int] | None = None
+        if self._device == self._turn:
+            vector = packed(self._policies.averaged(self._worker)).clone()
+            weight = self._policies.weight(self._worker)
+            request = self._group.iallreduce_(vector, "sum" if weight is None else "mean", weight=weight)
+            sent = (request, vector, calls.wait)
+        self.merge()
+        if not calls.blocking:
+            self._in_flight, self._sender = sent, self._turn
+            self._turn = (self._turn + 1) % self._devices
+            return
+        state = self._policies.averaged(self._worker)
+        settled = packed(state)
+        if sent is not None:
+            settled.copy_(self._landed(sent).div_(self._group.size))
+        self._settle(state, settled, last)
+
+    def _mean_(self, vector: Tensor, wire: str | None) -> None:
+        """Mean over the nodes; the plain one is divided after the sum, as heat does it."""
+        weight = self._policies.weight(self._worker)
+        if weight is None:
+            self._group.allreduce_(vector, "sum", wire=wire)
+            vector.div_(self._group.size)
+        else:
+            self._group.allreduce_(vector, "mean", weight=weight, wire=wire)
+
+    def _landed(self, sent: tuple[Request, Tensor, int]) -> Tensor:
+        """Wait for the sum in flight; weighted by samples it is P times the mean."""
+        request, vector, _ = sent
+        request.wait()
+        return vector if self._policies.weighting == "uniform" else vector.mul_(self._group.size)
+
+    def merge(self) -> None:
+        """w <- (2 s w + sum_p w_p) / (2 s + P) on the last sender; its node takes that, merged before or not."""
+        if self._sender is None:
+            return
+        state = self._policies.averaged(self._worker)
+        vector = packed(state)
+        if self._in_flight is not None:
+            own = 2 * self._in_flight[2] or 1
+            vector.mul_(own).add_(self._landed(self._in_flight)).div_(own + self._group.size)
+            self._in_flight = None
+        self._share(state, vector, self._sender)
+
+    def _settle(self, state: list[Tensor], vector: Tensor, last: bool) -> None:
+        self._share(state, vector, self._turn)
+        self._sender = None
+        self._turn = 0 if last else (self._turn + 1) % self._devices
+
+    def _share(self, state: list[Tensor], vector: Tensor, source: int) -> None:
+        """Replace the node's state by `source`'s `vector`."""
+        if self._devices > 1:
+            self._node.broadcast_(vector, source)
+        unpack_(vector, state)
+        self._policies.after_average(self._worker)
 
 
 def _mean_loss(worker: Worker) -> float:

@@ -57,7 +57,7 @@ class Schedule:
         self, epochs: int, *, warm_up: int, cool_down: int, max_skip: int, first: Skips, plateau: Plateau | None
     ) -> None:
         self._warm_up, self._cooling = warm_up, epochs - cool_down
-        self._max_skip, self._first, self._plateau = max_skip, first, plateau
+        self._max_skip, self.first, self._plateau = max_skip, first, plateau
         self._completed = 0
         self.skips = first if warm_up == 0 and self._cooling > 0 else BLOCKING
 
@@ -73,7 +73,7 @@ class Schedule:
         if self._completed >= self._cooling or self._completed < self._warm_up:
             self.skips = BLOCKING
         elif self._completed == self._warm_up:
-            self.skips = self._first
+            self.skips = self.first
         elif fired:
             self.skips = self._next(self.skips)
 
@@ -110,33 +110,3 @@ def calls_of(batch: int, last: int, skips: Skips) -> Calls:
     if ls <= 1:
         return Calls(merge=merge, local_sync=True if ls == 1 else None)
     return Calls(merge=merge, local_sync=(batch + 1) % ls == 0 or ends)
-
-
-TALLIED = {  # what `tally` counts
-    "means": "batches after which gradients are averaged inside a node",
-    "sums": "sums over the nodes, while no plateau is met",
-    "halves": "those among them that travel in half precision, counted apart",
-    "shares": "broadcasts inside a node",
-    "judged": "1 where the loss of the epoch is looked at, else 0",
-}
-
-
-def tally(schedule: Schedule, epoch: int, steps: int) -> dict[str, int]:
-    """What an epoch of `steps` batches sends, if no plateau comes before; `schedule` is at its beginning."""
-    local_sync = True
-    for current in range(epoch + 1):
-        counted, in_flight = dict.fromkeys(TALLIED, 0), False
-        for batch in range(steps):
-            calls = calls_of(batch, steps - 1, schedule.skips)
-            counted["means"] += local_sync
-            counted["halves" if schedule.skips == BLOCKING else "sums"] += calls.send
-            # A sum that is sent meets an older one first; one that blocks is shared at once.
-            counted["shares"] += in_flight * calls.merge + (calls.send and calls.blocking)
-            if calls.send:
-                in_flight = not calls.blocking
-            if calls.local_sync is not None:
-                local_sync = calls.local_sync
-        counted["judged"] = int(schedule.judges)
-        if current < epoch:
-            schedule.epoch_over()
-    return counted

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from scalebench.comm.base import Capability, Overlap
-from scalebench.strategies.allreduce import Accumulating, mean_of_gradients, uncompressed
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
+from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.compression import WIRES, PowerSgd, check_stated, powersgd_elements, require_matrices
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
@@ -23,7 +23,8 @@ _TORCHS_CAP = 25.0  # MiB
 _BUCKETS = ("bucket_sizes", "rebuilt_bucket_sizes")  # of the first backward pass, of all others
 
 
-class DdpOptions(Accumulating):
+@register("virtual")
+class VirtualDdp(GradientAveraging):
     """Gradients are averaged in buckets, in backward order, as soon as each bucket is complete.
 
     Li et al., VLDB 2020, arXiv 2006.15704. Defaults are those of PyTorch, but for `start` (torch: 1000). Compression
@@ -44,49 +45,12 @@ class DdpOptions(Accumulating):
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
-    sends_buffers: ClassVar[bool] = True
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
     @model_validator(mode="after")
-    def _options_have_an_effect(self) -> DdpOptions:
+    def _options_have_an_effect(self) -> VirtualDdp:
         check_stated(self.compression, self.model_fields_set)
         return self
-
-    def check_model(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        if self.compression == "powersgd":
-            require_matrices(shapes, self.rank)
-
-    @property
-    def bytes_formula(self) -> str:
-        """Worker 0 alone sends buffers."""
-        return f"{self._gradient_bytes} + {self.updates} * n_a / K"
-
-    @property
-    def _gradient_bytes(self) -> str:
-        if self.compression == "powersgd":
-            first = uncompressed(self.updates)
-            return f"n * {first} + f(rank) * ({self.updates} - {first})"
-        return f"n * {self.updates}" if self.compression == "none" else f"2 * P * {self.updates}"
-
-    @property
-    def syncs_formula(self) -> str:
-        """Gradients, by PowerSGD two factors one after the other, and buffers where the model has some."""
-        if self.compression == "powersgd":
-            return f"(2 + (n_a > 0)) * {self.updates} - {uncompressed(self.updates)}"
-        return f"{self.updates} * (1 + (n_a > 0))"
-
-    def warm_up(self, worker: Worker, batch: Batch) -> None:
-        self.step(worker, batch)
-        self._forget(worker)
-
-    def _forget(self, worker: Worker) -> None:
-        """Warm-up steps must not count among PowerSGD's first, nor leave their errors."""
-
-
-@register("virtual")
-class VirtualDdp(DdpOptions):
-    """The same arithmetic, charged by DDP's rule: fixed buckets on one stream beside the backward pass."""
-
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
     def setup(self, worker: Worker) -> None:
         worker.state.buffers = buffers_of(worker) if worker.size > 1 else []
@@ -98,10 +62,6 @@ class VirtualDdp(DdpOptions):
         if worker.state.buffers and not add:
             broadcast_bytes_(worker.comm, worker.state.buffers)
         super().gather(worker, batch, weight, add=add, ends=ends)
-
-    def _forget(self, worker: Worker) -> None:
-        if hasattr(worker.state, "factors"):
-            worker.state.factors.forget()
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         if self.compression == "powersgd" and worker.size > 1:
@@ -118,14 +78,28 @@ class VirtualDdp(DdpOptions):
         first = _MIB if self.bucket_cap_mb == _TORCHS_CAP else cap
         return Overlap("gloo", cap, first, wire=WIRES.get(self.compression))
 
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        super().warm_up(worker, batch)
+        if hasattr(worker.state, "factors"):
+            worker.state.factors.forget()  # these steps are not among PowerSGD's first
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return Synchronisation(every=self.accumulate, averaged="parameters, worker 0's buffers")
+
+    def check(self, setting: Setting) -> list[str]:
+        if self.compression == "powersgd" and setting.workers > 1 and setting.shapes is not None:
+            require_matrices(setting.shapes, self.rank)
+        return []
+
     def arithmetic(self, workers: int) -> str | None:
         plain = self.accumulate == 1 and (self.compression == "none" or workers == 1)
         return mean_of_gradients(workers) if plain else None
 
 
 @register()
-class Ddp(DdpOptions):
-    """The real thing. It communicates inside backward, so compute and communication are not told apart.
+class Ddp(VirtualDdp):
+    """The real DistributedDataParallel. It communicates inside backward: compute and communication are not separate.
 
     How many buckets it sends is read from torch's own log: a synchronisation takes an allreduce for each of them.
     """
@@ -168,7 +142,8 @@ class Ddp(DdpOptions):
             hook = powerSGD_hook.powerSGD_hook
         worker.forward.register_comm_hook(group, hook)  # type: ignore[attr-defined]
 
-    def _forget(self, worker: Worker) -> None:
+    def warm_up(self, worker: Worker, batch: Batch) -> None:
+        GradientAveraging.warm_up(self, worker, batch)
         worker.state.warmed, worker.state.steps = True, 0
         if hasattr(worker.state, "factors"):
             import numpy as np
@@ -224,5 +199,5 @@ def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> i
 
 
 def buffers_of(worker: Worker) -> list[Tensor]:
-    """All that DDP sends, counters too; a replay is made of runs whose model has no buffers."""
-    return [] if worker.model is None else list(worker.model.buffers())
+    """Buffers that DDP sends: all, counters too."""
+    return list(worker.model.buffers())

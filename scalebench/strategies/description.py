@@ -1,18 +1,14 @@
-"""What a strategy says of itself: its rule in words and formula, its options with their types, defaults and ranges."""
+"""Description of a strategy for readers: its rule, and its options with their types, defaults and ranges."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from scalebench.errors import StudyError
 from scalebench.strategies.base import Strategy
-from scalebench.strategies.traffic import SYMBOLS, readable, symbols_of
-from scalebench.study.spec import Training
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -28,12 +24,11 @@ class Option(NamedTuple):
 
 
 def rule_of(cls: type[Strategy]) -> list[str]:
-    """The docstrings that state the rule: of the class that names the strategy, then of bases that tell a part."""
+    """The docstrings that state the rule: of the class that names the strategy, then of its base in the same file."""
     family = [each for each in cls.__mro__ if issubclass(each, Strategy) and each is not Strategy]
-    while "name" not in vars(family[0]) and len(family) > 1:
-        family.pop(0)  # a real or a virtual form: says how it is carried out
-    telling = family[:1] + [each for each in family[1:] if vars(each).get("in_rules", False)]
-    return [inspect.cleandoc(each.__doc__) for each in telling if each.__doc__ and each.__doc__ != Strategy.__doc__]
+    named = next((each for each in family if "name" in vars(each)), family[0])  # a real form says how it is run
+    base = [each for each in family if each.__module__ == named.__module__ and "name" not in vars(each)]
+    return [inspect.cleandoc(each.__doc__) for each in (named, *base) if each.__doc__ and each not in (Strategy,)]
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:
@@ -44,40 +39,6 @@ def options_of(cls: type[Strategy]) -> list[Option]:
         Option(name, _type(field.annotation), _default(field), _allowed(field), field.description or "")
         for name, field in fields
     ]
-
-
-class Sending(NamedTuple):
-    """What a worker sends in an epoch, as formulas to be read, and the engines on which that is so."""
-
-    syncs: str
-    bytes: str
-    engines: tuple[str, ...]
-
-
-def sendings_of(forms: Mapping[str, Strategy]) -> list[Sending]:
-    """What the forms of one strategy send, by engine; engines that send alike stand together."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for engine, form in forms.items():
-        texts = {"syncs": form.syncs_formula, "bytes": form.bytes_formula}
-        syncs, sent = (f"{'at most ' if what in form.at_most else ''}{readable(texts[what])}" for what in texts)
-        found.setdefault((syncs, sent), []).append(engine)
-    return [Sending(*texts, tuple(engines)) for texts, engines in found.items()]
-
-
-def lets_rows_move(strategy: Strategy) -> bool:
-    """Whether rows may change workers between epochs: not at one worker, nor where data never leave a client."""
-    try:
-        strategy.check_training(Training(shuffle="global"))
-    except StudyError:
-        return False
-    return not strategy.single_worker
-
-
-def symbols_used(*forms: Strategy, moved: str = "") -> dict[str, str]:
-    """What the symbols in the formulas of a strategy's forms, and in `moved`, mean; options left out."""
-    known = {symbol: text for form in forms for symbol, text in {**SYMBOLS, **form.counts}.items()}
-    used = [symbol for form in forms for symbol in symbols_of(f"{form.syncs_formula} + {form.bytes_formula}")]
-    return {symbol: known[symbol] for symbol in dict.fromkeys([*used, *symbols_of(moved)]) if symbol in known}
 
 
 def _default(field: FieldInfo) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.errors import StudyError
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.base import Setting, Worker
 from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.strategies.registry import register
-
-if TYPE_CHECKING:
-    from scalebench.study.spec import Training
 
 
 @register()
@@ -38,13 +34,15 @@ class DislibCompat(EpochAverage):
     name: ClassVar[str] = "dislib-compat"
     summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
-    alone: ClassVar[str] = "momentum is lost at every block, and the tail of a block is left out"
 
-    def check_training(self, training: Training) -> None:
-        _constant_rate(self.name, training)
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        _train_by_blocks(worker, epoch)
+        if self.ends_interval(worker, epoch):
+            self.average_all(worker)
 
-    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
-        return worker.block_batches(epoch)
+    def check(self, setting: Setting) -> list[str]:
+        _require_constant_rate(self.name, setting)
+        return super().check(setting)
 
 
 @register()
@@ -65,15 +63,25 @@ class DislibCompatAsync(EpochAsync):
     name: ClassVar[str] = "dislib-compat-async"
     summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
-    alone: ClassVar[str] = "as dislib-compat, and it merges with its own past by halves"
 
-    def check_training(self, training: Training) -> None:
-        _constant_rate(self.name, training)
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        _train_by_blocks(worker, epoch)
+        if (epoch + 1) % self.every == 0:
+            self.merge_with_shared(worker)
 
-    def batches(self, worker: Worker, epoch: int) -> Iterator[Batch]:
-        return worker.block_batches(epoch)
+    def check(self, setting: Setting) -> list[str]:
+        _require_constant_rate(self.name, setting)
+        return super().check(setting)
 
 
-def _constant_rate(name: str, training: Training) -> None:
-    if training.lr_policy != "constant":
-        raise StudyError(f"strategy {name}: dislib knows no lr_policy {training.lr_policy}; write lr_policy: constant")
+def _train_by_blocks(worker: Worker, epoch: int) -> None:
+    for batch in worker.block_batches(epoch):
+        if batch.first_of_block:
+            worker.reset_optimizer()
+        worker.local_step(batch)
+
+
+def _require_constant_rate(name: str, setting: Setting) -> None:
+    policy = setting.training.lr_policy
+    if policy != "constant":
+        raise StudyError(f"strategy {name}: dislib knows no lr_policy {policy}; write lr_policy: constant")

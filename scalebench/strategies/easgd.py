@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Averaging, last_step
-from scalebench.strategies.base import Worker
+from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
-from scalebench.strategies.traffic import every
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,17 +31,6 @@ class Easgd(Averaging):
     name: ClassVar[str] = "easgd"
     summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps (option steps)"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
-    combination: ClassVar[str] = "elastic"
-    alone: ClassVar[str] = "the worker and its centre draw each other, and the centre is handed out"
-
-    @property
-    def sync_every(self) -> int:
-        return self.steps
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if self.alpha is not None and self.alpha * workers > 1:
-            return [f"alpha {self.alpha:g} times {workers} workers is above 1: the centre overshoots their mean"]
-        return []
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -56,7 +44,7 @@ class Easgd(Averaging):
             worker.epoch_done(epoch, None)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = last_step(self, worker, epoch)
+        last = self.last_step(worker, epoch)
         for batch in worker.batches(epoch):
             worker.local_step(batch)
             worker.state.taken += 1
@@ -85,5 +73,11 @@ class Easgd(Averaging):
         return worker.is_last(epoch)
 
     @property
-    def syncs_formula(self) -> str:
-        return every("steps", partial=self.trailing == "synchronise")
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.steps, merge="elastic")
+
+    def check(self, setting: Setting) -> list[str]:
+        workers, found = setting.workers, too_few_steps(setting, self.steps)
+        if self.alpha is not None and self.alpha * workers > 1:
+            found.append(f"alpha {self.alpha:g} times {workers} workers is above 1: the centre overshoots their mean")
+        return found

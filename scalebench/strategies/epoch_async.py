@@ -1,15 +1,16 @@
-"""Asynchronous epoch averaging: after an epoch, merge with a shared model and go on, waiting for nobody."""
+"""Asynchronous epoch averaging: after an epoch, merge with a shared model and continue without waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.averaging import LocalEpochs
-from scalebench.strategies.base import Worker
+from scalebench.strategies.averaging import Averaging, too_few_epochs
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @register()
-class EpochAsync(LocalEpochs):
+class EpochAsync(Averaging):
     """With exclusive access to the shared model g, which starts as the initial weights, worker j merges
 
         half:       g <- (g + w_j) / 2,          then w_j <- g
@@ -32,6 +33,12 @@ class EpochAsync(LocalEpochs):
     weight in the final model are recorded.
     """
 
+    every: int = Field(1, ge=1, description="epochs between two synchronisations")
+    optimizer_state: Literal["keep", "average", "reset", "reset_per_block"] = Field(  # type: ignore[assignment]
+        "keep",
+        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
+        "ds-tensor block",
+    )
     merge: Literal["half", "inverse_k"] = Field("half", description="weight of the merging worker: 1/2 or 1/K")
     trailing: Literal["synchronise", "leave"] = Field(
         "leave", description="a partial interval at the end is merged before the final mean, or not (the paper's rule)"
@@ -40,58 +47,68 @@ class EpochAsync(LocalEpochs):
     name: ClassVar[str] = "epoch_async"
     summary: ClassVar[str] = "weights merged into a shared model every n epochs, without a barrier"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous"
-    alone: ClassVar[str] = "`merge: half` merges it with its own past (`merge: inverse_k`: serial)"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    asynchronous: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
-
-    @property
-    def merge_policy(self) -> str:
-        by = " by samples" if self.weighting == "samples" else ""
-        return f"{self.merge}{by}{', partial interval merged' if self.trailing == 'synchronise' else ''}"
 
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.share(packed(self.averaged(worker)).clone())
-        worker.state.fetched = -1  # the place among all merges of what this worker goes on from
-        worker.state.share = self.share_of(worker.rank, self.samples_of_all(worker))
+        worker.state.fetched = -1  # position, among all merges, of the model this worker last took
+        worker.state.share = self.share_of(worker.rank, self.weights_of_all(worker))
 
-    def synchronise(self, worker: Worker) -> None:
-        shared = worker.state.shared
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            if batch.first_of_block and self.optimizer_state == "reset_per_block":
+                worker.reset_optimizer()
+            worker.local_step(batch)
+        if (epoch + 1) % self.every == 0 or (worker.is_last(epoch) and self.trailing == "synchronise"):
+            self.merge_with_shared(worker)
+
+    def merge_with_shared(self, worker: Worker) -> None:
+        shared, state = worker.state.shared, worker.state
         with shared.exclusive() as model:
             position = shared.merges
             worker.clock.work(self._merge, worker, model)
-        worker.observe("staleness", position - worker.state.fetched - 1)
+        worker.observe("staleness", position - state.fetched - 1)
         worker.observe("merge_position", position)
-        worker.state.fetched = position
+        state.fetched = position
         self.after_average(worker)
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
             worker.snapshot(min(rounds * self.every, worker.epochs) - 1, worker.parameters)
 
     def _merge(self, worker: Worker, model: Tensor) -> None:
-        state = self.averaged(worker)
-        model.lerp_(packed(state), worker.state.share)
-        unpack_(model, state)
+        replica = self.averaged(worker)
+        model.lerp_(packed(replica), worker.state.share)  # g <- g + share (w_j - g)
+        unpack_(model, replica)
+
+    def finish(self, worker: Worker) -> None:
+        if worker.size > 1:
+            average_(worker.comm, self.averaged(worker), self.weight(worker))
+
+    def in_agreement(self, worker: Worker, epoch: int) -> None:
+        return None
 
     def share_of(self, worker: int, samples: Sequence[int]) -> float:
-        """The weight of `worker` when it merges."""
+        """Weight of `worker` in its merges."""
         return 0.5 if self.merge == "half" else samples[worker] / sum(samples)
 
     def final_weights(self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]) -> list[float]:
+        """(workers,) weight of each worker's training in the final model.
+
+        `merges`: positions of each worker's merges among all; `samples`: sizes of their shards.
+        """
         from scalebench.strategies.merge_order import final_weights, merge_order
 
         counted = [1] * len(merges) if self.weighting == "uniform" else samples
         shares = [self.share_of(worker, counted) for worker in range(len(merges))]
         return final_weights(merge_order(merges), len(merges), epochs, self.every, shares, counted)
 
-    def finish(self, worker: Worker) -> None:
-        if worker.size > 1:
-            average_(worker.comm, self.averaged(worker), self.weight(worker))
-
-    def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch)
-
     @property
-    def syncs_formula(self) -> str:
-        return f"({super().syncs_formula}) + last"
+    def synchronisation(self) -> Synchronisation:
+        by = " by samples" if self.weighting == "samples" else ""
+        partial = ", partial interval merged" if self.trailing == "synchronise" else ""
+        return replace(self.averaged_every(self.every, "epoch"), merge=f"{self.merge}{by}{partial}")
+
+    def check(self, setting: Setting) -> list[str]:
+        return too_few_epochs(setting, "every", self.every)

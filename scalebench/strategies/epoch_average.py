@@ -6,15 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.comm.base import Communicator
-from scalebench.strategies.averaging import LocalEpochs
-from scalebench.strategies.base import Worker
+from scalebench.strategies.averaging import Averaging, too_few_epochs
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import average_, average_at_master_
+from scalebench.strategies.replica_state import average_at_master_
 
 
 @register()
-class EpochAverage(LocalEpochs):
+class EpochAverage(Averaging):
     """Average the weights of all replicas every `every` epochs, and after the last one.
 
     w <- (1/K) sum_j w_j, then all restart from w.
@@ -23,29 +22,45 @@ class EpochAverage(LocalEpochs):
     bytes in and as many out over its link, (K - 1) (2 (a + n/B) + n gamma). What limits the reference at many workers.
     """
 
+    every: int = Field(1, ge=1, description="epochs between two synchronisations")
     aggregation: Literal["allreduce", "master"] = Field("allreduce", description="how the mean is formed")
+    optimizer_state: Literal["keep", "average", "reset", "reset_per_block"] = Field(  # type: ignore[assignment]
+        "keep",
+        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
+        "ds-tensor block",
+    )
 
     name: ClassVar[str] = "epoch_average"
     summary: ClassVar[str] = "weights averaged every n epochs"
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, Epoch-Synchronous"
 
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            if batch.first_of_block and self.optimizer_state == "reset_per_block":
+                worker.reset_optimizer()
+            worker.local_step(batch)  # forward, backward, optimizer step
+        if self.ends_interval(worker, epoch):
+            self.average_all(worker)
+
+    def ends_interval(self, worker: Worker, epoch: int) -> bool:
+        return (epoch + 1) % self.every == 0 or (worker.is_last(epoch) and self.trailing == "synchronise")
+
+    def average_all(self, worker: Worker) -> None:
+        if self.aggregation == "allreduce" or worker.size == 1:
+            self.average(worker)
+        else:
+            average_at_master_(worker.comm, self.averaged(worker), self.weight(worker))
+            self.after_average(worker)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return worker.size == 1 or self.ends_interval(worker, epoch)
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.every, "epoch")
+
+    def check(self, setting: Setting) -> list[str]:
+        return too_few_epochs(setting, "every", self.every)
+
     def arithmetic(self, workers: int) -> str | None:
         return "serial" if workers == 1 and self.optimizer_state in ("keep", "average") else None
-
-    def form_mean(self, comm: Communicator, worker: Worker) -> None:
-        through = average_ if self.aggregation == "allreduce" else average_at_master_
-        through(comm, self.averaged(worker), self.weight(worker))
-
-    @property
-    def syncs_formula(self) -> str:
-        """Through a master: there and back."""
-        whole = super().syncs_formula
-        return whole.replace("1 if", "2 if", 1) if self.aggregation == "master" else whole
-
-    @property
-    def bytes_formula(self) -> str:
-        """A master takes n (and a weight, by samples) from every other worker, and sends n to each of them."""
-        if self.aggregation == "allreduce":
-            return super().bytes_formula
-        weight = " + n / P / 2 * (1 - 1 / K) * syncs" if self.weighting == "samples" else ""
-        return f"{self.state_bytes} * (1 - 1 / K) * syncs{weight}"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging, too_seldom
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.averaging import Averaging, too_few_epochs
+from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
-from scalebench.strategies.traffic import every_epochs
-
-if TYPE_CHECKING:
-    from scalebench.study.spec import Training
 
 
 @register()
@@ -42,38 +38,13 @@ class FedAvg(Averaging):
     name: ClassVar[str] = "fedavg"
     summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"
     source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
-    combination: ClassVar[str] = "mean of a sample"
-    alone: ClassVar[str] = "momentum is forgotten with each round (`optimizer_state: keep` makes it serial)"
-    sync_unit: ClassVar[str] = "epoch"
-
-    @property
-    def sync_every(self) -> int:
-        return self.local_epochs
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if self.chosen_of(workers) < 1:
-            raise StudyError(
-                f"strategy {self.name}: option 'fraction' {self.fraction:g} of {workers} workers selects nobody; use "
-                f"{1 / workers:.3g} or more, or start at {int(-(-1 // self.fraction))} workers"
-            )
-        return []
-
-    def check_training(self, training: Training) -> None:
-        if training.shuffle not in ("none", "in_block"):
-            raise StudyError(
-                f"strategy {self.name}: shuffle {training.shuffle} moves rows between clients, whose data never leave "
-                "them; write shuffle: in_block or none"
-            )
-
-    def advice(self, training: Training) -> list[str]:
-        return too_seldom("local_epochs", self.local_epochs, training.epochs)
 
     def chosen_of(self, workers: int) -> int:
-        """How many clients a round has."""
+        """Number of clients of a round."""
         return int(self.fraction * workers + 1e-9)
 
     def clients(self, seed: int, round_: int, workers: int) -> set[int]:
-        """The clients of a round, the same for whoever asks."""
+        """The clients of a round, the same on every worker."""
         draw = random.Random(f"{seed} {round_}")  # noqa: S311
         return set(draw.sample(range(workers), self.chosen_of(workers)))
 
@@ -103,8 +74,22 @@ class FedAvg(Averaging):
         return self.ends_round(epoch, worker.epochs)
 
     @property
-    def syncs_formula(self) -> str:
-        return every_epochs("local_epochs", self.trailing == "synchronise")
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.local_epochs, "epoch", merge="mean of a sample")
+
+    def check(self, setting: Setting) -> list[str]:
+        workers, shuffle = setting.workers, setting.training.shuffle
+        if shuffle not in ("none", "in_block"):
+            raise StudyError(
+                f"strategy {self.name}: shuffle {shuffle} moves rows between clients, whose data never leave them; "
+                "write shuffle: in_block or none"
+            )
+        if self.chosen_of(workers) < 1:
+            raise StudyError(
+                f"strategy {self.name}: option 'fraction' {self.fraction:g} of {workers} workers selects nobody; use "
+                f"{1 / workers:.3g} or more, or start at {int(-(-1 // self.fraction))} workers"
+            )
+        return too_few_epochs(setting, "local_epochs", self.local_epochs)
 
 
 @register()
@@ -119,7 +104,6 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
-    alone: ClassVar[str] = "as fedavg, and it is held near where its round began (`mu: 0`: it is not)"
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch)

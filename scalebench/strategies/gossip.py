@@ -9,8 +9,8 @@ from pydantic import Field
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging
-from scalebench.strategies.base import Worker
+from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
 
@@ -43,19 +43,6 @@ class Gossip(Averaging):
     source: ClassVar[str] = "Lian et al., NeurIPS 2017, arXiv 1705.09056 and ICML 2018, arXiv 1710.06952"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
-
-    @property
-    def sync_every(self) -> int:
-        return self.every
-
-    @property
-    def merge_policy(self) -> str:
-        return f"{self.peers} {super().merge_policy}"
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if workers == 1:
-            raise StudyError("strategy gossip at 1 worker: there is nobody to mix with; start at 2 workers")
-        return []
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -98,26 +85,13 @@ class Gossip(Averaging):
         return worker.is_last(epoch) and self.trailing == "synchronise"
 
     @property
-    def at_most(self) -> frozenset[str]:
-        """With an odd number of workers one sits out of each round of pairs."""
-        return frozenset({"syncs"}) if self.peers == "pair" else frozenset()
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.every, merge=f"{self.peers} mean")
 
-    @property
-    def syncs_formula(self) -> str:
-        """Mixings, each as one, and the mean at the end."""
-        mixings = "floor((e + 1) * S / every) - floor(e * S / every)"
-        return f"{mixings} + last" if self.trailing == "synchronise" else mixings
-
-    @property
-    def bytes_formula(self) -> str:
-        state = self.state_bytes
-        message = state if self.weighting == "uniform" else f"({state} + n / P)"
-        share = "min(2, K - 1)" if self.peers == "ring" else "(K - K % 2) / K"
-        if self.trailing == "leave":
-            return f"{message} * {share} * syncs"
-        if message != state:
-            return f"{message} * {share} * (syncs - last) + {state} * last"
-        return f"{state} * ({share} * (syncs - last) + last)"
+    def check(self, setting: Setting) -> list[str]:
+        if setting.workers == 1:
+            raise StudyError("strategy gossip at 1 worker: there is nobody to mix with; start at 2 workers")
+        return too_few_steps(setting, self.every)
 
 
 def _passed_on(worker: Worker, mine: Tensor, step: int) -> Tensor:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap
 from scalebench.errors import StudyError
-from scalebench.strategies.allreduce import Accumulating, mean_of_gradients
-from scalebench.strategies.base import Worker
+from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
+from scalebench.strategies.base import Setting, Worker
 from scalebench.strategies.registry import register
-
-if TYPE_CHECKING:
-    from scalebench.study.spec import Training
 
 _MIB = 1 << 20
 
 
-class HorovodOptions(Accumulating):
+@register("virtual")
+class VirtualHorovod(GradientAveraging):
     """Gradients are averaged tensor by tensor behind the backward pass, fused per cycle.
 
     Sergeev and Del Balso, 2018, arXiv 1802.05799. Defaults are those of Horovod 0.28.1; `accumulate` is its
-    backward_passes_per_step.
+    backward_passes_per_step. Virtual runs are charged by Horovod's rule: one serial stream, on which the tensors ready
+    at a cycle are fused.
     """
 
     fusion_threshold_mib: float = Field(128.0, ge=0, description="tensors ready together are fused up to this size")
@@ -33,26 +32,6 @@ class HorovodOptions(Accumulating):
     summary: ClassVar[str] = "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
     source: ClassVar[str] = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
     engines: ClassVar[tuple[str, ...]] = ("horovod",)
-
-    def check_training(self, training: Training) -> None:
-        if training.dtype == "bfloat16":
-            raise StudyError(
-                "strategy horovod: Horovod has no bfloat16 for torch; use --dtype float32, or another strategy"
-            )
-
-    @property
-    def syncs_formula(self) -> str:
-        return self.updates
-
-    @property
-    def bytes_formula(self) -> str:
-        return "2 * P * syncs" if self.compression == "fp16" else "n * syncs"
-
-
-@register("virtual")
-class VirtualHorovod(HorovodOptions):
-    """The same arithmetic, charged by Horovod's rule: one serial stream, what is ready at a cycle is fused."""
-
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
@@ -61,19 +40,26 @@ class VirtualHorovod(HorovodOptions):
             worker.gradients.mul_(scale)
         worker.update()
 
-    def arithmetic(self, workers: int) -> str | None:
-        return mean_of_gradients(workers) if self.compression == "none" and self.accumulate == 1 else None
-
     @property
     def overlap(self) -> Overlap:
         fusion = max(1, int(self.fusion_threshold_mib * _MIB))
         wire = "float16" if self.compression == "fp16" else None
         return Overlap("horovod", fusion, fusion, self.cycle_time_ms / 1e3, wire)
 
+    def check(self, setting: Setting) -> list[str]:
+        if setting.training.dtype == "bfloat16":
+            raise StudyError(
+                "strategy horovod: Horovod has no bfloat16 for torch; use --dtype float32, or another strategy"
+            )
+        return []
+
+    def arithmetic(self, workers: int) -> str | None:
+        return mean_of_gradients(workers) if self.compression == "none" and self.accumulate == 1 else None
+
 
 @register()
-class Horovod(HorovodOptions):
-    """The real thing. Its communication ends in `synchronize`, which is what `comm_s` holds."""
+class Horovod(VirtualHorovod):
+    """The real hvd.DistributedOptimizer. `comm_s` holds the time in its `synchronize`."""
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
 
@@ -102,7 +88,7 @@ class Horovod(HorovodOptions):
             worker.update()
 
     def environment(self) -> dict[str, str]:
-        """What Horovod reads when it is initialised."""
+        """Environment variables that Horovod reads when it is initialised."""
         return {
             "HOROVOD_FUSION_THRESHOLD": str(int(self.fusion_threshold_mib * _MIB)),
             "HOROVOD_CYCLE_TIME": str(self.cycle_time_ms),

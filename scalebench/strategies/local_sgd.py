@@ -9,29 +9,61 @@ from pydantic import Field, PositiveInt, model_validator
 
 from scalebench.comm.base import Capability, Communicator
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging, Periodic, last_step
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import floating_buffers
-from scalebench.strategies.traffic import Setting
 
 
 @register()
-class LocalSgd(Periodic):
+class LocalSgd(Averaging):
     """w <- mean_i w_i after every `steps` = H local steps, and after the last one.
 
+    Steps are counted through the whole training: an interval may reach over the end of an epoch.
     Stich, ICLR 2019, arXiv 1805.09767. H = 1 with SGD, momentum included, is `allreduce` only where all batches are of
     equal size: `allreduce` weighs gradients by samples, a mean of weights all workers alike. With Adam it never is.
     Torch's PeriodicModelAverager counts from its first step: `first = 1`.
     """
 
+    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations, counted through all epochs")
+    first: int | None = Field(None, ge=1, description="local steps before the first synchronisation; default: H")
+
     name: ClassVar[str] = "local_sgd"
     summary: ClassVar[str] = "weights averaged every H local steps (option steps)"
     source: ClassVar[str] = "Stich, ICLR 2019, arXiv 1805.09767"
 
+    def setup(self, worker: Worker) -> None:
+        worker.state.taken = 0
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        last = self.last_step(worker, epoch)
+        for batch in worker.batches(epoch):
+            worker.local_step(batch)
+            worker.state.taken += 1
+            if self.due(worker.state.taken) or batch.step == last:
+                self.synchronise(worker)
+
+    def due(self, taken: int) -> bool:
+        """Return True if replicas synchronise after `taken` steps."""
+        return ends_interval(taken, self.steps, self.first)
+
+    def synchronise(self, worker: Worker) -> None:
+        self.average(worker)
+
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        ended = worker.is_last(epoch) and self.trailing == "synchronise"
+        return worker.size == 1 or ended or self.due(worker.state.taken)
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.steps)
+
+    def check(self, setting: Setting) -> list[str]:
+        return too_few_steps(setting, self.first or self.steps)
+
 
 @register()
-class PostLocalSgd(Periodic):
+class PostLocalSgd(Averaging):
     """Gradients averaged after each of the first `start` batches, then local SGD.
 
     Lin et al., ICLR 2020, arXiv 1808.07217. Afterwards the members of a subgroup may go on averaging their gradients
@@ -39,6 +71,8 @@ class PostLocalSgd(Periodic):
     """
 
     start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")
+    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations, counted through all epochs")
+    first: int | None = Field(None, ge=1, description="local steps before the first synchronisation; default: H")
     subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
 
     name: ClassVar[str] = "post_local_sgd"
@@ -46,66 +80,43 @@ class PostLocalSgd(Periodic):
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
-    counts: ClassVar[dict[str, str]] = {
-        "averages": "means of the weights: each `steps` steps after `start`, and where a partial interval ends training"
-    }
-
-    def first_interval(self, steps: int) -> tuple[int, int]:
-        return self.start, self.start + super().first_interval(steps)[1]
-
-    def due(self, taken: int) -> bool:
-        return super().due(taken - self.start)
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        check_subgroup(self.name, self.subgroup, workers, workers_per_node)
-        return []
 
     def setup(self, worker: Worker) -> None:
-        super().setup(worker)
+        worker.state.taken = 0
         members = min(self.subgroup or worker.workers_per_node, worker.size)
         worker.state.subgroup = worker.comm.split(worker.rank // members) if members > 1 else None
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        comm: Communicator | None = worker.state.subgroup
-        if worker.state.taken < self.start:
-            worker.gradient(batch, batch.weight)
-            comm = worker.comm
-        else:
-            worker.gradient(batch)
-        if comm is not None:
-            comm.allreduce_(worker.gradients, "mean")
-        worker.update()
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        state, last = worker.state, self.last_step(worker, epoch)
+        for batch in worker.batches(epoch):
+            together = state.taken < self.start
+            worker.gradient(batch, batch.weight if together else 1.0)
+            comm: Communicator | None = worker.comm if together else state.subgroup
+            if comm is not None:
+                comm.allreduce_(worker.gradients, "mean")
+            worker.update()
+            state.taken += 1
+            if state.taken > self.start and (self.due(state.taken) or batch.step == last):
+                self.average(worker)
 
-    def after_step(self, worker: Worker, taken: int, ends: bool) -> None:
-        if taken > self.start:  # up to there replicas are equal
-            super().after_step(worker, taken, ends)
+    def due(self, taken: int) -> bool:
+        """Return True if weights are averaged after `taken` steps."""
+        return ends_interval(taken - self.start, self.steps, self.first)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        """Averaged gradients keep weights equal; statistics that are to be averaged, each worker's own till then."""
+        """Averaged gradients keep the weights equal; averaged statistics are local until the first mean."""
         if worker.state.taken > self.start:
-            return super().in_agreement(worker, epoch)
+            ended = worker.is_last(epoch) and self.trailing == "synchronise"
+            return worker.size == 1 or ended or self.due(worker.state.taken)
         return worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
 
     @property
-    def syncs_formula(self) -> str:
-        return f"{self._means_of_gradients} + averages"
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.steps)
 
-    @property
-    def bytes_formula(self) -> str:
-        return f"n * {self._means_of_gradients} + {self.state_bytes} * averages"
-
-    @property
-    def _means_of_gradients(self) -> str:
-        """Over all workers up to `start`, then inside subgroups of more than one."""
-        first = "min(max(start - e * S, 0), S)"
-        return {0: f"(S if G > 1 else {first})", 1: first}.get(self.subgroup, "S")
-
-    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
-        epochs, steps = setting.epochs, setting.steps
-        taken = range(max(epoch * steps, self.start) + 1, (epoch + 1) * steps + 1)
-        cut = self.start < epochs * steps and not self.due(epochs * steps)
-        ends = epoch == epochs - 1 and cut and self.trailing == "synchronise"
-        return {"averages": sum(self.due(step) for step in taken) + ends}
+    def check(self, setting: Setting) -> list[str]:
+        check_subgroup(self.name, self.subgroup, setting)
+        return too_few_steps(setting, self.first or self.steps, self.start)
 
 
 @register()
@@ -128,9 +139,6 @@ class HierarchicalLocalSgd(Averaging):
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
-    counts: ClassVar[dict[str, str]] = {
-        "averages": "steps after which the period of some group ends, and the last step of training"
-    }
 
     @model_validator(mode="after")
     def _grow_together(self) -> HierarchicalLocalSgd:
@@ -140,27 +148,13 @@ class HierarchicalLocalSgd(Averaging):
             raise ValueError(f"groups: a larger group needs a longer period, got {self.groups}")
         return self
 
-    @property
-    def sync_every(self) -> int:
-        return min(self.groups.values())
-
-    def first_interval(self, steps: int) -> tuple[int, int]:
-        return 0, self.first or self.sync_every
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        check_groups(self.name, self.groups, workers)
-        if max(self.groups) < workers:
-            when = "at the end of training only" if self.trailing == "synchronise" else "never"
-            return [f"no group holds all {workers} workers: they all agree {when}"]
-        return []
-
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         sizes = [size for size in sorted(self.groups, reverse=True) if size < worker.size]
         worker.state.comms = {size: worker.comm.split(worker.rank // size) for size in sizes}
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = last_step(self, worker, epoch)
+        last = self.last_step(worker, epoch)
         for batch in worker.batches(epoch):
             worker.local_step(batch)
             worker.state.taken += 1
@@ -169,10 +163,9 @@ class HierarchicalLocalSgd(Averaging):
                 self.average(worker, worker.state.comms.get(size, worker.comm))
 
     def group_after(self, taken: int) -> int:
-        """The size of the groups that average after `taken` steps; 1 if none does."""
+        """Size of the groups that average after `taken` steps; 1: none."""
         for size, period in sorted(self.groups.items(), reverse=True):
-            first = self.first or period
-            if taken >= first and (taken - first) % period == 0:
+            if ends_interval(taken, period, self.first):
                 return size
         return 1
 
@@ -181,19 +174,29 @@ class HierarchicalLocalSgd(Averaging):
         return ended or self.group_after(worker.state.taken) >= worker.size
 
     @property
-    def syncs_formula(self) -> str:
-        return "averages"
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(min(self.groups.values()))
 
-    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
-        epochs, steps = setting.epochs, setting.steps
-        counted = sum(self.group_after(taken) > 1 for taken in range(epoch * steps + 1, (epoch + 1) * steps + 1))
-        cut = epoch == epochs - 1 and self.group_after(epochs * steps) == 1
-        return {"averages": counted + (cut and self.trailing == "synchronise")}
+    def check(self, setting: Setting) -> list[str]:
+        workers = setting.workers
+        check_groups(self.name, self.groups, workers)
+        found = too_few_steps(setting, self.first or min(self.groups.values()))
+        if max(self.groups) < workers:
+            when = "at the end of training only" if self.trailing == "synchronise" else "never"
+            found.append(f"no group holds all {workers} workers: they all agree {when}")
+        return found
 
 
-def check_subgroup(name: str, subgroup: int, workers: int, workers_per_node: int) -> None:
+def ends_interval(taken: int, steps: int, first: int | None) -> bool:
+    """Return True after `first` (default: `steps`) steps, and after every `steps` further ones."""
+    first = first or steps
+    return taken >= first and (taken - first) % steps == 0
+
+
+def check_subgroup(name: str, subgroup: int, setting: Setting) -> None:
     """Refuse a `subgroup` of strategy `name` that leaves workers over; 0 stands for the workers of a node."""
-    size = subgroup or workers_per_node
+    workers = setting.workers
+    size = subgroup or setting.workers_per_node
     if size >= workers or workers % size == 0:
         return
     if subgroup:

@@ -11,21 +11,19 @@ learning rate; the literature's asynchronous SGD is often `scale: sum`, K times 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import server_rules
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, pack, request
 from scalebench.study.spec import BY_LAYER
-
-if TYPE_CHECKING:
-    from scalebench.study.spec import Training
 
 
 class ParameterServerStrategy(Strategy):
@@ -33,47 +31,21 @@ class ParameterServerStrategy(Strategy):
     The optimizer, its momentum included, lives on the server.
     """
 
+    scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
     shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread, at most one a worker")
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SERVER})
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    asynchronous: ClassVar[bool] = True  # the server says which weights end an epoch
     deterministic: ClassVar[bool] = False
-    in_rules: ClassVar[bool] = True
     misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
 
-    @property
-    def optimizer_state_policy(self) -> str:
-        return "on the server"
-
-    @property
-    def merge_policy(self) -> str:
-        return "each push at once"
-
-    @property
-    def bytes_formula(self) -> str:
-        """A push is the gradient and two numbers of 8 bytes; the weights that come back are the server's."""
-        return "(n + 16) * syncs"
-
     def servers(self, workers: int) -> int:
-        """Over how many servers the weights of `workers` are spread; each is a rank natively."""
+        """Number of servers over which the weights are spread; each is a rank natively."""
         return min(self.shards, workers)
-
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if self.shards > workers > 1:
-            return [f"shards {self.shards} are more servers than workers: the weights are spread over {workers}"]
-        return []
 
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that says who waits, for `workers` that push `total` times each."""
         raise NotImplementedError
-
-    def check_training(self, training: Training) -> None:
-        if training.optimizer.name in BY_LAYER:
-            raise StudyError(
-                f"strategy {self.name}: optimizer {training.optimizer.name} scales each layer's step by its norms, and "
-                "the server knows one vector; use sgd, adam or adamw"
-            )
 
     def setup(self, worker: Worker) -> None:
         state, ends = worker.state, [0]
@@ -93,8 +65,10 @@ class ParameterServerStrategy(Strategy):
         state.message = pack(worker.gradients, [0.0] * PUSH_NUMBERS)  # of every push
 
     def _application(self, workers: int) -> dict[str, Any]:
-        """How a push is applied: arguments of `ParameterServer`."""
-        return {}
+        """Arguments of `ParameterServer` that say how a push is applied."""
+        if self.scale == "mean":
+            return {"share": 1.0 / workers}
+        return {"share": 1.0, "of_round": float(workers)}
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch, batch.weight)
@@ -124,25 +98,28 @@ class ParameterServerStrategy(Strategy):
     def _pull(self, worker: Worker) -> Any:
         return request(worker.state.server, worker.parameters[:0], [0.0] * PUSH_NUMBERS)[0]
 
-    def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch)
-
-
-class Asynchronous(ParameterServerStrategy):
-    """Pushes are applied one by one, as they come."""
-
-    scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
+    def in_agreement(self, worker: Worker, epoch: int) -> None:
+        return None  # the server says which weights end an epoch
 
     @property
-    def merge_policy(self) -> str:
+    def synchronisation(self) -> Synchronisation:
         if self.gate(workers=2, total=1).in_rounds:
-            return f"{self.scale} of the round"
-        return f"{super().merge_policy}{', scale sum' if self.scale == 'sum' else ''}"
+            merge = f"{self.scale} of the round"
+        else:
+            merge = "each push at once" + (", scale sum" if self.scale == "sum" else "")
+        return Synchronisation(optimizer_state="on the server", merge=merge)
 
-    def _application(self, workers: int) -> dict[str, Any]:
-        if self.scale == "mean":
-            return {"share": 1.0 / workers}
-        return {"share": 1.0, "of_round": float(workers)}
+    def check(self, setting: Setting) -> list[str]:
+        optimizer = setting.training.optimizer.name
+        if optimizer in BY_LAYER:
+            raise StudyError(
+                f"strategy {self.name}: optimizer {optimizer} scales each layer's step by its norms, and the server "
+                "knows one vector; use sgd, adam or adamw"
+            )
+        if self.shards > setting.workers > 1:
+            workers = setting.workers
+            return [f"shards {self.shards} are more servers than workers: the weights are spread over {workers}"]
+        return []
 
 
 @register()
@@ -153,10 +130,6 @@ class Bsp(ParameterServerStrategy):
     summary: ClassVar[str] = "parameter server with a barrier each step"
     source: ClassVar[str] = "Valiant, 1990; Li et al., OSDI 2014"
     deterministic: ClassVar[bool] = True
-
-    @property
-    def merge_policy(self) -> str:
-        return "mean of the round"
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Lockstep(workers, total)
@@ -179,17 +152,14 @@ class BspBackup(ParameterServerStrategy):
     misses_rounds: ClassVar[bool] = True
 
     @property
-    def merge_policy(self) -> str:
-        return "mean of the first K - b of the round"
-
-    @property
-    def at_most(self) -> frozenset[str]:
-        return frozenset({"syncs", "bytes"})
+    def synchronisation(self) -> Synchronisation:
+        return replace(super().synchronisation, merge=f"{self.scale} of the first K - b of the round")
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Lockstep(workers, total, self.backup)
 
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
+    def check(self, setting: Setting) -> list[str]:
+        workers = setting.workers
         if self.backup >= workers == 1:
             raise StudyError(
                 f"strategy bsp_backup at 1 worker: backup {self.backup} leaves none to wait for; "
@@ -200,11 +170,11 @@ class BspBackup(ParameterServerStrategy):
                 f"strategy bsp_backup: backup {self.backup} of {workers} workers leaves none to wait for; "
                 f"use backup: {workers - 1} or less, or more workers"
             )
-        return super().check(workers, workers_per_node)
+        return super().check(setting)
 
 
 @register()
-class Asp(Asynchronous):
+class Asp(ParameterServerStrategy):
     """Nobody waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
 
     staleness_lr: bool = Field(False, description="divide the learning rate of a push by its staleness")
@@ -221,7 +191,7 @@ class Asp(Asynchronous):
 
 
 @register()
-class Ssp(Asynchronous):
+class Ssp(ParameterServerStrategy):
     """As `asp`, but a worker waits while it is more than `staleness` pushes ahead of the slowest.
 
     staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is applied as one step, of the mean
@@ -239,7 +209,7 @@ class Ssp(Asynchronous):
 
 
 @register()
-class Dssp(Asynchronous):
+class Dssp(ParameterServerStrategy):
     """As `ssp(lower)`, but the fastest worker may run on, up to `upper`, where that shortens its wait.
 
         lead <= lower: release. Else, for the fastest p: release for r more pushes, 0 <= r <= upper - lower, where r
@@ -272,7 +242,7 @@ class Dssp(Asynchronous):
 
 
 @register()
-class ElasticBsp(Asynchronous):
+class ElasticBsp(ParameterServerStrategy):
     """Between barriers as `asp`; each barrier lies where the next pushes of all workers are predicted to come together.
 
     The authors' code is not public; where pushes between barriers are applied is our reading: at once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.base import Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 
 
@@ -18,28 +18,14 @@ class Serial(Strategy):
     source: ClassVar[str] = "base of speedup"
     requires: ClassVar[frozenset[Capability]] = frozenset()
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    single_worker: ClassVar[bool] = True
-    sync_unit: ClassVar[str] = "none"
-
-    @property
-    def sync_every(self) -> int:
-        return 0
-
-    @property
-    def merge_policy(self) -> str:
-        return "none"
-
-    def arithmetic(self, workers: int) -> str | None:
-        return "serial"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
             worker.local_step(batch)
 
     @property
-    def syncs_formula(self) -> str:
-        return "0"
+    def synchronisation(self) -> Synchronisation:
+        return Synchronisation(every=0, unit="none", merge="none")
 
-    @property
-    def bytes_formula(self) -> str:
-        return "0"
+    def arithmetic(self, workers: int) -> str | None:
+        return "serial"

@@ -81,7 +81,7 @@ class ParameterServer:
         self.gate = gate
         self.updates = 0
         self.shards = shards
-        self._weights = weights.detach().cpu().clone()
+        self._weights = (weights.detach() if weights.is_meta else weights.detach().cpu()).clone()
         self._optimizer = copy.deepcopy(optimizer)
         self._optimizer.param_groups[0]["params"] = [self._weights]
         self._sum: Tensor | None = None

@@ -16,10 +16,9 @@ from pydantic import Field, PositiveInt
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, check_groups, check_subgroup
 from scalebench.strategies.registry import register
-from scalebench.strategies.traffic import Setting
 
 Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
 _VIRTUAL = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
@@ -27,76 +26,15 @@ _NATIVE = frozenset({Capability.PROCESS_GROUP})
 
 
 class TorchAverager(Strategy):
-    """What is known of all of them from the rule of ours that they equal."""
+    """One of torch's averagers: virtual runs take the steps of `rule`, our strategy with the same arithmetic."""
 
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
-    counts: ClassVar[dict[str, str]] = {"averages": "means of the epoch, by the rule of torch's averager"}
+    requires: ClassVar[frozenset[Capability]] = _VIRTUAL
 
     @property
     def rule(self) -> Rule:
         """Our strategy with the same arithmetic."""
         raise NotImplementedError
-
-    @property
-    def sync_every(self) -> int:
-        return self.rule.sync_every
-
-    def first_interval(self, steps: int) -> tuple[int, int]:
-        return self.rule.first_interval(steps)
-
-    def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return self.rule.in_agreement(worker, epoch)
-
-    @property
-    def syncs_formula(self) -> str:
-        return "averages"
-
-    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
-        return {"averages": self.rule.syncs_in_epoch(epoch, setting)}
-
-    def setup(self, worker: Worker) -> None:
-        worker.state.taken = 0
-        worker.state.rule = self.rule
-        worker.use_optimizer(lambda optimizer: optimizer)
-        self.open(worker)
-
-    def open(self, worker: Worker) -> None:
-        """Make torch's averager."""
-        raise NotImplementedError
-
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
-            self.step(worker, batch)
-        reattach(worker)
-        if worker.is_last(epoch) and not self.agreed_by_torch(worker):
-            worker.comm.allreduce_(worker.parameters, "mean")
-
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.local_step(batch)
-        worker.state.taken += 1
-        worker.state.averager.average_parameters(worker.model.parameters())
-        if self.averages_now(worker):
-            rule = worker.state.rule
-            group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
-            worker.comm.carried(worker.parameters.nbytes, group, calls=1)  # torch flattens them too
-
-    def agreed_by_torch(self, worker: Worker) -> bool:
-        """Whether torch has left all replicas equal after the step just made."""
-        rule, taken = worker.state.rule, worker.state.taken
-        if isinstance(rule, HierarchicalLocalSgd):
-            return rule.group_after(taken) >= worker.size
-        return bool(rule.due(taken) or (isinstance(rule, PostLocalSgd) and taken <= rule.start))
-
-    def averages_now(self, worker: Worker) -> bool:
-        """Whether torch averages after the step just made."""
-        rule, taken = worker.state.rule, worker.state.taken
-        return bool(rule.group_after(taken) > 1 if isinstance(rule, HierarchicalLocalSgd) else rule.due(taken))
-
-
-class VirtualTorchAverager(TorchAverager):
-    """Our rule in torch's name."""
-
-    requires: ClassVar[frozenset[Capability]] = _VIRTUAL
 
     def setup(self, worker: Worker) -> None:
         worker.state.rule = self.rule
@@ -105,8 +43,58 @@ class VirtualTorchAverager(TorchAverager):
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         self.rule.train_epoch(worker, epoch)
 
+    def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        return self.rule.in_agreement(worker, epoch)
 
-class TorchLocalSgdOptions(Strategy):
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return Synchronisation(every=self.rule.synchronisation.every)
+
+    def check(self, setting: Setting) -> list[str]:
+        return self.rule.check(setting)
+
+
+class RealAverager:
+    """Training by torch's own averager, `worker.state.averager`: the native form, mixed into each of them."""
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.local_step(batch)
+        worker.state.taken += 1
+        worker.state.averager.average_parameters(worker.model.parameters())
+        if averages_now(worker):
+            rule = worker.state.rule
+            group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
+            worker.comm.carried(worker.parameters.nbytes, group, calls=1)  # torch flattens them too
+
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        for batch in worker.batches(epoch):
+            self.step(worker, batch)
+        reattach(worker)
+        if worker.is_last(epoch) and not agreed_by_torch(worker):
+            worker.comm.allreduce_(worker.parameters, "mean")
+
+
+def _begin(strategy: TorchAverager, worker: Worker) -> None:
+    worker.state.taken, worker.state.rule = 0, strategy.rule
+    worker.use_optimizer(lambda optimizer: optimizer)
+
+
+def agreed_by_torch(worker: Worker) -> bool:
+    """Return True if torch has left all replicas equal after the step just made."""
+    rule, taken = worker.state.rule, worker.state.taken
+    if isinstance(rule, HierarchicalLocalSgd):
+        return rule.group_after(taken) >= worker.size
+    return bool(rule.due(taken) or (isinstance(rule, PostLocalSgd) and taken <= rule.start))
+
+
+def averages_now(worker: Worker) -> bool:
+    """Return True if torch averages after the step just made."""
+    rule, taken = worker.state.rule, worker.state.taken
+    return bool(rule.group_after(taken) > 1 if isinstance(rule, HierarchicalLocalSgd) else rule.due(taken))
+
+
+@register("virtual")
+class VirtualTorchLocalSgd(TorchAverager):
     """PeriodicModelAverager: w <- (1/K) sum_j w_j after step t = `warmup` + 1, then after every `period` steps."""
 
     period: int = Field(8, ge=2, description="steps between two averages")
@@ -122,24 +110,21 @@ class TorchLocalSgdOptions(Strategy):
 
 
 @register()
-class TorchLocalSgd(TorchLocalSgdOptions, TorchAverager):
-    """The real thing."""
+class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
+    """The real PeriodicModelAverager."""
 
     requires: ClassVar[frozenset[Capability]] = _NATIVE
 
-    def open(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> None:
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
+        _begin(self, worker)
         group = worker.comm.process_group  # type: ignore[attr-defined]
         worker.state.averager = PeriodicModelAverager(self.period, self.warmup, group)
 
 
 @register("virtual")
-class VirtualTorchLocalSgd(TorchLocalSgdOptions, VirtualTorchAverager):
-    """The same arithmetic, charged as ours."""
-
-
-class TorchHierarchicalOptions(Strategy):
+class VirtualTorchHierarchical(TorchAverager):
     """HierarchicalModelAverager: w <- (1/s) sum_j w_j over each group of s neighbouring ranks after step t.
 
     s is the largest group whose period divides t - 1.
@@ -157,47 +142,38 @@ class TorchHierarchicalOptions(Strategy):
     def rule(self) -> HierarchicalLocalSgd:
         return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep")
 
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        if max(self.groups) < workers:
+    def train_epoch(self, worker: Worker, epoch: int) -> None:
+        self.rule.model_copy(update={"trailing": "leave"}).train_epoch(worker, epoch)
+        if worker.is_last(epoch) and not agreed_by_torch(worker):
+            worker.comm.allreduce_(worker.parameters, "mean")
+
+    def check(self, setting: Setting) -> list[str]:
+        if max(self.groups) < setting.workers:
             raise StudyError(
                 f"strategy {self.name}: option 'groups': the largest group, {max(self.groups)}, has to hold all "
-                f"{workers} workers; add a size of {workers} or more"
+                f"{setting.workers} workers; add a size of {setting.workers} or more"
             )
-        check_groups(self.name, self.groups, workers)
-        return []
-
-    def quantities(self, epoch: int, setting: Setting) -> dict[str, int]:
-        """Where the last step ends a group's period, torch averages in the group, and our mean of all comes on top."""
-        last = self.rule.group_after(setting.epochs * setting.steps)
-        on_top = epoch == setting.epochs - 1 and 1 < last < setting.workers
-        return {"averages": self.rule.syncs_in_epoch(epoch, setting) + on_top}
+        check_groups(self.name, self.groups, setting.workers)
+        return super().check(setting)
 
 
 @register()
-class TorchHierarchical(TorchHierarchicalOptions, TorchAverager):
-    """The real thing."""
+class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
+    """The real HierarchicalModelAverager."""
 
     requires: ClassVar[frozenset[Capability]] = _NATIVE
 
-    def open(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> None:
         from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 
+        _begin(self, worker)
         sizes = OrderedDict((period, min(size, worker.size)) for size, period in sorted(self.groups.items()))
         group = worker.comm.process_group  # type: ignore[attr-defined]
         worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)  # type: ignore[no-untyped-call]
 
 
 @register("virtual")
-class VirtualTorchHierarchical(TorchHierarchicalOptions, VirtualTorchAverager):
-    """The same arithmetic, charged as ours."""
-
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        self.rule.model_copy(update={"trailing": "leave"}).train_epoch(worker, epoch)
-        if worker.is_last(epoch) and not self.agreed_by_torch(worker):
-            worker.comm.allreduce_(worker.parameters, "mean")
-
-
-class TorchPostLocalSgdOptions(Strategy):
+class VirtualTorchPostLocalSgd(TorchAverager):
     """DDP with post_localSGD_hook and PostLocalSGDOptimizer.
 
         t <= start:  w <- w - eta (1/K) sum_j g_j
@@ -220,19 +196,19 @@ class TorchPostLocalSgdOptions(Strategy):
     def rule(self) -> Rule:
         return PostLocalSgd(start=self.start, steps=self.period, first=1, subgroup=self.subgroup, buffers="keep")
 
-    def check(self, workers: int, workers_per_node: int) -> list[str]:
-        check_subgroup(self.name, self.subgroup, workers, workers_per_node)
-        return []
+    def check(self, setting: Setting) -> list[str]:
+        check_subgroup(self.name, self.subgroup, setting)
+        return super().check(setting)
 
 
 @register()
-class TorchPostLocalSgd(TorchPostLocalSgdOptions, TorchAverager):
-    """The real thing. Gradients travel inside backward: compute and communication are not told apart."""
+class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
+    """The real PostLocalSGDOptimizer. Gradients travel inside backward: compute and communication are not separate."""
 
     requires: ClassVar[frozenset[Capability]] = _NATIVE
     split_is_measured: ClassVar[bool] = False
 
-    def open(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> None:
         import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -242,6 +218,7 @@ class TorchPostLocalSgd(TorchPostLocalSgdOptions, TorchAverager):
             warnings.simplefilter("ignore", DeprecationWarning)  # its package scripts other optimizers when loaded
             from torch.distributed.optim import PostLocalSGDOptimizer
 
+        _begin(self, worker)
         group = worker.comm.process_group  # type: ignore[attr-defined]
         members = min(self.subgroup or worker.workers_per_node, worker.size)
         subgroup = dist.new_subgroups(members)[0] if members > 1 else None  # type: ignore[no-untyped-call]
@@ -264,13 +241,8 @@ class TorchPostLocalSgd(TorchPostLocalSgdOptions, TorchAverager):
         worker.state.taken += 1
         if weighted or worker.state.hook.post_local_gradient_allreduce:
             worker.comm.count(worker.gradients.nbytes)
-        if not weighted and self.averages_now(worker):
+        if not weighted and averages_now(worker):
             worker.comm.count(worker.parameters.nbytes)
-
-
-@register("virtual")
-class VirtualTorchPostLocalSgd(TorchPostLocalSgdOptions, VirtualTorchAverager):
-    """The same arithmetic, charged as ours."""
 
 
 def reattach(worker: Worker) -> None:

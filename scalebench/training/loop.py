@@ -14,7 +14,7 @@ from scalebench.errors import DivergedError
 from scalebench.models.flat import is_finite
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.strategies.base import Strategy, Worker
-from scalebench.strategies.replica_state import average_, floating_buffers
+from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run
 from scalebench.training.meters import Meters
 from scalebench.training.outcome import Evaluation, WorkerReport
@@ -66,7 +66,7 @@ def train(
     with replica.clock.paused():
         elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
-        agreed = strategy.in_agreement(replica, last)
+        agreed = strategy.in_agreement(replica, last) is not False  # None: replicas are equal after `finish`
         _require_finite(replica, agreed)
         replica.keep(last, elapsed, agreed)
     ledger = replica.clock.ledger
@@ -133,8 +133,6 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Verdict:
             assert vector is not None
             replica.parameters.copy_(vector)
             consensus = strategy.consensus(replica)
-            if "+buffers" in strategy.averaged_state and snapshot.buffers:
-                average_(replica.comm, floating_buffers(replica), strategy.weight(replica))
             vector = consensus if replica.rank == 0 else None
         if vector is not None:
             evaluations.append(Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Overlap
-from scalebench.comm.wire import pack, unpack
+from scalebench.comm.wire import pack, unpack, wire_bytes
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
@@ -148,9 +148,9 @@ class VirtualCommunicator:
             self.clock.rehearse(combine, payloads * 2, times=2)  # for what each further one adds
             return self.clock.execute(combine, payloads)
 
-        result: Tensor = self._meet("allgather", tensor, effect, seconds).result
+        result: Tensor | None = self._meet("allgather", tensor, effect, seconds).result
         self.clock.charge(combine, self.size)
-        return result
+        return combine([tensor]) if result is None else result  # None without arithmetic
 
     def cached(self, make: Callable[[], _T]) -> _T:
         call, self._made = self._made, self._made + 1
@@ -333,8 +333,3 @@ class VirtualCommunicator:
 def there_and_back(tensor: Tensor, wire: str) -> None:
     """Cast as a real communicator does: a copy of `tensor` for the `wire`, and the sum that comes back."""
     unpack(pack(tensor, None, wire), torch.empty_like(tensor), tensor.element_size())
-
-
-def wire_bytes(tensor: Tensor, wire: str | None) -> int:
-    """Bytes of `tensor` as it travels: two per element in half precision."""
-    return tensor.numel() * 2 if wire in ("float16", "bfloat16") else tensor.nbytes

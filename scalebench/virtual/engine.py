@@ -74,7 +74,8 @@ def simulate_alike(
     """
     first: tuple[Outcome, Weights] | None = None
     for run in runs:
-        if len(runs) > 1 and run.workers > 1 and _virtual(run).sends_buffers and _has_buffers(run, dataset):
+        sends_buffers = "worker 0's buffers" in _virtual(run).synchronisation.averaged
+        if len(runs) > 1 and run.workers > 1 and sends_buffers and _has_buffers(run, dataset):
             outcome, weights = simulate(run, dataset, cost_model)
             yield run, _timed_without_jitter(run, outcome, dataset, cost_model), weights
         elif first is None:

@@ -1,23 +1,22 @@
-"""What `explain` evaluates for a study is what its runs hand over, moved rows included."""
+"""Recorded traffic of a study is what its runs send, moved rows included."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from scalebench.data.plan import MOVING, Plan
+from scalebench.data.plan import MOVING
 from scalebench.launch.planning import plan_study
-from scalebench.launch.traffic import bytes_of_row, traffic_of
-from scalebench.strategies.traffic import MOVED_BY, SYMBOLS, evaluate, symbols_of
+from scalebench.launch.rows import rows_of
+from scalebench.launch.traffic import TrafficCheck, bytes_of_row, traffic_of
 from scalebench.study.load import load_study
 from scalebench.virtual.engine import simulate
 
 
 @pytest.mark.parametrize("shuffle", ["in_block", *MOVING])
 @pytest.mark.parametrize(("dataset", "dtype"), [("wine", "float32"), ("diabetes", "float64")])
-def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(cost_model, shuffle, dataset, dtype):
+def test_bytes_of_a_run_are_those_recorded_and_those_of_moved_rows(cost_model, shuffle, dataset, dtype):
     said = {"dataset": dataset, "dtype": dtype, "shuffle": shuffle, "workers": "4", "epochs": 3, "execution": "virtual"}
     plan = plan_study(
         load_study(None, {**said, "strategies": ["epoch_average"], "repetitions": 1}, ["blocks=8", "lr=1e-3"])
@@ -32,19 +31,6 @@ def test_bytes_of_a_run_are_those_of_the_formula_and_of_the_rows_that_moved(cost
     assert (expected.rows_bytes > 0) == (shuffle in MOVING)
 
 
-@pytest.mark.parametrize("shuffle", MOVING)
-@pytest.mark.parametrize(("workers", "blocks"), [(2, 2), (2, 4), (3, 3), (3, 9), (4, 4), (4, 16), (5, 5)])
-def test_rows_move_as_often_as_the_formula_says(shuffle, workers, blocks):
-    """Over 1,000 epochs, whose mean has a standard error of 2 % or less; what is drawn differs from it by 4 of them."""
-    n, epochs = 720, 1_000  # every number of blocks divides them
-    plan = Plan(n, workers, seed=1, batch_per_worker=2, blocks=blocks, shuffle=shuffle)
-    moved = np.mean([plan.moved(epoch).sum() / workers for epoch in range(1, epochs)])
-    values = {"e": 1, "r": 1, "N": n, "K": workers, "B": blocks}
-    assert moved == pytest.approx(evaluate(MOVED_BY[shuffle], values), rel=0.08)
-    assert evaluate(MOVED_BY[shuffle], {**values, "e": 0}) == plan.moved(0).sum() == 0
-    assert set(symbols_of(MOVED_BY[shuffle])) <= set(SYMBOLS)
-
-
 def test_a_row_is_its_features_and_its_label(blobs):
     import torch
 
@@ -52,7 +38,7 @@ def test_a_row_is_its_features_and_its_label(blobs):
     assert bytes_of_row(blobs, torch.bfloat16) == 2 * 2 + 8
 
 
-def test_buffers_that_ddp_sends_are_in_the_formulas_value(cost_model):
+def test_buffers_that_ddp_sends_are_recorded(cost_model):
     model = f"{Path(__file__).parents[1] / 'strategies' / 'models' / 'normalised.py'}:build"
     said = {"dataset": "wine", "model": model, "workers": "4", "epochs": 2, "execution": "virtual", "repetitions": 1}
     plan = plan_study(load_study(None, {**said, "strategies": ["ddp"]}, []))
@@ -61,11 +47,11 @@ def test_buffers_that_ddp_sends_are_in_the_formulas_value(cost_model):
     assert outcome.status == "completed", outcome.error
     assert sum(worker.bytes_sent for worker in outcome.workers) / 4 / 2 == expected.bytes_sent
     buffers = 4 * (5 + 5) + 8
-    assert expected.bytes_sent == expected.steps * (4 * expected.parameters + buffers / 4)
+    assert expected.bytes_sent == expected.steps * (4 * outcome.facts["parameters"] + buffers / 4)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb"])
-def test_what_an_optimizer_remembers_is_in_the_formulas_value(cost_model, optimizer):
+def test_averaged_optimizer_state_is_recorded(cost_model, optimizer):
     """Adam's step counter too; of two clients one is averaged before it has stepped for the first time."""
     if optimizer in ("lars", "lamb"):
         pytest.importorskip("pytorch_optimizer")
@@ -78,4 +64,18 @@ def test_what_an_optimizer_remembers_is_in_the_formulas_value(cost_model, optimi
     assert outcome.status == "completed", outcome.error
     assert [worker.bytes_sent / 2 for worker in outcome.workers] == [expected.bytes_sent] * 2
     moments = {"sgd": 1, "lars": 1}.get(optimizer, 2)
-    assert expected.bytes_sent == 4 * (expected.parameters * (1 + moments) + optimizer.startswith("adam"))
+    assert expected.bytes_sent == 4 * (outcome.facts["parameters"] * (1 + moments) + optimizer.startswith("adam"))
+
+
+def test_a_count_that_differs_from_the_program_is_reported_once(cost_model):
+    said = {"dataset": "wine", "workers": "2,4", "epochs": 2, "execution": "virtual", "repetitions": 1}
+    plan = plan_study(load_study(None, {**said, "strategies": ["local_sgd"]}, []))
+    check = TrafficCheck(plan)
+    run = next(run for run in plan.sweep.runs if run.workers == 2)
+    outcome, _ = simulate(run, plan.prepared.datasets[2], cost_model)
+    told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+    row = rows_of(run, outcome, **told)[0]
+    assert TrafficCheck(plan).differences(run, row) == []
+    (line,) = check.differences(run, row.model_copy(update={"syncs": row.syncs + 1}))
+    assert f"{row.syncs + 1} synchronisations were counted" in line
+    assert check.differences(run, row.model_copy(update={"syncs": 0})) == []

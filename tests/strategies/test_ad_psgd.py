@@ -19,10 +19,10 @@ from scalebench.launch.mpirun import launch
 from scalebench.launch.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
-from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Run
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
+from tests.conftest import setting
 
 QUIET = {"ties": "rank", "jitter": "none"}
 LR, MOMENTUM = 0.05, 0.9
@@ -150,16 +150,15 @@ def test_averaging_keeps_the_mean(replicas, workers, neighbours, weighting, ever
 
 
 @pytest.mark.parametrize("options", [{}, {"neighbours": "ring"}, {"every": 5, "trailing": "leave"}], ids=str)
-def test_virtual_workers_learn_count_what_the_formula_says_and_record_staleness(options, play, make_run):
+def test_virtual_workers_learn_and_record_staleness(options, play, recorded, make_run):
     values = {"epochs": 8, "lr": 0.2, "virtual": {"slowdown": {3: 3.0}}}
     outcome, weights = play({"ad_psgd": options}, 4, **values)
     assert max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6  # of three classes
     strategy = registry.create("ad_psgd", options)
-    setting = Setting(8, outcome.facts["steps_per_epoch"], 4, ((weights["final"].numel(),),), element_bytes=8)
-    steps = 8 * setting.steps
-    for worker in outcome.workers:
-        assert worker.syncs == steps // strategy.every + (strategy.trailing == "synchronise")
-        assert worker.bytes_sent == sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(8))
+    steps = 8 * outcome.facts["steps_per_epoch"]
+    for worker, schedule in zip(outcome.workers, recorded({"ad_psgd": options}, 4, **values), strict=True):
+        assert worker.syncs == schedule.syncs == steps // strategy.every + (strategy.trailing == "synchronise")
+        assert worker.bytes_sent == schedule.bytes_sent == worker.syncs * weights["final"].numel() * 8
         assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == steps
     told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
     row, epochs = rows_of(make_run({"ad_psgd": options}, 4, **values), outcome, **told)
@@ -193,7 +192,7 @@ def test_neighbours():
 
 def test_what_cannot_work_is_refused_in_one_line():
     with pytest.raises(StudyError, match="ad_psgd at 1 worker: there is nobody to average with; start at 2 workers"):
-        registry.create("ad_psgd", {}).check(1, 1)
+        registry.create("ad_psgd", {}).check(setting(1))
     with pytest.raises(StudyError, match=r"option 'neighbours'.*'any' or 'ring'"):
         registry.create("ad_psgd", {"neighbours": "star"})
 
@@ -212,7 +211,7 @@ def real_run(workers, options):
     )  # fmt: skip
 
 
-def test_real_ranks_train_without_a_server(tmp_path, cost_model):
+def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
     """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -230,14 +229,13 @@ def test_real_ranks_train_without_a_server(tmp_path, cost_model):
     for run in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", outcome.error  # a model that is not finite would be `diverged`
-        strategy, steps = registry.create("ad_psgd", run.strategy.options), outcome.facts["steps_per_epoch"]
-        setting = Setting(3, steps, run.workers, ((outcome.facts["parameters"],),), element_bytes=8)
+        steps = outcome.facts["steps_per_epoch"]
+        schedules = recorded(run, data=open_dataset(prepare(run, run.workers)))
         kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
         assert np.isfinite(kept["final"]).all()
         assert np.abs(kept["final"] - kept["initial"]).max() > 0.01
-        for worker in outcome.workers:
-            assert worker.syncs == sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(3))
-            assert worker.bytes_sent == sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(3))
+        for worker, schedule in zip(outcome.workers, schedules, strict=True):
+            assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
             assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == 3 * steps
         losses = [np.mean([worker.epochs[e].train_loss for worker in outcome.workers]) for e in (0, -1)]
         assert losses[1] < losses[0]

@@ -12,6 +12,7 @@ from scalebench.data.plan import Plan
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.adasum import Merging
+from tests.conftest import setting
 
 
 def combined(a, b):
@@ -79,6 +80,6 @@ def test_a_run_follows_the_rule(play, blobs, make_run, workers):
 def test_worker_counts_that_are_no_power_of_two_are_refused(workers):
     for engine in ("virtual", "horovod"):
         strategy = registry.create("adasum", {}, engine)
-        assert strategy.check(8, 2) == strategy.check(1, 2) == []
+        assert strategy.check(setting(8)) == strategy.check(setting(1)) == []
         with pytest.raises(StudyError, match=f"strategy adasum: {workers} workers; expected a power of two"):
-            strategy.check(workers, 2)
+            strategy.check(setting(workers))

@@ -56,9 +56,9 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
     study = Study.model_validate({**values, "strategies": [{"local_sgd": {"steps": 15}}, {"local_sgd": {"steps": 18}}]})
     few = [note for note in plan_study(study).notes if "replicas do not meet" in note]
     assert few == [
-        "local_sgd(steps=15): 15 local steps before the first synchronisation, but the training has 10 at 4 workers: "
+        "local_sgd(steps=15) at 4 workers: 15 local steps before the first synchronisation, but the training has 10: "
         "replicas do not meet before it ends",
-        "local_sgd(steps=18): 18 local steps before the first synchronisation, but the training has 10 at 4 workers: "
+        "local_sgd(steps=18) at 4 workers: 18 local steps before the first synchronisation, but the training has 10: "
         "replicas do not meet before it ends",
     ]
     assert not [note for note in plan_study(study.model_copy(update={"epochs": 4})).notes if "do not meet" in note]
@@ -77,7 +77,7 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
         ({"local_sgd": {"steps": 99, "first": 1}}, None),
         ({"hierarchical_local_sgd": {"groups": {2: 20, 4: 40}}}, "20 local steps before the first synchronisation, "),
         ({"hierarchical_local_sgd": {"groups": {2: 20, 4: 40}, "first": 5}}, None),
-        ({"gossip": {"every": 11}}, "11 local steps before the first synchronisation, but the training has 10 at 4 w"),
+        ({"gossip": {"every": 11}}, "11 local steps before the first synchronisation, but the training has 10"),
     ],
 )
 def test_a_strategy_says_itself_when_its_replicas_first_meet(strategy, said):

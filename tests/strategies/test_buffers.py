@@ -7,8 +7,7 @@ import pytest
 
 from scalebench.cluster.network import Network
 from scalebench.launch.engines import available
-from scalebench.strategies import ddp, registry
-from scalebench.strategies.traffic import Setting
+from scalebench.strategies import ddp
 from scalebench.virtual import engine
 from scalebench.virtual.costs import Costs
 from scalebench.virtual.engine import simulate, simulate_alike
@@ -73,15 +72,14 @@ def test_a_worker_of_ddp_is_one_batch_away_from_worker_0(make_run, simulated):
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 5}, {"compression": "fp16"}, {"compression": "powersgd"}])
 @pytest.mark.parametrize("workers", [2, 4])
-def test_the_buffers_bytes_are_in_the_formula(make_run, simulated, options, workers):
+def test_recorded_traffic_of_ddp_holds_its_buffers(make_run, simulated, recorded, options, workers):
     run = make_run({"ddp": options}, workers, model={MODEL: {"width": 12}}, batch_per_worker=4)
     outcome, _, _ = simulated(run)
-    shapes, steps = ((12, 2), (12,), (12,), (12,), (3, 12), (3,)), 96 // 4 // workers
-    setting = Setting(2, steps, workers, shapes, 8, all_buffer_bytes=8 * (12 + 12 + 1))
-    strategy = registry.create("ddp", options, "virtual")
-    sent = sum(report.bytes_sent for report in outcome.workers) / workers
-    assert sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(2)) == pytest.approx(sent, rel=1e-12)
-    assert outcome.workers[0].syncs == sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(2))
+    for worker, schedule in zip(outcome.workers, recorded(run), strict=True):
+        assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
+    updates = 2 * outcome.facts["steps_per_epoch"] // options.get("accumulate", 1)
+    first, second = (report.bytes_sent for report in outcome.workers[:2])
+    assert first - second == updates * 8 * (12 + 12 + 1)  # worker 0 alone sends buffers
 
 
 def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, cost_model, monkeypatch):

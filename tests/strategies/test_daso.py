@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.daso_schedule import Skips, calls_of
-from scalebench.strategies.traffic import Setting
-from scalebench.study.spec import Training
 from scalebench.virtual import engine
+from tests.conftest import setting
 from tests.strategies import daso_case
 
 
@@ -232,9 +231,7 @@ def test_the_sums_an_epoch_prescribes_are_counted_as_sent(play):
     """Of 12 batches 0, 4, 8 and the last one send; every worker of one-device nodes takes part in each."""
     strategy = {"daso-fixed": {"devices_per_node": 1}}
     outcome, _ = play(strategy, 4, epochs=3, batch_per_worker=2)
-    prescribed = registry.create("daso-fixed", {}).syncs_in_epoch(0, Setting(epochs=3, steps=12, workers=4))
-    assert prescribed == 4
-    assert all(epoch.syncs == prescribed for report in outcome.workers for epoch in report.epochs)
+    assert all(epoch.syncs == 4 for report in outcome.workers for epoch in report.epochs)
 
 
 def test_a_sum_in_flight_costs_less_than_one_that_blocks(play):
@@ -253,42 +250,44 @@ def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
         (6, 4, "do not fill whole nodes of 4 devices"),
     ]:
         with pytest.raises(StudyError, match=message) as caught:
-            strategy.check(workers, per_node)
+            strategy.check(setting(workers, per_node, epochs=9))
         assert "\n" not in str(caught.value)
     with pytest.raises(StudyError, match="one node of 8 devices"):
-        registry.create(name, {"devices_per_node": 8}).check(8, 4)
+        registry.create(name, {"devices_per_node": 8}).check(setting(8, 4, epochs=9))
     with pytest.raises(StudyError, match=r"devices_per_node 4 asks for more groups .* set it to at most 1,"):
-        registry.create(name, {"devices_per_node": 4}).check(8, 1)
-    assert strategy.check(8, 4) == []
-    assert registry.create(name, {"devices_per_node": 1}).check(2, 4) == []
+        registry.create(name, {"devices_per_node": 4}).check(setting(8, 1, epochs=9))
+    assert strategy.check(setting(8, 4, epochs=9)) == []
+    assert registry.create(name, {"devices_per_node": 1}).check(setting(2, 4, epochs=9)) == []
 
 
 def test_a_training_that_never_cycles_is_warned_of():
     strategy = registry.create("daso-heat", {})
     assert (
         "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down"
-        in strategy.advice(Training(epochs=8))[0]
+        in strategy.check(setting(8, 4, epochs=8))[0]
     )
-    assert strategy.advice(Training(epochs=9)) == []
+    assert strategy.check(setting(8, 4, epochs=9)) == []
     fixed = registry.create("daso-fixed", {"warm_up_epochs": 2, "cool_down_epochs": 1})
     assert (
         "never cycles: 3 epochs are no more than its 2 of warm-up and 1 of cool-down"
-        in fixed.advice(Training(epochs=3))[0]
+        in fixed.check(setting(8, 4, epochs=3))[0]
     )
-    assert fixed.advice(Training(epochs=4)) == registry.create("daso-fixed", {}).advice(Training(epochs=1)) == []
+    assert (
+        fixed.check(setting(8, 4, epochs=4)) == registry.create("daso-fixed", {}).check(setting(8, 4, epochs=1)) == []
+    )
 
 
 def test_a_wait_that_outlasts_the_next_sum_is_warned_of():
     """After the first of 9 batches a sum is sent; the next one, 2 batches later, is what merges it."""
     late = registry.create("daso-fixed", {"global_skip": 2, "wait": 7})
-    (said,) = late.advice(Training(epochs=4))
+    (said,) = late.check(setting(8, 4, epochs=4))
     assert said.startswith("wait 7 is more than global_skip 2: a sum is merged at the next one, after 2 batches")
     calls = [calls_of(batch, 8, Skips(2, 1, 7)) for batch in range(3)]
     assert [each.merge for each in calls[1:]] == [False, True]
     assert (calls[0].wait, calls[2].send) == (7, True)
-    assert registry.create("daso-fixed", {"global_skip": 2, "wait": 2}).advice(Training(epochs=4)) == []
+    assert registry.create("daso-fixed", {"global_skip": 2, "wait": 2}).check(setting(8, 4, epochs=4)) == []
     blocking = registry.create("daso-fixed", {"global_skip": 2, "wait": 7, "warm_up_epochs": 4})
-    assert "never cycles" in blocking.advice(Training(epochs=4))[0]  # and no sum is ever in flight
+    assert "never cycles" in blocking.check(setting(8, 4, epochs=4))[0]  # and no sum is ever in flight
 
 
 @pytest.mark.parametrize(

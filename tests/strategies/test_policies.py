@@ -15,7 +15,6 @@ from scalebench.launch.rows import rows_of
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of
-from scalebench.strategies.traffic import Setting
 from scalebench.training.loop import evaluate
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
@@ -100,7 +99,7 @@ def test_every_averaging_strategy_states_its_policies(name, make_run):
     ],
 )
 def test_a_servers_policy_tells_rounds_from_single_pushes_and_sums_from_means(name, options, policy):
-    assert registry.create(name, options).merge_policy == policy
+    assert registry.create(name, options).synchronisation.merge == policy
 
 
 def test_the_rows_say_which_policies_were_in_force(make_run, play):
@@ -273,28 +272,20 @@ OPTIONS = {
     "epoch_async": {"every": 2},
     "epoch_average": {"every": 2, "aggregation": "master"},
 }
-SHAPES = ((5, 2), (5,), (5,), (5,), (3, 5), (3,))
 
 
 @pytest.mark.parametrize("trailing", ["synchronise", "leave"])
 @pytest.mark.parametrize("name", [name for name in AVERAGING if not name.startswith("dislib")])
-def test_what_is_carried_is_what_the_formula_says(name, trailing, play):
+def test_runs_send_what_their_program_records(name, trailing, play, recorded):
     """Parameters, 10 statistics and as much momentum as parameters; by samples some send their weight along."""
     if name.startswith("daso") and trailing == "leave":
         pytest.skip("its epochs end with a blocking sum")
     policies = {"optimizer_state": "average", "weighting": "samples", "trailing": trailing}
     strategy = registry.create(name, {**OPTIONS.get(name, {}), **policies}, "virtual")
-    outcome, weights = play({name: strategy.model_dump()}, 4, **UNEVEN)
-    elements = weights["final"].numel()
-    setting = Setting(
-        epochs=3, steps=outcome.facts["steps_per_epoch"], workers=4, shapes=SHAPES, element_bytes=8, workers_per_node=2,
-        buffer_bytes=8 * 10, optimizer_bytes=8 * elements,
-    )  # fmt: skip
-    assert setting.parameters == elements
-    syncs = sum(strategy.syncs_in_epoch(epoch, setting) for epoch in range(3))
-    sent = sum(strategy.bytes_in_epoch(epoch, setting) for epoch in range(3))
-    assert outcome.workers[0].syncs == syncs
-    assert np.mean([worker.bytes_sent for worker in outcome.workers]) == pytest.approx(sent)
+    outcome, _ = play({name: strategy.model_dump()}, 4, **UNEVEN)
+    schedules = recorded({name: strategy.model_dump()}, 4, **UNEVEN)
+    for worker, schedule in zip(outcome.workers, schedules, strict=True):
+        assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

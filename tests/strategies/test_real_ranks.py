@@ -15,8 +15,6 @@ from scalebench.data.dataset import open_dataset
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
 from scalebench.launch.rows import rows_of
-from scalebench.strategies import registry
-from scalebench.strategies.traffic import Setting
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
 
@@ -148,31 +146,12 @@ def test_real_ranks_end_with_the_weights_of_the_virtual_run(engine, cost_model, 
         np.testing.assert_array_equal(kept["initial"], weights["initial"].numpy())
         assert np.abs(found - expected).max() <= tolerance, run.run_id
         assert np.abs(found - kept["initial"]).max() > 0.01
-        assert counted(outcome) == stated(run, outcome), run.run_id
         if run.strategy.options.get("collective") == "hierarchical":
             continue  # the virtual workers lie on two nodes, the real ones on this one
         if run.strategy.name in ("adasum", "ddp") and engine != "mpi":
             continue  # torch and Horovod send something else, which they were held to above
         for real, modelled in zip(outcome.workers, virtual.workers, strict=True):
             assert (real.syncs, real.bytes_sent) == (modelled.syncs, modelled.bytes_sent), run.run_id
-
-
-def counted(outcome):
-    """Synchronisations of worker 0, and bytes of a worker on the mean."""
-    return outcome.workers[0].syncs, pytest.approx(np.mean([worker.bytes_sent for worker in outcome.workers]))
-
-
-def stated(run, outcome):
-    """The same by the formulas that `explain` prints for this engine."""
-    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    setting = Setting(
-        run.epochs, outcome.facts["steps_per_epoch"], run.workers, SHAPES, 8, outcome.facts["workers_per_node"]
-    )
-    epochs = range(run.epochs)
-    return (
-        sum(strategy.syncs_in_epoch(epoch, setting) for epoch in epochs),
-        sum(strategy.bytes_in_epoch(epoch, setting) for epoch in epochs),
-    )
 
 
 def test_rules_that_depend_on_timing_train_on_a_real_server(launched):

@@ -1,15 +1,12 @@
-"""What is counted is what the printed formula says, epoch by epoch, for every strategy."""
+"""Virtual runs count what their program records, worker by worker, for every strategy."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
-import torch
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.traffic import SYMBOLS, Setting, evaluate, readable, symbols_of
+from tests.conftest import setting
 
 EPOCHS = 3
 VARIANTS = {
@@ -53,9 +50,9 @@ CASES = [
 
 
 def refusal(strategy, workers):
-    """What the strategy refuses at `workers`, two a node."""
+    """Why the strategy refuses `workers`, two a node; empty: it does not."""
     try:
-        strategy.check(workers, 2)
+        strategy.check(setting(workers, epochs=EPOCHS))
     except StudyError as error:
         return str(error)
     return ""
@@ -63,56 +60,52 @@ def refusal(strategy, workers):
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_counted_is_what_the_formula_says(play, name, options, workers):
+def test_runs_count_what_their_program_records(play, recorded, name, options, workers):
     strategy = registry.create(name, options, "virtual")
     if max(strategy.model_dump().get("devices_per_node") or 1, strategy.model_dump().get("subgroup") or 1) >= workers:
         pytest.skip("the node, or the subgroup, would hold all workers")
     if workers % 2 and refusal(strategy, workers):
         pytest.skip("nodes and groups of two cannot be filled")
-    if strategy.single_worker:
-        workers = 1
-    model, optimizer = {"mlp": {"hidden": [12, 12]}}, {"sgd": {"momentum": 0.9}}
-    outcome, weights = play(
-        {name: options}, workers, epochs=EPOCHS, model=model, optimizer=optimizer, batch_per_worker=4
-    )
-    shapes = ((12, 2), (12,), (12, 12), (12,), (3, 12), (3,))
-    assert sum(math.prod(shape) for shape in shapes) == weights["final"].numel()
-    setting = Setting(
-        epochs=EPOCHS, steps=math.ceil(96 / 4 / workers), workers=workers, shapes=shapes, element_bytes=8,
-        workers_per_node=2, optimizer_bytes=8 * weights["final"].numel(),
-    )  # fmt: skip
-    for epoch in range(EPOCHS):
-        reports = [worker.epochs[epoch] for worker in outcome.workers]
-        # A merge after a worker's last epoch is booked with it, the mean that follows with the whole run.
-        late = strategy.asynchronous and name.startswith(("epoch_async", "dislib")) and epoch == EPOCHS - 1
-        sent = sum(report.bytes_sent for report in reports) / workers
-        if late:
-            sent = (sum(worker.bytes_sent for worker in outcome.workers) / workers) - sum(
-                strategy.bytes_in_epoch(before, setting) for before in range(epoch)
-            )
-        assert strategy.bytes_in_epoch(epoch, setting) == pytest.approx(sent, rel=1e-12)
-    syncs, by_formula = outcome.workers[0].syncs, sum(strategy.syncs_in_epoch(e, setting) for e in range(EPOCHS))
-    assert syncs <= by_formula if "syncs" in strategy.at_most and workers % 2 else syncs == by_formula
+    workers = workers if strategy.requires else 1
+    values = {"epochs": EPOCHS, "model": {"mlp": {"hidden": [12, 12]}}, "batch_per_worker": 4}
+    values["optimizer"] = {"sgd": {"momentum": 0.9}}
+    outcome, _ = play({name: options}, workers, **values)
+    schedules = recorded({name: options}, workers, **values)
+    counted = [(worker.syncs, worker.bytes_sent) for worker in outcome.workers]
+    assert counted == [(schedule.syncs, schedule.bytes_sent) for schedule in schedules]
+    compute = [sum(event.kind == "backward" for event in schedule.events) for schedule in schedules]
+    chosen = name not in ("fedavg", "fedprox")  # clients that sit out a round compute nothing
+    assert not chosen or set(compute) == {EPOCHS * outcome.facts["steps_per_epoch"]} or name.startswith("dislib")
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_every_symbol_of_a_formula_is_explained(name, options):
-    strategy = registry.create(name, options)
-    for formula in (strategy.syncs_formula, strategy.bytes_formula):
-        assert set(symbols_of(formula)) <= {*SYMBOLS, *type(strategy).model_fields, *strategy.counts}
-        assert "*" not in readable(formula)
+def test_a_schedule_holds_what_a_worker_does_in_order(recorded):
+    events = recorded({"local_sgd": {"steps": 2}}, 2, epochs=1, batch_per_worker=24)[0].events
+    step = ["data", "forward", "backward", "update"]
+    assert [event.kind for event in events] == ["shuffle", *step, *step, "allreduce"]
+    assert events[-1].members == (0, 1)
 
 
-def test_buffers_and_optimizer_state_travel_where_they_are_averaged(play, blobs):
-    strategy = registry.create("local_sgd", {"optimizer_state": "average"})
-    setting = Setting(epochs=1, steps=8, workers=2, shapes=((5,),), buffer_bytes=12, optimizer_bytes=40)
-    assert strategy.bytes_formula == "(n + n_b + n_o) * syncs"
-    assert strategy.bytes_in_epoch(0, setting) == 20 + 12 + 40
+def test_a_sum_in_flight_is_not_blocking_and_is_waited_for(recorded):
+    events = recorded({"daso-fixed": {"devices_per_node": 1}}, 2, epochs=1, batch_per_worker=2)[0].events
+    waits = [event for event in events if event.kind == "wait"]
+    assert waits
+    assert all(events[wait.amount].kind == "allreduce" and not events[wait.amount].blocking for wait in waits)
 
 
-def test_the_low_rank_bytes_are_those_of_the_hook():
-    from scalebench.strategies.compression import powersgd_elements
-
-    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 4))
-    setting = Setting(1, 1, 2, tuple(tuple(parameter.shape) for parameter in model.parameters()))
-    assert evaluate("f(2)", setting.symbols()) == 4 * powersgd_elements(model, 2)
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "vectors"),
+    [
+        ("allreduce", "sgd", 3),
+        ("allreduce", {"sgd": {"momentum": 0.9}}, 4),
+        ("local_sgd", "adam", 5),
+        ("slowmo", "sgd", 5),
+        ("easgd", "sgd", 4),
+        ({"allreduce": {"compression": "topk"}}, "sgd", 4),
+    ],
+    ids=str,
+)
+def test_recorded_memory_counts_model_optimizer_and_the_strategys_own_tensors(recorded, strategy, optimizer, vectors):
+    """Parameters, gradients and initial weights; momentum or moments; anchor and slow momentum, centre, residual."""
+    schedule = recorded(strategy, 2, optimizer=optimizer, lr=0.01)[0]
+    of_parameters = (2 * 6 + 6 + 6 * 3 + 3) * 8
+    assert vectors * of_parameters <= schedule.memory_bytes < (vectors + 1) * of_parameters

@@ -20,7 +20,7 @@ STATED = {
 
 def run(play, name, **values):
     strategy = {name: STATED.get(name, {})}
-    workers = 1 if registry.find(name).single_worker else 4
+    workers = 1 if not registry.find(name).requires else 4
     return play(strategy, workers, batch_per_worker=2, epochs=3, **{**VANISHING, **values})
 
 

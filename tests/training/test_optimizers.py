@@ -13,6 +13,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
+from tests.conftest import setting
 
 
 def rates(moments, workers=4, **values):
@@ -145,7 +146,7 @@ def test_replicas_step_layer_by_layer_too(name, play):
 def test_what_scales_by_layer_is_refused_where_it_cannot(monkeypatch):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(StudyError, match=r"strategy asp: optimizer lars .*use sgd, adam or adamw"):
-        registry.create("asp", {}).check_training(Training(optimizer="lars"))
+        registry.create("asp", {}).check(setting(2, optimizer="lars"))
     monkeypatch.setattr("scalebench.training.optimizers.find_spec", lambda name: None)
     with pytest.raises(StudyError, match=r'optimizer lamb needs .*pip install "scalebench\[optimizers\]"'):
         check_optimizer(Component(name="lamb"))

@@ -1,0 +1,400 @@
+"""Recording of schedules: a strategy's program runs on meta tensors, without data or arithmetic.
+
+Workers of one run are independent of one another here, but for `split`, in which each waits for the others' colors.
+Where a strategy's order depends on time (servers, asynchronous merges), a schedule holds the worker's own part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count, pairwise
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+
+from scalebench.comm.base import Communicator, Overlap, Server, ServerRule, SharedState
+from scalebench.comm.wire import wire_bytes
+from scalebench.data.plan import Plan
+from scalebench.data.shard import equal_batches
+from scalebench.errors import RunError
+from scalebench.pricing.schedule import Event, Schedule
+from scalebench.strategies.base import Batch, Strategy
+from scalebench.strategies.server_weights import Answer, Push, Reply
+from scalebench.study.spec import Run
+from scalebench.system.clock import Clock, Ledger, Task
+from scalebench.training.loop import train
+from scalebench.training.meters import Meters
+from scalebench.training.optimizers import build_optimizer
+
+_T = TypeVar("_T")
+
+
+def record(run: Run, strategy: Strategy, plan: Plan, model: torch.nn.Module, workers_per_node: int) -> list[Schedule]:
+    """Record the schedule of each worker of `run`; `model` is on the meta device.
+
+    Raises:
+        RunError: some workers call `split` more often than others.
+    """
+    splits: dict[Any, dict[int, tuple[int, int, int]]] = {}
+    workers = []
+    for rank in range(run.workers):
+        clock = RecordingClock(Schedule(rank))
+        comm = RecordingCommunicator(clock, splits, tuple(range(run.workers)), rank)
+        workers.append(RecordingWorker(run, plan, comm, clock, workers_per_node, model))
+    waiting = [greenlet(lambda worker=worker: _complete(worker, strategy)) for worker in workers]
+    while waiting:
+        before = sum(map(len, splits.values()))
+        for program in waiting:
+            program.switch()
+        still = [program for program in waiting if not program.dead]
+        if len(still) == len(waiting) and sum(map(len, splits.values())) == before:
+            raise RunError(f"{len(still)} workers wait in split for workers that do not call it")
+        waiting = still
+    return [worker.clock.schedule for worker in workers]  # type: ignore[attr-defined]
+
+
+def _complete(worker: RecordingWorker, strategy: Strategy) -> None:
+    report = train(worker, strategy)
+    schedule: Schedule = worker.clock.schedule  # type: ignore[attr-defined]
+    schedule.syncs, schedule.bytes_sent = report.syncs, report.bytes_sent
+    schedule.memory_bytes = worker.memory_bytes
+
+
+class RecordingClock:
+    """Implements `system.clock.Clock`: writes each lap into a schedule and takes no time."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.ledger = Ledger()
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def did(self, task: Task, samples: int = 0) -> None:
+        if self.running and task not in (Task.COMM, Task.OTHER):
+            self.schedule.events.append(Event(task.name.lower(), samples))
+
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        if self.running:
+            self.schedule.events.append(Event("operation", name=getattr(operation, "__qualname__", "")))
+        return operation(*arguments)
+
+    def communicated(self, kind: str, nbytes: int, members: Sequence[int], blocking: bool = True) -> None:
+        if self.running:
+            self.schedule.events.append(Event(kind, nbytes, tuple(members), blocking))
+
+    def elapsed(self) -> float:
+        return 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        was_running, self.running = self.running, False
+        try:
+            yield
+        finally:
+            self.running = was_running
+
+
+class RecordedRequest:
+    """Implements `comm.base.Request` for an operation at `position` of the schedule."""
+
+    def __init__(self, clock: RecordingClock, position: int) -> None:
+        self._clock, self._position = clock, position
+
+    def wait(self) -> None:
+        self._clock.communicated("wait", self._position, ())
+
+    def done(self) -> bool:
+        return True
+
+
+class RecordingCommunicator:
+    """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone."""
+
+    def __init__(
+        self,
+        clock: RecordingClock,
+        splits: dict[Any, dict[int, tuple[int, int, int]]],
+        ranks: tuple[int, ...],
+        rank: int,
+        parent: RecordingCommunicator | None = None,
+        path: tuple[Any, ...] = (),
+    ) -> None:
+        self.rank, self.size = rank, len(ranks)
+        self.collectives = self.bytes_sent = 0
+        self.calls: int | None = None
+        self._clock, self._splits, self._ranks = clock, splits, ranks
+        self._parent, self._path, self._split_calls = parent, path, count()
+
+    def barrier(self) -> None:
+        self._clock.communicated("barrier", 0, self._ranks)
+
+    def allreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> None:
+        self._collective("allreduce", wire_bytes(tensor, wire))
+
+    def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+        self._collective("allreduce", sum(tensor.nbytes for tensor in tensors))
+
+    def iallreduce_(
+        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+    ) -> RecordedRequest:
+        self._collective("allreduce", wire_bytes(tensor, wire), blocking=False)
+        return RecordedRequest(self._clock, len(self._clock.schedule.events) - 1)
+
+    def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
+        if self.size > 1:
+            self._collective(f"overlapped allreduce ({overlap.engine})", wire_bytes(tensor, overlap.wire))
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+        nbytes = 0 if linear and self.rank == root else tensor.nbytes
+        self._collective("linear reduce" if linear else "reduce", nbytes)
+
+    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+        sent = tensor.nbytes * (self.size - 1 if linear else 1) if self.rank == root else 0
+        self._collective("linear broadcast" if linear else "broadcast", sent)
+
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        self._collective("allgather", tensor.nbytes)
+        return [tensor] * self.size
+
+    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        self._collective("allgather", tensor.nbytes)
+        return self._clock.work(combine, [tensor] * self.size)
+
+    def cached(self, make: Callable[[], _T]) -> _T:
+        return self._clock.work(make)
+
+    def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
+        for level in range(int(math.log2(self.size))):
+            self.send(tensor, self.rank ^ (1 << level))
+
+    def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self._collective("alltoallv", sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank))
+        return list(tensors)
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        self._tally(0, tensor.nbytes)
+        self._clock.communicated("send", tensor.nbytes, self._ranks[to : to + 1])
+
+    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+        self._clock.communicated("receive", tensor.nbytes, self._ranks[source : source + 1])
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        path = (*self._path, next(self._split_calls))
+        entries = self._splits.setdefault(path, {})
+        entries[self.rank] = (color, key, self._ranks[self.rank])
+        while len(entries) < self.size:
+            recorder = getcurrent().parent
+            assert recorder is not None
+            recorder.switch()
+        members = sorted((each[1], rank, each[2]) for rank, each in entries.items() if each[0] == color)
+        ranks = tuple(world for _, _, world in members)
+        rank = ranks.index(self._ranks[self.rank])
+        return RecordingCommunicator(self._clock, self._splits, ranks, rank, self, (*path, color))
+
+    def count(self, nbytes: int, calls: int | None = None) -> None:
+        self._tally(1, nbytes)
+
+    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
+        self._tally(1, nbytes)
+
+    def _collective(self, kind: str, nbytes: int, *, blocking: bool = True) -> None:
+        self._tally(1, nbytes)
+        self._clock.communicated(kind, nbytes, self._ranks, blocking)
+
+    def _tally(self, collectives: int, nbytes: int) -> None:
+        comm: RecordingCommunicator | None = self
+        while comm is not None and self._clock.running and self.size > 1:
+            comm.collectives += collectives
+            comm.bytes_sent += nbytes
+            comm = comm._parent
+
+
+class RecordingShared:
+    """Implements `comm.base.SharedState`: the accesses of one worker, who meets no other."""
+
+    def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, initial: Tensor, host: int) -> None:
+        self.merges = 0
+        self.vector = initial.clone()
+        self._comm, self._clock, self._host = comm, clock, host
+
+    @contextmanager
+    def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
+        yield self.vector
+        self.merges += 1
+        self._clock.communicated("access", self.vector.nbytes, (self._host,))
+        if counted:
+            self._comm.count(self.vector.nbytes)
+
+
+class RecordingServer:
+    """Implements `comm.base.Server`: releases every push at once."""
+
+    in_process = True
+
+    def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, weights: Tensor) -> None:
+        self._comm, self._clock, self._weights = comm, clock, weights
+        self._pushes = 0
+
+    def request(self, payload: Any) -> Any:
+        if payload is not None:
+            self._comm.count(payload.nbytes)
+            self._clock.communicated("request", payload.nbytes, ())
+        self._pushes += isinstance(payload, Push) and payload.vector.numel() > 0
+        return Answer(self._weights, Reply(0, True, 0, 0, self._pushes, 0))
+
+
+class RecordingWorker:
+    """Implements `strategies.base.Worker` on torch's meta device.
+
+    `last_loss` halves with each epoch, so that no plateau is found.
+    """
+
+    def __init__(
+        self, run: Run, plan: Plan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
+    ) -> None:
+        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
+        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
+        self.workers_per_node = min(workers_per_node, comm.size)
+        self.model: Any = model
+        numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self.dtype: torch.dtype = getattr(torch, run.dtype)
+        self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
+        self.gradients = torch.empty_like(self.parameters)
+        self.last_loss = torch.ones((), dtype=self.dtype)
+        parameter = torch.nn.Parameter(self.parameters)
+        parameter.grad = self.gradients
+        optimizer: Any = build_optimizer(run.optimizer, [parameter], run.lr, flat=True)
+        optimizer.begin = lambda: self._begin_optimizer(parameter)
+        self.optimizer: Any = optimizer
+        self.forward: Callable[[Tensor], Tensor] = lambda x: x
+        self.state = SimpleNamespace()
+        self.on_epoch: Callable[[int], None] | None = None
+        self.meters = Meters(comm.rank, clock, comm)
+        self.steps = 0
+        self._epoch = 0
+
+    @property
+    def samples(self) -> int:
+        return int(self.plan.shard_sizes(self._epoch)[self.rank])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`."""
+        self.optimizer.begin()
+        own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors([self.optimizer.state, self.state])]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in own}
+        return sum(storages.values())
+
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        return RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
+
+    def server(self, rule: ServerRule) -> Server:
+        return RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
+
+    def steps_in(self, epoch: int) -> int:
+        return self.plan.steps(epoch)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        bounds = self.plan.bounds(epoch, self.rank).tolist()
+        return self._walk(epoch, list(pairwise(bounds)))
+
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        self._epoch = epoch
+        starts = self.plan.block_starts(epoch, self.rank)
+        return self._walk(epoch, equal_batches(starts, self.samples, self.plan.batch_size)[0])
+
+    def _walk(self, epoch: int, bounds: list[tuple[int, int]]) -> Iterator[Batch]:
+        self._epoch = epoch
+        firsts = set(self.plan.block_starts(epoch, self.rank).tolist())
+        self.clock.did(Task.SHUFFLE, self.samples)
+        for step, (low, high) in enumerate(bounds):
+            self.clock.did(Task.DATA, high - low)
+            nothing = _nothing(high - low)
+            yield Batch(nothing, nothing, 1.0, step, any(low <= first < high for first in firsts))
+
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        self.clock.did(Task.FORWARD, len(batch.x))
+        self.clock.did(Task.BACKWARD, len(batch.x))
+
+    @property
+    def learning_rate(self) -> float:
+        return self.run.lr
+
+    def update(self) -> None:
+        self.steps += 1
+        self.clock.did(Task.UPDATE)
+
+    def local_step(self, batch: Batch) -> None:
+        self.gradient(batch)
+        self.update()
+
+    def adopt(self, weights: Tensor) -> None:
+        self.steps += 1
+        self.clock.did(Task.COMM)
+
+    def observe(self, name: str, value: int) -> None:
+        self.meters.observe(name, value)
+
+    def reset_optimizer(self) -> None:
+        self.optimizer.state.clear()
+
+    def use_optimizer(self, wrap: Any) -> None:
+        raise NotImplementedError("a recording has no gradients for a library's optimizer")
+
+    def _begin_optimizer(self, parameter: torch.nn.Parameter) -> None:
+        """Give the optimizer the state that it has after a step, seen on a parameter of one number."""
+        one = torch.nn.Parameter(torch.zeros(1, 1))
+        one.grad = torch.ones_like(one)
+        stepped: Any = build_optimizer(self.run.optimizer, [one], self.run.lr, flat=True)
+        stepped.step()
+        tensors = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
+        self.optimizer.state[parameter] = {
+            name: torch.empty_like(self.parameters) if value.dim() else torch.empty_like(value, device="meta")
+            for name, value in tensors.items()
+        }
+
+    def is_last(self, epoch: int) -> bool:
+        return epoch == self.epochs - 1
+
+    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
+        self.last_loss = self.last_loss / 2
+        self.meters.close_epoch(epoch, 0.0, None)
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
+        """Keep nothing: there is nothing to evaluate."""
+
+    def snapshot(self, epoch: int, vector: Tensor) -> None:
+        """Keep nothing: there is nothing to evaluate."""
+
+
+@cache
+def _nothing(samples: int) -> Tensor:
+    return torch.empty(samples, device="meta")
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    """Tensors in containers and in objects of strategies, at any depth."""
+    if isinstance(held, Tensor):
+        yield held
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(held, dict):
+        inner = held.values()
+    elif isinstance(held, list | tuple | set):
+        inner = held
+    elif isinstance(held, SimpleNamespace | RecordingShared) or type(held).__module__.startswith(
+        "scalebench.strategies"
+    ):
+        inner = [each for each in getattr(held, "__dict__", {}).values() if not isinstance(each, RecordingWorker)]
+    for each in inner:
+        yield from _tensors(each)
