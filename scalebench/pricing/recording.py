@@ -220,7 +220,7 @@ class RecordingCommunicator:
 
 
 class RecordingShared:
-    """Implements `comm.base.SharedState`: the accesses of one worker, who meets no other."""
+    """Implements `comm.base.SharedState`: accesses of one worker, which meets no other."""
 
     def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, initial: Tensor, host: int) -> None:
         self.merges = 0

@@ -1,4 +1,4 @@
-"""AD-PSGD: each step averages with one random neighbour, who goes on computing meanwhile."""
+"""AD-PSGD: each step averages with one random neighbour, which continues to compute meanwhile."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @register()
 class AdPsgd(Averaging):
-    """Every worker hosts its model x_i, into which others merge. In a step, with g_i the gradient at what i last read,
+    """Every worker hosts its model x_i, into which others merge. In a step, with g_i the gradient at the x_i last read,
 
         x_i, x_j <- (x_i + x_j) / 2       a random neighbour j, exclusive access to both, taken in order of rank
         x_i <- x_i - eta g_i              exclusive access to x_i, by whatever optimizer the study has; read again
 
     Lian et al., ICML 2018, arXiv 1710.06952, algorithm 1. j takes no part: it finds its model changed when it updates.
-    So nobody waits but for an access under way, whereas partners in `gossip` with `peers: pair` meet and wait for each
+    A worker waits only for an access under way, whereas partners in `gossip` with `peers: pair` meet and wait for each
     other. Staleness: merges of others into x_i between the read that g_i was computed at and the update.
     Weighted by samples, the mean of two is (n_i x_i + n_j x_j) / (n_i + n_j). Buffers and optimizer state, where they
     are averaged, lie beside the weights; what a forward pass adds to the statistics is added to what lies there.
@@ -65,7 +65,7 @@ class AdPsgd(Averaging):
                 self._average_with(worker, worker.state.draw.choice(worker.state.neighbours))
             self._update(worker, int(averages))
         if worker.is_last(epoch):
-            worker.comm.barrier()  # until then somebody may merge into this worker's model
+            worker.comm.barrier()  # until then others may merge into this worker's model
             with worker.state.models[worker.rank].exclusive(counted=False) as model:
                 unpack_(model, self.averaged(worker))
             if self.trailing == "synchronise":

@@ -1,4 +1,4 @@
-"""The base of all strategies that average replicas: what is averaged, with which weights, and what optimizers keep."""
+"""Base of the strategies that average replicas: averaged state, weights of the mean, state of the optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two sides of a strategy: `Strategy`, a sequential training program written once, and `Worker`, what it runs on.
+"""The two sides of a strategy: `Strategy`, a sequential training program, and `Worker`, one replica.
 
 A strategy's fields are its options (a frozen pydantic model); its state during training lives in `worker.state`. What
 it sends, how often and how much memory it needs is recorded by running it on a `RecordingWorker` (room pricing).
@@ -119,7 +119,7 @@ class Synchronisation:
     every: int = 1  # units between two synchronisations; 0: never
     unit: str = "batch"  # batch | epoch | none
     averaged: str = "parameters"  # and "+buffers", "+optimizer", or "worker 0's buffers" where these replace all
-    optimizer_state: str = "keep"  # what happens to momentum at a synchronisation
+    optimizer_state: str = "keep"  # momentum and the like at a synchronisation
     merge: str = "mean"  # how replicas are combined
 
 
@@ -135,7 +135,7 @@ class Setting:
 
 
 class Strategy(Choice):
-    """How replicas agree.
+    """A rule by which replicas agree.
 
     Life: `setup`, then `train` (by default `train_epoch` for each epoch), then `finish`. One worker by default ends
     with the weights of `serial`, bit for bit.

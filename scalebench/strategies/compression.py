@@ -1,7 +1,7 @@
-"""What travels instead of the gradient: fewer bits, the largest entries, or low-rank factors.
+"""Gradient compression: fewer bits, the largest entries, or low-rank factors.
 
-Top-k and PowerSGD keep what they did not send and add it to the next gradient (error feedback), so that nothing is
-lost, only late. All are sums of each worker's contribution divided by K; a lone worker sends nothing and compresses
+Top-k and PowerSGD add the unsent remainder to the next gradient (error feedback): nothing is lost, only late. All are
+sums of each worker's contribution divided by K; a lone worker sends nothing and compresses
 nothing.
 """
 
@@ -29,7 +29,7 @@ class Reducer(Protocol):
 
     def mean_(self, vector: Tensor) -> None: ...
     def forget(self) -> None:
-        """As before the first call (after warm-up)."""
+        """Reset to the state before the first call (after warm-up)."""
 
 
 class Plain:
@@ -46,7 +46,7 @@ class Plain:
         self._comm.allreduce_(vector, "mean", wire=self._wire)
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: there is no state."""
 
 
 class TopK:
@@ -149,7 +149,7 @@ class PowerSgd:
         return [_orthonormal(q) for q in self._q]
 
     def _write_first(self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]) -> Tensor:
-        """What travels as it is, and M Q of each matrix."""
+        """Message of the first collective: uncompressed parameters, and M Q of each matrix."""
         import torch
 
         torch._foreach_add_(self._kept, matrices)
@@ -163,14 +163,14 @@ class PowerSgd:
         return torch.cat([(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)])
 
     def _settle(self, places: list[Tensor], means: list[Tensor], agreed: list[Tensor]) -> None:
-        """Put the `means` in place, and keep what P Q^T misses."""
+        """Put the `means` in place, and keep the error M - P Q^T."""
         import torch
 
         torch._foreach_copy_(places, means)
         torch._foreach_sub_(self._kept, agreed)
 
     def _read_first(self, message: Tensor) -> tuple[Sequence[Tensor], list[Tensor]]:
-        """The means of what travels as it is, and P of each matrix, orthonormal."""
+        """Means of the uncompressed parameters, and P of each matrix, orthonormal."""
         import torch
 
         parts = torch.split(message, [at.stop - at.start for at in self._rest] + [n * r for _, n, _, r in self._pieces])
@@ -190,15 +190,15 @@ class PowerSgd:
 
 
 def shrinks(n: int, m: int, rank: int) -> bool:
-    """Whether P and Q of an n x m matrix are less than 1/MIN_RATE of it."""
+    """Return True if P and Q of an n x m matrix are less than 1/MIN_RATE of it."""
     return (n + m) * min(n, m, rank) * MIN_RATE < n * m
 
 
 def check_stated(compression: str, stated: Iterable[str]) -> None:
-    """Refuse options that somebody `stated` although they are of another compression.
+    """Refuse options in `stated` that belong to another compression.
 
     Raises:
-        ValueError: one is.
+        ValueError: there is one.
     """
     for option in stated:
         if BELONGS_TO.get(option, compression) != compression:
@@ -212,7 +212,7 @@ def require_matrices(shapes: Sequence[tuple[int, ...]], rank: int) -> None:
     """Refuse a model whose parameters have these `shapes` if PowerSGD of `rank` makes none of them smaller.
 
     Raises:
-        ModelError: it does not.
+        ModelError: no matrix gets smaller.
     """
     if not any(shrinks(*rows_and_columns(shape), rank) for shape in shapes):
         lower = "use a lower rank, a wider model" if rank > 1 else "use a wider model"
@@ -223,18 +223,18 @@ def require_matrices(shapes: Sequence[tuple[int, ...]], rank: int) -> None:
 
 
 def powersgd_elements(model: Any, rank: int) -> int:
-    """How many numbers a worker sends per step, once PowerSGD of `rank` has started."""
+    """Numbers that a worker sends per step, once PowerSGD of `rank` has started."""
     return sum(numbers_sent(tuple(parameter.shape), rank) for parameter in model.parameters())
 
 
 def numbers_sent(shape: tuple[int, ...], rank: int) -> int:
-    """How many of them are of a parameter of this shape."""
+    """Numbers of them for a parameter of this shape."""
     elements, (rows, columns) = math.prod(shape), rows_and_columns(shape)
     return (rows + columns) * min(rows, columns, rank) if shrinks(rows, columns, rank) else elements
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The matrix that PowerSGD takes a parameter of this shape for."""
+    """Rows and columns of the matrix that stands for a parameter of this shape."""
     rows = shape[0] if shape else 1
     return rows, math.prod(shape) // max(1, rows)
 

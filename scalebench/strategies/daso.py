@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WIRE = "bfloat16"  # while every batch blocks
 
 
-class Daso(Averaging):
+@register()
+class DasoFixed(Averaging):
     """P nodes of G devices; group i is device i of every node. After a node's gradient mean and optimizer step
 
         send:   one group after the other starts sum_p w_p, in flight while training goes on
@@ -34,21 +35,34 @@ class Daso(Averaging):
     Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0. Between nodes travel parameters, with the buffers (heat
     leaves them where they are) and the optimizer state beside them as the options say. By samples w_p counts
     P n_p / sum_q n_q times in a sum. The gradient mean inside a node is plain, whatever the sizes of its batches.
+    Skips are constant, but for stated blocking epochs. A sum is merged at the sending of the next one at the latest.
     """
 
+    global_skip: int = Field(4, ge=1, description="batches between two sums over the nodes")
+    local_skip: int = Field(1, ge=1, description="batches between two gradient means inside a node")
+    wait: int = Field(1, ge=0, description="s: batches a sum is in flight; 0: it blocks")
     warm_up_epochs: int = Field(0, ge=0, description="blocking epochs at the beginning")
     cool_down_epochs: int = Field(0, ge=0, description="blocking epochs at the end")
     devices_per_node: int | None = Field(None, ge=1, description="G; default: the workers that share a node")
     trailing: Literal["synchronise"] = Field("synchronise", description="every epoch's last batch blocks")
 
+    name: ClassVar[str] = "daso-fixed"
+    summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"
+    source: ClassVar[str] = "Coquelin et al., J. Big Data 2022, without its schedule"
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
 
     def schedule(self, epochs: int) -> Schedule:
-        """The skips of a training of `epochs` epochs, from its beginning."""
-        raise NotImplementedError
+        return Schedule(
+            epochs,
+            warm_up=self.warm_up_epochs,
+            cool_down=self.cool_down_epochs,
+            max_skip=self.global_skip,
+            first=Skips(self.global_skip, self.local_skip, self.wait),
+            plateau=None,
+        )
 
     def setup(self, worker: Worker) -> None:
         worker.state.schedule = self.schedule(worker.epochs)
@@ -83,7 +97,7 @@ class Daso(Averaging):
 
     @property
     def synchronisation(self) -> Synchronisation:
-        return self.averaged_every(self.schedule(epochs=1).first.global_skip, merge="daso")
+        return self.averaged_every(self.global_skip, merge="daso")
 
     def check(self, setting: Setting) -> list[str]:
         workers, workers_per_node = setting.workers, setting.workers_per_node
@@ -106,8 +120,14 @@ class Daso(Averaging):
             )
         epochs = setting.training.epochs
         blocking = self.warm_up_epochs + self.cool_down_epochs
-        if epochs > blocking:
+        if epochs > blocking and self.wait <= self.global_skip:
             return []
+        if epochs > blocking:
+            return [
+                f"wait {self.wait} is more than global_skip {self.global_skip}: a sum is merged at the next one, after "
+                f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight; use wait: "
+                f"{self.global_skip} or less"
+            ]
         return [
             f"never cycles: {epochs} epoch{'s are' if epochs > 1 else ' is'} no more than its {self.warm_up_epochs} of "
             f"warm-up and {self.cool_down_epochs} of cool-down, so that it blocks after every batch"
@@ -115,12 +135,15 @@ class Daso(Averaging):
 
 
 @register()
-class DasoHeat(Daso):
+class DasoHeat(DasoFixed):
     """DASO with the schedule of heat 1.8.0: from (4, 1, 1) the skips halve at each plateau of the loss, then restart.
 
     The loss is the mean over workers of that of the epoch's last batch, before its update.
     """
 
+    global_skip: Literal[4] = Field(4, description="batches between two sums at first")
+    local_skip: Literal[1] = Field(1, description="batches between two gradient means inside a node at first")
+    wait: Literal[1] = Field(1, description="s: batches a sum is in flight at first")
     warm_up_epochs: int = Field(4, ge=0, description="blocking epochs at the beginning")
     cool_down_epochs: int = Field(4, ge=0, description="blocking epochs at the end")
     max_global_skips: int = Field(8, ge=1, description="batches between sums when the cycle restarts")
@@ -142,42 +165,6 @@ class DasoHeat(Daso):
         )
 
 
-@register()
-class DasoFixed(Daso):
-    """DASO whose skips stay what they are from the first epoch to the last (or between stated blocking epochs).
-
-    A sum is merged at the sending of the next one at the latest, after `global_skip` batches.
-    """
-
-    global_skip: int = Field(4, ge=1, description="batches between two sums over the nodes")
-    local_skip: int = Field(1, ge=1, description="batches between two gradient means inside a node")
-    wait: int = Field(1, ge=0, description="s: batches a sum is in flight; 0: it blocks")
-
-    name: ClassVar[str] = "daso-fixed"
-    summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"
-    source: ClassVar[str] = "Coquelin et al., J. Big Data 2022, without its schedule"
-
-    def check(self, setting: Setting) -> list[str]:
-        found = super().check(setting)
-        if found or self.wait <= self.global_skip:
-            return found
-        return [
-            f"wait {self.wait} is more than global_skip {self.global_skip}: a sum is merged at the next one, after "
-            f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight; use wait: "
-            f"{self.global_skip} or less"
-        ]
-
-    def schedule(self, epochs: int) -> Schedule:
-        return Schedule(
-            epochs,
-            warm_up=self.warm_up_epochs,
-            cool_down=self.cool_down_epochs,
-            max_skip=self.global_skip,
-            first=Skips(self.global_skip, self.local_skip, self.wait),
-            plateau=None,
-        )
-
-
 class Exchange:
     """One worker's part in the exchanges: its node, its group, the group whose turn it is and the sum in flight."""
 
@@ -188,7 +175,7 @@ class Exchange:
         self._group = worker.comm.split(self._device, node)
         self.local_sync = True
         self._turn = 0  # the group that sends next
-        self._sender: int | None = None  # the group whose sum was last left in flight; a blocking sum clears it
+        self._sender: int | None = None  # group of the last sum left in flight; a blocking sum clears it
         self._in_flight: tuple[Request, Tensor, int] | None = None  # on that group's devices, until merged
 
     def step(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""When DASO synchronises: the skips of each epoch, and what each batch of it calls for. Nothing here communicates.
+"""DASO's schedule: the skips of each epoch, and the calls that follow each batch. Nothing here communicates.
 
 Coquelin et al., J. Big Data 2022, as heat 1.8.0 does it. All divisions are integer divisions.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Skips(NamedTuple):
-    """What governs one epoch, counted in batches."""
+    """Intervals of one epoch, in batches."""
 
     global_skip: int  # between two sums over the nodes; 0: after every batch, blocking
     local_skip: int  # between two gradient means inside a node; up to 1: after every batch
@@ -33,7 +33,7 @@ class Plateau:
         self._poor = 0
 
     def saw(self, loss: float) -> bool:
-        """Take note of one epoch's loss; whether the plateau fires."""
+        """Add one epoch's loss; return True if the plateau fires."""
         if loss < self._best * (1.0 - self._stability):
             self._best, self._poor = loss, 0
         else:
@@ -63,11 +63,11 @@ class Schedule:
 
     @property
     def judges(self) -> bool:
-        """Whether the loss of the epoch under way will be looked at."""
+        """True if the loss of the current epoch will be used."""
         return self._plateau is not None and self._warm_up <= self._completed + 1 < self._cooling
 
     def epoch_over(self, loss: float | None = None) -> None:
-        """One more epoch is completed, with `loss` where the schedule `judges` it."""
+        """Complete an epoch, with its `loss` if the schedule `judges` it."""
         fired = self.judges and self._plateau is not None and loss is not None and self._plateau.saw(loss)
         self._completed += 1
         if self._completed >= self._cooling or self._completed < self._warm_up:
@@ -84,7 +84,7 @@ class Schedule:
 
 
 class Calls(NamedTuple):
-    """What follows the optimizer step of one batch."""
+    """Calls that follow the optimizer step of one batch."""
 
     send: bool = False  # the current group sums its parameters
     wait: int = 0  # S of the sum that is sent here: batches until it is merged
@@ -94,7 +94,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(batch: int, last: int, skips: Skips) -> Calls:
-    """What batch `batch` of 0..`last` calls for. `local_sync` governs the batches after it."""
+    """Calls of batch `batch` of 0..`last`. `local_sync` applies to the batches after it."""
     gs, ls, wait = skips
     # As heat does it: a merge weighs by the wait of its sending, but is due by that of the batch at hand, which shrinks
     # towards an epoch's end. So a sum may find no batch that is its own: it is lost in the last, blocking one.

@@ -185,7 +185,7 @@ class Ddp(VirtualDdp):
 
 
 def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> int | None:
-    """Of `steps` synchronisations by DDP, whose `log` it is; None: not known yet.
+    """Number of allreduces in `steps` synchronisations, from DDP's `log`; None: not logged yet.
 
     One for each bucket. Buckets are made anew after the first backward pass, in the order of its gradients; torch
     writes that down some passes later.

@@ -24,15 +24,15 @@ class Option(NamedTuple):
 
 
 def rule_of(cls: type[Strategy]) -> list[str]:
-    """The docstrings that state the rule: of the class that names the strategy, then of its base in the same file."""
+    """The docstrings that state the rule: of the class that names the strategy, then of its bases in the same file."""
     family = [each for each in cls.__mro__ if issubclass(each, Strategy) and each is not Strategy]
     named = next((each for each in family if "name" in vars(each)), family[0])  # a real form says how it is run
-    base = [each for each in family if each.__module__ == named.__module__ and "name" not in vars(each)]
+    base = [each for each in family if each.__module__ == named.__module__ and each is not named]
     return [inspect.cleandoc(each.__doc__) for each in (named, *base) if each.__doc__ and each not in (Strategy,)]
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:
-    """Every option: first those of the strategy itself, then what it shares with its family."""
+    """All options: those of the strategy itself, then those of its bases."""
     names = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ()) if name in cls.model_fields]
     fields = [(name, cls.model_fields[name]) for name in dict.fromkeys(names)]
     return [

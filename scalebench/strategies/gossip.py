@@ -77,7 +77,7 @@ class Gossip(Averaging):
         worker.comm.count(0)
 
     def _message(self, worker: Worker, vector: Tensor) -> Tensor:
-        """What a neighbour gets: the state, or n_i times the state with n_i behind it."""
+        """Message to a neighbour: the state, or n_i times the state with n_i behind it."""
         weight = self.weight(worker)
         return vector if weight is None else packed([vector * weight, vector.new_tensor([weight])])
 
@@ -95,13 +95,13 @@ class Gossip(Averaging):
 
 
 def _passed_on(worker: Worker, mine: Tensor, step: int) -> Tensor:
-    """What one neighbour has, while ours goes to the other. Even ranks send first, so that no ring of waits forms."""
+    """Pass `mine` to one neighbour and return the other's. Even ranks send first, so that no ring of waits forms."""
     to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
     return _exchanged(worker, mine, to, worker.rank % 2 == 0, source)
 
 
 def _exchanged(worker: Worker, mine: Tensor, to: int, first: bool, source: int | None = None) -> Tensor:
-    """What `source` (default: `to`) has, for ours; `first`: send before receiving."""
+    """Send `mine` to `to` and return the vector of `source` (default: `to`); `first`: send before receiving."""
     received = mine.new_empty(mine.shape)
     if first:
         worker.comm.send(mine, to)
@@ -113,7 +113,7 @@ def _exchanged(worker: Worker, mine: Tensor, to: int, first: bool, source: int |
 
 
 def partner_of(rank: int, size: int, draw: random.Random) -> int:
-    """Whom `rank` meets in a random round of a round-robin tournament; itself where it sits out.
+    """Partner of `rank` in a random round of a round-robin tournament; `rank` itself if it sits out.
 
     Every pair meets in exactly one round, so that each partner is equally likely.
     """

@@ -78,7 +78,7 @@ class Horovod(VirtualHorovod):
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         optimizer: Any = worker.optimizer
-        optimizer.synchronize()  # where an epoch ends early, it sends what was not sent
+        optimizer.synchronize()  # at the end of an epoch it sends gradients not yet sent
         if self.compression == "fp16":
             take_back_gradients(worker)
         if scale != 1.0:

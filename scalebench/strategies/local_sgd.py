@@ -66,8 +66,8 @@ class LocalSgd(Averaging):
 class PostLocalSgd(Averaging):
     """Gradients averaged after each of the first `start` batches, then local SGD.
 
-    Lin et al., ICLR 2020, arXiv 1808.07217. Afterwards the members of a subgroup may go on averaging their gradients
-    at each step (a plain mean, as torch's post_localSGD_hook takes it). `first` and H count from `start` on.
+    Lin et al., ICLR 2020, arXiv 1808.07217. Afterwards the members of a subgroup may average their gradients at each
+    step (a plain mean, as torch's post_localSGD_hook takes it). `first` and H count from `start` on.
     """
 
     start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")

@@ -1,4 +1,4 @@
-"""Who merged when into a shared model, and how much of whose training the final model therefore holds."""
+"""Order of the merges into a shared model, and each worker's weight in the final model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def final_weights(
     shares: float | Sequence[float],
     samples: Sequence[int] | None = None,
 ) -> list[float]:
-    """How much the final model holds of what each worker learned; in a plain average it would be 1/K.
+    """(workers,) weight of each worker's training in the final model; 1/K in a plain average.
 
     A worker's training between two merges is an increment to its weights. Merging, g <- g + a_j (w_j - g), w_j <- g,
     and the mean in the end (by `samples`; default: plain) are linear: the final model is the initial one plus the sum

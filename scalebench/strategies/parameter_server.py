@@ -1,4 +1,4 @@
-"""Parameter servers: workers push gradients to one party that holds the weights and decides who waits.
+"""Parameter servers: workers push gradients to a server, which holds the weights and releases workers by a rule.
 
 Li et al., OSDI 2014. Each step a worker computes g at its copy of the weights, pushes it, and goes on with the
 weights of the reply: 2 n bytes a step and worker, 2 K n / S a round over the link of each of S servers, which is what
@@ -27,7 +27,7 @@ from scalebench.study.spec import BY_LAYER
 
 
 class ParameterServerStrategy(Strategy):
-    """A worker pushes the gradient of each batch and goes on from the weights of the reply, when the server lets it.
+    """A worker pushes the gradient of each batch and continues from the weights of the reply, once it is released.
     The optimizer, its momentum included, lives on the server.
     """
 
@@ -44,7 +44,7 @@ class ParameterServerStrategy(Strategy):
         return min(self.shards, workers)
 
     def gate(self, workers: int, total: int) -> Gate:
-        """The rule that says who waits, for `workers` that push `total` times each."""
+        """The rule that releases workers, for `workers` that push `total` times each."""
         raise NotImplementedError
 
     def setup(self, worker: Worker) -> None:
@@ -92,7 +92,7 @@ class ParameterServerStrategy(Strategy):
 
     def finish(self, worker: Worker) -> None:
         worker.comm.barrier()  # training ends when the last worker has pushed
-        with worker.clock.paused():  # the model is on the server; nobody needs a last copy to train on
+        with worker.clock.paused():  # the model is on the server; no worker trains on a last copy
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:
@@ -175,7 +175,7 @@ class BspBackup(ParameterServerStrategy):
 
 @register()
 class Asp(ParameterServerStrategy):
-    """Nobody waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
+    """No worker waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
 
     staleness_lr: bool = Field(False, description="divide the learning rate of a push by its staleness")
 

@@ -35,12 +35,12 @@ def find(name: str, engine: str = ANYWHERE) -> type[Strategy]:
 
 
 def create(name: str, options: dict[str, Any], engine: str = ANYWHERE) -> Strategy:
-    """The strategy called `name` with `options` checked; the message names the option and what was expected."""
+    """Make strategy `name` with checked `options`; an error names the option and the expected value."""
     return _STRATEGIES.check(find(name, engine), options, name)
 
 
 def is_deterministic(name: str) -> bool:
-    """Whether final weights do not depend on who is faster; False for a strategy that is not installed or a file's."""
+    """Return True if final weights do not depend on timing; else, or if unknown here, False."""
     try:
         return strategy_file(name) is None and find(name).deterministic
     except StudyError:

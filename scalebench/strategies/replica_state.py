@@ -1,4 +1,4 @@
-"""What replicas average: tensors of a worker, as one vector, so that one collective carries them all."""
+"""Averaging of a replica's tensors in one collective: packed into a vector, or from where they lie."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LARGE = 1 << 20  # bytes
 
 
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory in as few tensors as can be: those that follow one another in a storage are one flat view.
+    """The same memory in as few tensors as possible: adjacent ones in a storage become one flat view.
 
-    Looked up anew at each call, in microseconds: a forward pass may put another tensor in a buffer's place.
+    Computed at each call, in microseconds: a forward pass may replace a buffer by another tensor.
     """
     if len(tensors) == 1:
         return list(tensors)
@@ -38,22 +38,19 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
         found.append(tensor)
         first, begin, end, limit = tensor, place, place + nbytes, 0
         if tensor.is_contiguous():
-            storage = tensor.untyped_storage()  # what lies behind its end is another's, however near
+            storage = tensor.untyped_storage()  # memory behind its end belongs to another storage
             dtype, limit = tensor.dtype, storage.data_ptr() + storage.nbytes()
     found[-1] = _over(first, end - begin)
     return found
 
 
 def _over(first: Tensor, nbytes: int) -> Tensor:
-    """`nbytes` from where `first` begins, which is itself if it has so many."""
+    """View of `nbytes` from the beginning of `first`."""
     return first if first.nbytes == nbytes else first.as_strided((nbytes // first.itemsize,), (1,))
 
 
 def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """The tensors as one flat vector of `dtype` (default: the first one's).
-
-    Where they lie side by side, as one alone does, it is they themselves, else a copy.
-    """
+    """The tensors as one flat vector of `dtype` (default: the first's): a view if they are adjacent, else a copy."""
     dtype, pieces = dtype or tensors[0].dtype, joined(tensors)
     if len(pieces) == 1 and pieces[0].dtype == dtype:
         return pieces[0]
@@ -65,7 +62,7 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
 
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Put what `packed` made, and somebody changed, back into the tensors."""
+    """Copy a vector made by `packed`, and changed since, back into the tensors."""
     pieces = joined(tensors)
     if len(pieces) == 1:
         if vector.data_ptr() != pieces[0].data_ptr():
@@ -81,8 +78,8 @@ def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
 def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
     """The mean of each of `tensors` over the workers, in one synchronisation; `weight` is this worker's.
 
-    What lies side by side travels from there, as one; of the rest what is large does so too, for to copy it would cost
-    more than a call, and what is small as one vector.
+    Adjacent tensors travel from where they lie, as one; so do large ones, whose copy would cost more than a call. Small
+    ones travel as one vector.
     """
     tensors = joined(tensors)
     if len(tensors) == 1:
@@ -130,7 +127,7 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
 
 
 def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
-    """Worker 0's `tensors`, of whatever dtypes, for everybody, in one collective."""
+    """Broadcast worker 0's `tensors`, of any dtypes, in one collective."""
     import torch
 
     ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())  # each piece begins where its dtype may
@@ -142,7 +139,7 @@ def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
 
 
 def optimizer_tensors(worker: Worker) -> list[Tensor]:
-    """What the optimizer remembers, its step counters included; before its first step the zeros it begins with.
+    """State tensors of the optimizer, its step counters included; before its first step the initial zeros.
 
     A worker that has not stepped yet (a client that was not chosen) thus has a part in the mean too.
     """
@@ -152,7 +149,7 @@ def optimizer_tensors(worker: Worker) -> list[Tensor]:
 
 
 def remembered_by(optimizer: Optimizer) -> list[Tensor]:
-    """Its state after a step, as far as it is averaged."""
+    """State tensors of `optimizer` after a step."""
     return [value for remembered in optimizer.state.values() for value in _tensors(remembered)]
 
 
@@ -171,7 +168,7 @@ def _begin(optimizer: Optimizer) -> None:
         return
     import torch
 
-    twin = object.__new__(type(optimizer))  # copying one, torch leaves out what a subclass keeps beside its groups
+    twin = object.__new__(type(optimizer))  # torch's copy leaves out attributes of a subclass
     groups = copy.deepcopy(optimizer.param_groups)
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
     for group in twin.param_groups:

@@ -1,6 +1,6 @@
-"""Who waits at a parameter server: one pure state machine per rule, the same in virtual and in real runs.
+"""Rules that release workers at a parameter server: pure state machines, the same in virtual and in real runs.
 
-A gate knows how often each worker has pushed and when; `on_push` answers who may go on. It sees no gradient, no
+A gate knows how often each worker has pushed and when; `on_push` returns the released workers. It sees no gradient, no
 weight and no clock of its own. Vocabulary: t_p is the number of pushes of worker p, its lead t_p - min_q t_q over the
 workers that still have pushes to make. A lead is what a worker has when it is released; at the push it may be one
 more (SSP(3) meets leads of 4).
@@ -17,9 +17,9 @@ _TIE_S = 1e-9  # moments, and distances between them, that differ by less are eq
 
 
 class Gate:
-    """Never waits (ASP), and what every rule shares: counts, leads, who is waiting.
+    """ASP, which never waits, and the base of all rules: counts, leads, waiting workers.
 
-    `workers` push `total` times each; who has done so is out of the race and holds nobody up.
+    `workers` push `total` times each; a worker that has done so holds no other up.
     """
 
     in_rounds = False  # pushes are gathered and applied as one step when the round is over, not one by one
@@ -30,26 +30,26 @@ class Gate:
         self.waiting: list[int] = []  # in the order of their pushes
 
     def on_push(self, worker: int, now: float) -> list[int]:
-        """Worker `worker` has pushed at `now` (seconds): who is released, in order."""
+        """Count a push of `worker` at `now` (seconds); return the released workers, in order."""
         self.pushes[worker] += 1
         self.waiting.append(worker)
         return self._release([worker])
 
     def accepts(self, worker: int) -> bool:
-        """Whether a push of `worker` that comes now is of use."""
+        """Return True if a push of `worker` that comes now is applied."""
         return True
 
     def lead(self, worker: int) -> int:
-        """How far `worker` is ahead of the slowest that is still at work."""
+        """Pushes of `worker` beyond those of the slowest worker that is not done."""
         return self.pushes[worker] - self._slowest()
 
     @property
     def rounds(self) -> int:
-        """How many times all workers' pushes have come, on the mean."""
+        """Mean number of pushes per worker, rounded down."""
         return sum(self.pushes) // self.workers
 
     def _slowest(self) -> int:
-        return min(self.pushes)  # who is out of the race has the most
+        return min(self.pushes)  # a worker that is done has the most
 
     def _racing(self) -> list[int]:
         return [worker for worker in range(self.workers) if self.pushes[worker] < self.total]
@@ -63,7 +63,7 @@ class Gate:
 class Lockstep(Gate):
     """BSP: a barrier each iteration. With `backup` = b, a round is over when K - b of its pushes have come.
 
-    Chen et al., 2016, arXiv 1604.00981: a push that comes after its round is dropped, and its worker goes on with the
+    Chen et al., 2016, arXiv 1604.00981: a push that comes after its round is dropped, and its worker continues with the
     round that is under way. Then `rounds`, not the pushes of one worker, says how far training is.
     """
 
@@ -104,7 +104,7 @@ class Bounded(Gate):
     def __init__(self, workers: int, total: int, staleness: int) -> None:
         super().__init__(workers, total)
         self.staleness = staleness
-        self.in_rounds = staleness == 0  # nobody sees the weights between two barriers: that is BSP
+        self.in_rounds = staleness == 0  # no worker sees the weights between two barriers: that is BSP
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self.pushes[worker] += 1
@@ -114,7 +114,7 @@ class Bounded(Gate):
         return self._release([*free, worker] if self._may_go(worker, now) else free)
 
     def _may_go(self, worker: int, now: float) -> bool:
-        """Whether the worker that has just pushed need not wait."""
+        """Return True if the worker that has just pushed need not wait."""
         return self.lead(worker) <= self.staleness
 
 

@@ -1,4 +1,4 @@
-"""What a parameter server does with a push: apply it, count staleness, and answer whom the gate releases.
+"""Arithmetic of a parameter server: apply a push, count its staleness, reply to the workers that the gate releases.
 
 The same object is the rule of the virtual and of the real server (`comm.base.ServerRule`). It is picklable: natively
 worker 0 sends it to the server's rank.
@@ -21,10 +21,10 @@ _NUMBER_BYTES = 8
 
 
 class Reply(NamedTuple):
-    """What a worker hears beside the weights."""
+    """Numbers in a server's reply, beside the weights."""
 
     staleness: int  # updates between the pull of the weights the gradient was computed at, and its arrival
-    used: bool  # whether the push was applied; False: it came after its round
+    used: bool  # False: the push came after its round and was dropped
     lead_at_push: int
     lead_at_release: int
     rounds: int  # how far training is
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A message to a server of the same process, which takes it as it is; it counts as long as the packed one."""
+    """Message to a server of the same process; as many bytes as the packed one."""
 
     vector: Tensor
     numbers: list[float]
@@ -43,7 +43,7 @@ class Push(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Its reply."""
+    """Reply of a server of the same process."""
 
     weights: Tensor
     reply: Reply
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
 
 class ParameterServer:
-    """Weights w, the study's optimizer over them, and a gate that says who waits.
+    """Weights w, the study's optimizer over them, and a gate that releases workers.
 
     Push (g, eta, m) of worker p with staleness tau: at once w <- step(w, share g, eta), divided by max(1, tau) where
     `slow_stale` (Zhang et al., 2016, arXiv 1511.05950); or, where the gate works in rounds, w <- step(w, `of_round`
@@ -93,7 +93,7 @@ class ParameterServer:
         self._replies: list[Tensor | None] = [None] * gate.workers
 
     def part(self, place: int) -> ParameterServer:
-        """What server `place` of `shards` runs."""
+        """The part of server `place` of `shards`."""
         piece = copy.deepcopy(self)
         piece.shards = 1
         piece._weights = self._weights.tensor_split(self.shards)[place].clone()
@@ -101,11 +101,11 @@ class ParameterServer:
         return piece
 
     def parted(self, payload: Tensor) -> list[Tensor]:
-        """A push in pieces, one for each server, the numbers with all of them."""
+        """Split a push into one piece for each server, each with the numbers."""
         return _in_pieces(payload, PUSH_NUMBERS, self.shards)
 
     def joined(self, replies: list[Tensor]) -> Tensor:
-        """The servers' pieces of the weights as one reply."""
+        """Join the replies of all servers into one."""
         import torch
 
         cut = _elements(len(Reply._fields), replies[0])
@@ -120,7 +120,7 @@ class ParameterServer:
         return [(each, reply(each)) for each in released]
 
     def on_push(self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0) -> list[int]:
-        """Take `weight` * gradient of `worker` at `now`, and its memory; all whom that releases."""
+        """Apply `weight` * gradient of `worker` at `now`, reusing its memory; return the released workers."""
         staleness, used = self.updates - self._pulled[worker], self.gate.accepts(worker)
         rounds = self.gate.rounds
         released = self.gate.on_push(worker, now)
@@ -152,7 +152,7 @@ class ParameterServer:
         staleness, used, lead = self._heard[worker]
         return Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
 
-    # The worker has taken over what it was answered before, or it would not have asked again.
+    # A worker has copied its last reply before it pushes again: the memory can be reused.
 
     def _packed(self, worker: int) -> Tensor:
         numbers = [float(number) for number in self._told(worker)]
@@ -168,7 +168,7 @@ class ParameterServer:
 def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Tensor:
     """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype.
 
-    `into` is an earlier such message that nobody needs any more: new memory costs more than copying.
+    `into`: an earlier such message to be overwritten; new memory costs more than copying.
     """
     import torch
 
@@ -177,7 +177,7 @@ def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Te
 
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
-    """What `pack` put together."""
+    """Inverse of `pack`."""
     import torch
 
     end = message.numel() - _elements(numbers, message)
@@ -189,7 +189,7 @@ def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
 
 
 def _elements(numbers: int, message: Tensor) -> int:
-    """How many elements of `message` so many numbers take."""
+    """Elements of `message` that `numbers` float64 values take."""
     return numbers * _NUMBER_BYTES // message.element_size()
 
 
@@ -201,7 +201,7 @@ def _in_pieces(message: Tensor, numbers: int, pieces: int) -> list[Tensor]:
 
 
 def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
-    """The weights and what else the server says."""
+    """Weights and numbers of a reply."""
     weights, numbers = unpack(message, len(Reply._fields))
     staleness, used, at_push, at_release, rounds, mark = (int(number) for number in numbers)
     return weights, Reply(staleness, bool(used), at_push, at_release, rounds, mark)

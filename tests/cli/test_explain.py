@@ -47,7 +47,7 @@ def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
         assert len(told.splitlines()) <= 24, name
         assert ".py" not in told
     assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain("daso-fixed")  # the part that both presets share
-    assert "goes on from the weights of the reply" in explain("ssp")
+    assert "continues from the weights of the reply" in explain("ssp")
 
 
 def test_step_times_are_not_asked_for() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
 from scalebench.strategies.serial import Serial
 
 
@@ -87,3 +88,19 @@ def test_options_are_checked_without_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_strategy_has_at_most_18_members():
+    own = {name for name in vars(Strategy) if not name.startswith("_")} | set(Strategy.__annotations__)
+    members = own | {"name", "summary"}
+    assert len(members - {"model_config", "model_fields", "model_computed_fields"}) <= 18, sorted(members)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_at_most_one_family_base_lies_between_strategy_and_a_strategy(name):
+    for engine in ("virtual", "gloo", "horovod", "mpi"):
+        bases = registry.find(name, engine).__mro__
+        family = [
+            cls for cls in bases if issubclass(cls, Strategy) and cls is not Strategy and not hasattr(cls, "name")
+        ]
+        assert len(family) <= 1, family
