@@ -93,7 +93,7 @@ class Keeper:
             attempt=self._store.next_attempt(run.run_id),
             oversubscribed=is_oversubscribed(run),
             started_utc=begun,
-            provenance=self._made_on(outcome.facts.get("machines")),
+            provenance=self._made_on(outcome.facts.machines),
         )
         row = row.model_copy(
             update={name: redact(text, names=False) for name in _PATHS if (text := getattr(row, name))}

@@ -103,7 +103,7 @@ def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, kno
         steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
         if run.also_without_jitter:
             found = replay(steady, dataset, cost_model, trace)
-            outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
+            outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
     except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
         return None
     if outcome.status != "completed":

@@ -11,7 +11,7 @@ from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Run
-from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
 PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep the pace
 
@@ -51,19 +51,19 @@ def rows_of(
         lead_histogram=_histogram(workers, "lead_at_push"),
         eval_s=outcome.eval_s,
         final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
-        metric_name=facts.get("metric_name"),
-        chance_metric=facts.get("chance_metric"),
+        metric_name=facts.metric_name,
+        chance_metric=facts.chance_metric,
         final_metric=evaluations[-1].metric if evaluations else None,
         best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
         target_metric=run.target_metric,
         **_reached(run, evaluations),
         peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
-        energy_j=facts.get("energy_j"),
-        energy_source=facts.get("energy_source"),
-        others_load=facts.get("others_load"),
-        reference_step_s=facts.get("reference_step_s"),
-        train_s_no_jitter=facts.get("train_s_no_jitter"),
+        energy_j=facts.energy_j,
+        energy_source=facts.energy_source,
+        others_load=facts.others_load,
+        reference_step_s=facts.reference_step_s,
+        train_s_no_jitter=facts.train_s_no_jitter,
         started_utc=started_utc,
         **provenance,
     )
@@ -84,27 +84,27 @@ def _described(run: Run) -> dict[str, Any]:
     }
 
 
-def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
-    batch = facts.get("batch_per_worker", run.batch_per_worker)
+def _configured(run: Run, facts: RunFacts) -> dict[str, Any]:
+    batch = run.batch_per_worker if facts.batch_per_worker is None else facts.batch_per_worker
     return {
-        "launcher": facts.get("launcher"),
-        "binding": facts.get("binding"),
+        "launcher": facts.launcher,
+        "binding": facts.binding,
         "model": str(run.model),
         "model_sha256": run.model_sha256,
         "init_weights_sha256": run.init_weights_sha256,
-        "parameters": facts.get("parameters"),
+        "parameters": facts.parameters,
         "dtype": run.dtype,
         "dataset": str(run.dataset),
-        "dataset_sha256": facts.get("dataset_sha256"),
-        "n_train": facts.get("n_train"),
-        "n_test": facts.get("n_test"),
+        "dataset_sha256": facts.dataset_sha256,
+        "n_train": facts.n_train,
+        "n_test": facts.n_test,
         "partition": str(run.partition),
         "shuffle": run.shuffle,
         "workers": run.workers,
-        "nodes": facts.get("nodes"),
-        "workers_per_node": facts.get("workers_per_node"),
+        "nodes": facts.nodes,
+        "workers_per_node": facts.workers_per_node,
         "threads_per_worker": run.threads_per_worker,
-        "device": facts.get("device"),
+        "device": facts.device,
         "scaling": run.scaling,
         "batch_policy": run.batch_policy,
         "batch_per_worker": batch,
@@ -113,7 +113,7 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "lr_policy": run.lr_policy,
         "optimizer": str(run.optimizer),
         "epochs": run.epochs,
-        "steps_per_epoch": facts.get("steps_per_epoch"),
+        "steps_per_epoch": facts.steps_per_epoch,
         "seed": run.seed,
         "repetition": run.repetition,
         "run_order": run.run_order,

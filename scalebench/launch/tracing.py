@@ -69,7 +69,7 @@ def trace(plan: Plan, folder: Path) -> Timeline:
         with _horovod_timeline(run, folder) as path:
             outcome = _native(run, plan, folder)
         if path is not None and path.exists():
-            recorded = read_horovod(path, began_unix_s=outcome.facts["began_unix_s"])
+            recorded = read_horovod(path, began_unix_s=outcome.facts.began_unix_s)
     timeline = timeline_from(run, outcome)
     return replace(timeline, lanes=timeline.lanes + recorded)
 
@@ -87,8 +87,8 @@ def timeline_from(run: Run, outcome: Outcome, cluster: str = "") -> Timeline:
 
 def _server_lanes(outcome: Outcome) -> list[Lane]:
     """A lane for each server; virtual ones work side by side, so that one stands for all."""
-    found = [[Lap(*lap) for lap in laps] for laps in outcome.facts.get("server_laps", [])]
-    shards = outcome.facts.get("servers", len(found))
+    found = outcome.facts.server_laps
+    shards = outcome.facts.servers or len(found)
     if len(found) == 1:
         return [Lane("server" if shards == 1 else f"each of {shards} servers", found[0])]
     return [Lane(f"server {place}", laps) for place, laps in enumerate(found)]
@@ -142,11 +142,11 @@ def _horovod_timeline(run: Run, folder: Path) -> Iterator[Path | None]:
 
 def _about(run: Run, outcome: Outcome, cluster: str) -> str:
     where = f"virtual, on {cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
-    steps = outcome.facts["steps_per_epoch"]
+    steps = outcome.facts.steps_per_epoch or 0
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
     uneven = [] if run.execution == "native" else run.virtual.in_words(run.workers)
     crowded = ""
-    if outcome.facts.get("oversubscribed"):  # of paced runs: more than 1 % of their steps were slower than the pace
+    if outcome.facts.oversubscribed:  # of paced runs: more than 1 % of their steps were slower than the pace
         paced = run.execution == "paced"
         crowded = "; its steps took longer than paced" if paced else "; oversubscribed: more processes than cores"
     about = f"{where}{crowded}; {', '.join([f'{run.model} on {run.dataset}', epochs, *uneven])}"

@@ -116,7 +116,7 @@ class RankLoop:
             outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
         if self._events is not None and outcome is not None:
             references += self._references()
-            outcome.facts["reference_step_s"] = fmean(references) if references else None
+            outcome.add_facts(reference_step_s=fmean(references) if references else None)
             self._events.ended(outcome)
 
     def _references(self) -> list[float]:

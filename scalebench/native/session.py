@@ -43,7 +43,7 @@ from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import Verdict, evaluate, train
-from scalebench.training.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.training.replica import Replica
 
@@ -176,13 +176,24 @@ class Session:
         self._save_weights(replica, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
-        facts = self._facts(replica, plan, dataset)
-        facts["others_load"] = max((load for load in loads if load is not None), default=None)
-        if meter is not None and (counted := total(energies)) is not None:
-            facts["energy_j"], facts["energy_source"] = counted
+        energy_j, energy_source = (total(energies) if meter is not None else None) or (None, None)
+        facts = RunFacts.of(
+            dataset,
+            plan,
+            parameters=replica.parameters.numel(),
+            nodes=self.nodes,
+            workers_per_node=self.workers_per_node,
+            device=device_name(self.device),
+            launcher=self.job.launcher,
+            binding=self.job.binding,
+            others_load=max((load for load in loads if load is not None), default=None),
+            energy_j=energy_j,
+            energy_source=energy_source,
+        )
+        outcome = Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
         if self.run.trace:
-            facts |= align(reports, waited, busy, one_clock=self.nodes == 1)
-        return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
+            align(outcome, waited, busy, one_clock=self.nodes == 1)
+        return outcome
 
     def _listen(self) -> BackgroundLoad | None:
         """One worker of each node counts what others take of its cores, from here to the end of the evaluation."""
@@ -219,25 +230,6 @@ class Session:
     def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
             save_weights(self.job.weights, self.run.run_id, replica.initial, verdict.final)
-
-    def _facts(self, replica: Replica, plan: Plan, dataset: Dataset) -> dict[str, Any]:
-        return {
-            "parameters": replica.parameters.numel(),
-            "n_train": dataset.n_train,
-            "n_test": dataset.n_test,
-            "metric_name": dataset.metric_name,
-            "chance_metric": dataset.chance_metric,
-            "dataset_sha256": dataset.sha256,
-            "steps_per_epoch": plan.steps(0),
-            "batch_per_worker": plan.batch_size,
-            "nodes": self.nodes,
-            "workers_per_node": self.workers_per_node,
-            "device": device_name(self.device),
-            "launcher": self.job.launcher,
-            "binding": self.job.binding,
-            "engine": self.run.engine,
-            "notes": plan.notes,
-        }
 
     def _choose_device(self) -> torch.device:
         if self.run.engine == "nccl":

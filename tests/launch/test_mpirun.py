@@ -188,7 +188,7 @@ def test_what_others_take_of_the_cores_is_on_record(tmp_path):
         for stranger in strangers:
             stranger.kill()
             stranger.wait()
-    load = found.outcomes["beside strangers"].facts["others_load"]
+    load = found.outcomes["beside strangers"].facts.others_load
     assert 0.2 < load < 0.995
 
 
@@ -256,13 +256,13 @@ def test_a_completed_run_has_whole_books(swept):
         assert parts == pytest.approx(worker.train_s, rel=0.02)  # the clock's last reading comes a moment later
         assert 0 <= worker.wait_s <= worker.comm_s
         assert worker.wait_s == pytest.approx(sum(epoch.wait_s for epoch in worker.epochs))
-        assert worker.optimizer_steps == 2 * outcome.facts["steps_per_epoch"] == worker.syncs
-        assert worker.bytes_sent == worker.syncs * 4 * outcome.facts["parameters"]
+        assert worker.optimizer_steps == 2 * outcome.facts.steps_per_epoch == worker.syncs
+        assert worker.bytes_sent == worker.syncs * 4 * outcome.facts.parameters
         assert worker.peak_rss_mib > 50
     assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
-    assert outcome.facts["nodes"] == 1
-    assert outcome.facts["oversubscribed"] is (engines.cores() < 2)
+    assert outcome.facts.nodes == 1
+    assert outcome.facts.oversubscribed is (engines.cores() < 2)
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 

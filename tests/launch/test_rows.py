@@ -137,7 +137,7 @@ def test_staleness_and_lead_of_all_workers_are_counted_together(make_run, play, 
     outcome, _ = play(strategy, 3, **options)
     row, epochs = convert(make_run(strategy, 3, **options), outcome)
     stale = {int(value): times for value, times in json.loads(row.staleness_histogram).items()}
-    merges = 3 if strategy == "epoch_async" else outcome.facts["steps_per_epoch"] * 3
+    merges = 3 if strategy == "epoch_async" else outcome.facts.steps_per_epoch * 3
     assert sum(stale.values()) == 3 * merges
     assert list(stale) == sorted(stale)
     assert max(stale) == max(epoch.max_staleness for epoch in epochs if epoch.max_staleness is not None)

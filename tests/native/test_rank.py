@@ -149,14 +149,14 @@ def test_all_runs_start_from_the_same_weights(swept):
     assert all(not np.array_equal(initial, final) for initial, final in weights.values())
 
 
-def test_facts_say_what_was_run(swept):
-    engine, outcomes, _ = swept
+def test_outcome_holds_the_facts_of_its_run(swept):
+    _, outcomes, _ = swept
     for run_id, outcome in outcomes.items():
         facts = outcome.facts
-        assert (facts["engine"], facts["launcher"], facts["nodes"]) == (engine, "mpirun", 1)
-        assert facts["parameters"] == 13 * 6 + 6 + 6 * 3 + 3
-        assert facts["metric_name"] == "accuracy"
-        assert len(outcome.workers) == facts["workers_per_node"] == int(run_id.split("-")[1])
+        assert (facts.launcher, facts.nodes) == ("mpirun", 1)
+        assert facts.parameters == 13 * 6 + 6 + 6 * 3 + 3
+        assert facts.metric_name == "accuracy"
+        assert len(outcome.workers) == facts.workers_per_node == int(run_id.split("-")[1])
         assert outcome.eval_s > 0
         epochs = [evaluation.epoch for evaluation in outcome.evaluations]
         assert epochs[-1] == 1
@@ -189,4 +189,4 @@ def test_paced_compute_takes_the_stated_devices_time(swept):
             assert worker.train_s < worker.optimizer_steps * STEP_S * 2
         if worker.compute_s is not None:
             assert worker.compute_s >= worker.optimizer_steps * STEP_S * 0.999
-    assert outcome.facts["oversubscribed"] is (max(worker.paced_overrun for worker in outcome.workers) > 0.01)
+    assert outcome.facts.oversubscribed is (max(worker.paced_overrun for worker in outcome.workers) > 0.01)
