@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Implements `launch.study_run.Reporter`. `--quiet` shows failures only, `--verbose` every run.
+    """Implements `launch.reporter.Reporter`. `--quiet` shows failures only, `--verbose` every run.
 
     The time left of a phase is its remaining runs at the mean pace of those that ended, without what came before the
     first end: the start of processes.

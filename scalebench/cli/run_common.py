@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalebench.launch.planning import Plan
-    from scalebench.launch.study_run import Tally
+    from scalebench.launch.reporter import Tally
 
 
 def carry_out(

@@ -39,6 +39,13 @@ class Plan:
             *self.prepared.notes,
         ]
 
+    @property
+    def measures(self) -> bool:
+        """True if times are measured: in real runs, or in a calibration that is neither given nor stated."""
+        given = self.study.calibration is not None or self.study.device_step_time is not None
+        real = len(self.sweep.runs) > len(self.sweep.of("virtual"))
+        return real or (self.cluster.compute == "this-machine" and not given)
+
 
 def plan_study(study: Study, *, timed: bool = True) -> Plan:
     """Check everything about `study` that can be checked before it runs; if not `timed`, step times are not asked for.

@@ -20,20 +20,18 @@ import pandas as pd
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
-from scalebench.launch.cost_model import FILE, at_the_speed_of, scenery_for
+from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.interruption import Interruption
-from scalebench.launch.keeping import Keeper, Reporter, Tally
 from scalebench.launch.lock import study_lock
 from scalebench.launch.planning import Plan
 from scalebench.launch.pool import run_virtual
-from scalebench.launch.stopping_rule import StoppingRule
-from scalebench.launch.traffic import TrafficCheck
-from scalebench.records.provenance import collect
+from scalebench.launch.reporter import Reporter
+from scalebench.launch.study_run import StudyRun
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
-from scalebench.system.cache import cache_folder
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
+from scalebench.virtual.calibration_file import CALIBRATION
 from scalebench.virtual.engine import CostModel, replay, replays
 from scalebench.virtual.replay import Trace
 
@@ -59,13 +57,9 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
     if not runs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
     start_forkserver()
-    provenance = collect()
     with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
-        cost_model = scenery_for(
-            plan.study, plan.cluster, runs, plan.prepared, folder=Path(scratch), cache=cache_folder("engines"),
-            host=str(provenance["host_hash"]), note=reporter.note,
-        )  # fmt: skip
+        cost_model = cost_model_for(plan, runs, Path(scratch), note=reporter.note)
         references = results.completed.loc[results.completed["execution"] != "virtual", "reference_step_s"].dropna()
         cost_model = at_the_speed_of(plan.study, cost_model, references.tolist(), Path(scratch))
         reporter.phase("virtual workers, charged anew", len(runs))
@@ -81,14 +75,12 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
         if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
         with Store(folder) as store:
-            provenance["provenance"] = store.keep_provenance(provenance)
-            replication = StoppingRule(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
-            tally = Tally(folder)
-            keeper = Keeper(store, reporter, tally, provenance, interruption, replication, TrafficCheck(plan))
-            if (Path(scratch) / FILE).exists():
-                shutil.move(Path(scratch) / FILE, folder / FILE)
+            study_run = StudyRun(plan, store, reporter, interruption)
+            study_run.collect_provenance()
+            if (Path(scratch) / CALIBRATION).exists():
+                shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
             for run in runs:
-                keeper.ended(run, outcomes[run.run_id])
+                study_run.ended(run, outcomes[run.run_id])
     return Recalibrated(len(runs) - len(again), len(again))
 
 

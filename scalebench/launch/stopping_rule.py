@@ -16,6 +16,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from scalebench.launch.sweep import Sweep
 from scalebench.records.progress import group_of
 from scalebench.study.spec import Run, Until
 
@@ -73,6 +74,12 @@ class StoppingRule:
             self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
         self._baselines = {cell: self._compared_with(cell) for cell in self._seconds}
 
+    @classmethod
+    def of_sweep(cls, sweep: Sweep, until: Until | None, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
+        """The rule of a whole study; `done` has the training times of completed runs, by run_id and config_hash."""
+        known = ((run.run_id, run.config_hash) for run in (*sweep.runs, *sweep.further))
+        return cls(sweep.runs, sweep.further, until, {key[0]: done[key] for key in known if key in done})
+
     def ended(self, run: Run, seconds: float | None) -> None:
         """`run` came to its end, with a training time if it was completed; it is not planned again."""
         self._ended.add(run.run_id)
@@ -109,6 +116,16 @@ class StoppingRule:
             cell
             for cell, seconds in self._seconds.items()
             if len(seconds) < until.at_least or relative_width(list(seconds.values()), until) > until.ci_width
+        ]
+
+    def too_wide(self) -> list[str]:
+        """Note the points whose interval is wider than asked although no run is left."""
+        wide = [] if self._until is None or self.left() else self.wide()
+        if self._until is None or not wide:
+            return []
+        return [
+            f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than "
+            f"{100 * self._until.ci_width:.3g} % of the time: {together(wide)}"
         ]
 
     def most_to_come(self) -> int:

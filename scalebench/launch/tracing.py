@@ -15,13 +15,12 @@ from typing import Any
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError, RunError, StudyError
-from scalebench.launch.cost_model import scenery_for
+from scalebench.launch.cost_model import cost_model_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import Plan
-from scalebench.records.provenance import collect, redact
+from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
-from scalebench.system.cache import cache_folder
 from scalebench.training.outcome import Lap, Outcome
 from scalebench.virtual.engine import simulate
 
@@ -95,9 +94,7 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
 
 
 def _virtual(run: Run, plan: Plan, folder: Path) -> Outcome:
-    host = str(collect()["host_hash"])
-    cache = cache_folder("engines")
-    cost_model = scenery_for(plan.study, plan.cluster, [run], plan.prepared, folder=folder, cache=cache, host=host)
+    cost_model = cost_model_for(plan, [run], folder)
     outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), cost_model)
     return _completed(outcome)
 

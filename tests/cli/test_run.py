@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.cli.main import main
-from scalebench.launch.cost_model import Calibration
+from scalebench.virtual.calibration_file import Calibration
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
 

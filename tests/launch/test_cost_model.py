@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.launch.cost_model import read_calibration
+from scalebench.virtual.calibration_file import read_calibration
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
        "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
