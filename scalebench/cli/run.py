@@ -16,7 +16,7 @@ from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import Plan
+    from scalebench.launch.planning import StudyPlan
 
 
 @click.command()
@@ -120,7 +120,7 @@ def run(
         sets = (*sets, f"until.ci_width={until}")
     wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
     if new:
-        from scalebench.launch.resume import with_a_folder_of_its_own
+        from scalebench.records.study_file import with_a_folder_of_its_own
 
         wanted = with_a_folder_of_its_own(output, wanted)
     try:
@@ -170,12 +170,11 @@ def _begun_elsewhere(study: Path | None) -> str:
     return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
 
 
-def _show(plan: Plan, jobs: int | None) -> None:
+def _show(plan: StudyPlan, jobs: int | None) -> None:
     from rich.table import Table
 
     from scalebench.launch.engines import cores
-    from scalebench.launch.estimate import estimate
-    from scalebench.launch.planning import is_oversubscribed
+    from scalebench.launch.planning import estimate, is_oversubscribed
 
     runs, until = plan.sweep.runs, plan.study.until
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
@@ -211,7 +210,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
     )
     expected = estimate(plan, jobs or cores())
     console.print(
-        f"{expected.said}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
+        f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
         "calibration come on top",
         highlight=False,
         soft_wrap=True,

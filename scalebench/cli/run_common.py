@@ -13,12 +13,12 @@ from scalebench.formatting import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalebench.launch.planning import Plan
+    from scalebench.launch.planning import StudyPlan
     from scalebench.launch.reporter import Tally
 
 
 def carry_out(
-    plan: Plan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
+    plan: StudyPlan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
 ) -> int:
     """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
     from scalebench.launch.study_run import run_study

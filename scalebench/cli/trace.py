@@ -13,7 +13,7 @@ from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
 if TYPE_CHECKING:
-    from scalebench.launch.tracing import Timeline
+    from scalebench.training.timeline import Timeline
 
 _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # where nothing else is said
 
@@ -56,10 +56,10 @@ def trace(
     Writes OUTPUT/STUDY/timeline-RUN as a figure (PDF, SVG, PNG, and the CSV of the drawn laps) and as .trace.json,
     which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
     """
+    from scalebench.export.chrome_trace import write_chrome
     from scalebench.figures.timeline import draw_timeline
-    from scalebench.launch.trace_file import write_chrome
-    from scalebench.launch.tracing import Lane, Timeline, read_horovod
     from scalebench.study.spec import slug
+    from scalebench.training.timeline import Lane, Timeline, read_horovod
 
     shown = _window(window)
     if horovod_timeline is not None:

@@ -15,7 +15,7 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system.cache import cache_folder
@@ -33,7 +33,7 @@ Note = Callable[[str], None]
 
 
 def cost_model_for(
-    plan: Plan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
+    plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
 ) -> CostModel:
     """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
 
@@ -122,7 +122,7 @@ def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Pat
 
 
 def _complete_engines(
-    plan: Plan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
     """The engines' costs beside stated step times: measured now, unless runs were `charged` by kept ones."""
     key = _key(plan)
@@ -136,7 +136,7 @@ def _complete_engines(
 
 
 def _complete(
-    plan: Plan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
     key, workers = _key(plan), {run.workers for run in runs}
@@ -159,7 +159,7 @@ def _complete(
 
 
 def _measured(
-    plan: Plan, runs: Sequence[Run], sizes: set[int], most: int, kept: Calibration | None, lacking: str, note: Note
+    plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, kept: Calibration | None, lacking: str, note: Note
 ) -> Calibration:
     """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
     study = plan.study
@@ -177,7 +177,7 @@ def _measured(
     return Calibration(key=_key(plan), tables=measured.tables, engines=costs, reference_s=reference_s)
 
 
-def _with_operations(plan: Plan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
+def _with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
     """Add the operations of those strategies of `runs` that `kept` lacks, measured now."""
     lacking = _without_operations(kept, runs)
     if not lacking:
@@ -193,7 +193,7 @@ def _without_operations(kept: Calibration, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
 
 
-def _engine_costs(plan: Plan, note: Note) -> EngineCosts:
+def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
     """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
 
     A cluster with links of its own is charged by these.
@@ -213,7 +213,7 @@ def _engine_costs(plan: Plan, note: Note) -> EngineCosts:
     return joined([inside, between])
 
 
-def _cost_model(calibration: Calibration, plan: Plan, runs: Sequence[Run]) -> CostModel:
+def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> CostModel:
     if plan.study.device_step_time is not None:
         return CostModel(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
     return CostModel(
@@ -221,12 +221,12 @@ def _cost_model(calibration: Calibration, plan: Plan, runs: Sequence[Run]) -> Co
     )
 
 
-def _stated(plan: Plan, runs: Sequence[Run]) -> StepTable:
+def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
     return stated_table(plan.study, plan.cluster, largest)
 
 
-def _key(plan: Plan) -> str:
+def _key(plan: StudyPlan) -> str:
     import torch
 
     study = plan.study

@@ -16,8 +16,8 @@ from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
-from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
+from scalebench.native.postmortem import telling_line
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable, require_seen
-from scalebench.launch.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.native.heartbeat import create_heartbeats
 from scalebench.native.job import EventReader, Further, Job, server_ranks, settings_of
 from scalebench.native.nodes import Nodes
+from scalebench.native.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_parent

@@ -21,18 +21,18 @@ from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
 from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
-from scalebench.launch.interruption import Interruption
-from scalebench.launch.lock import study_lock
-from scalebench.launch.planning import Plan
-from scalebench.launch.pool import run_virtual
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
+from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.calibration_file import CALIBRATION
 from scalebench.virtual.engine import CostModel, replay, replays
+from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
 
 
@@ -44,7 +44,7 @@ class Recalibrated:
     trained: int
 
 
-def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
+def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
     """Charge the completed virtual runs in `folder` anew, by `plan.study.calibration` or by a new measurement.
 
     Raises:
@@ -68,10 +68,13 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
         }
         again = [run for run in runs if run.run_id not in outcomes]
         run_virtual(
-            again, plan.prepared.folders, cost_model, jobs=jobs, weights_folder=folder / "weights",
-            on_start=reporter.started, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+            again,
+            Simulator(cost_model, plan.prepared.folders, folder / "weights"),
+            jobs=jobs,
+            on_start=reporter.started,
+            on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
             stopping=interruption.asked,
-        )  # fmt: skip
+        )
         if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
         with Store(folder) as store:
@@ -84,7 +87,9 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
     return Recalibrated(len(runs) - len(again), len(again))
 
 
-def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, known: pd.DataFrame) -> Outcome | None:
+def _replayed(
+    run: Run, plan: StudyPlan, cost_model: CostModel, results: Results, known: pd.DataFrame
+) -> Outcome | None:
     """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
     if not replays(run):
         return None

@@ -14,26 +14,26 @@ from typing import Any
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
 from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
-from scalebench.launch.interruption import AbandonedError, Interruption
-from scalebench.launch.lock import study_lock
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import launch
-from scalebench.launch.traffic import TrafficCheck
-from scalebench.launch.planning import Plan, is_oversubscribed
-from scalebench.launch.pool import run_virtual
+from scalebench.launch.planning import StudyPlan, is_oversubscribed
 from scalebench.launch.reporter import Reporter, Tally
-from scalebench.launch.resume import keep_study
 from scalebench.launch.rows import rows_of
 from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import is_virtual
+from scalebench.launch.traffic import TrafficCheck
+from scalebench.records.lock import study_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, redact
 from scalebench.records.store import Store
+from scalebench.records.study_file import keep_study
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, disturbed
+from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import CostModel, carrier
+from scalebench.virtual.pool import Simulator, run_virtual
 
 _SAMPLING_S = 0.1  # of the background load, before anything is measured
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
@@ -41,7 +41,7 @@ _MAY_HOLD_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  
 
 
 def run_study(
-    plan: Plan,
+    plan: StudyPlan,
     output: Path,
     reporter: Reporter,
     *,
@@ -51,7 +51,7 @@ def run_study(
 ) -> Tally:
     """Make the runs of `plan` that `output`/<study> lacks and keep their rows there; failed runs get rows too.
 
-    SIGINT, SIGTERM and SIGUSR1 end it early (`launch.interruption`), and so does the first failed run if `fail_fast`.
+    SIGINT, SIGTERM and SIGUSR1 end it early (`system.interruption`), and so does the first failed run if `fail_fast`.
     With `only_failed`, runs without any attempt are left out.
 
     Raises:
@@ -91,7 +91,7 @@ class StudyRun:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StudyPlan,
         store: Store,
         reporter: Reporter,
         interruption: Interruption,
@@ -190,18 +190,11 @@ class StudyRun:
         def left() -> list[Run]:
             return [run for run in self._left(virtual=True) if carrier(run) not in unknown]
 
+        simulator = Simulator(cost_model, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
         while (runs := left()) and not self._stopping():
             self._announce(runs)
             run_virtual(
-                runs,
-                self.plan.prepared.folders,
-                cost_model,
-                jobs=jobs,
-                weights_folder=self.folder / "weights",
-                on_start=self.started,
-                on_outcome=self.ended,
-                stopping=self._stopping,
-                fail_fast=self._fail_fast,
+                runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
             )
 
     def _left(self, *, virtual: bool) -> list[Run]:

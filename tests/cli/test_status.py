@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
-from scalebench.launch.lock import study_lock
+from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
 from scalebench.virtual.calibration_file import Calibration
 from tests.records_factory import run_row
@@ -297,7 +297,7 @@ def test_a_folder_that_was_renamed_is_retried_under_its_name(half_failed, tmp_pa
 def test_status_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "sklearn", "matplotlib", "mpi4py", "rich")
     program = (
-        "import sys, scalebench.cli.status, scalebench.launch.lock, scalebench.records.newest, "
+        "import sys, scalebench.cli.status, scalebench.records.lock, scalebench.records.newest, "
         f"scalebench.records.progress; print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import pytest
 
 from scalebench.cluster.load import load_cluster
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.preparation import local_statistics, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -46,5 +46,5 @@ def test_the_model_itself_is_asked(normalised, tmp_path):
     study = study_of(f"{tmp_path / 'own.py'}:build", ["allreduce"])
     cluster = load_cluster("this-machine")
     sweep = expand(study, cluster)
-    notes = look_at_model(Plan(study, cluster, sweep, prepare_study(study, sweep.runs)))
+    notes = look_at_model(StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs)))
     assert len(notes) == (1 if normalised else 0)

@@ -104,8 +104,8 @@ def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
 
 def test_a_hush_is_told_and_ends_no_run(tmp_path, monkeypatch):
     """A rank hangs: the launcher says so at once, where it is told not to wait, and leaves the run to its limit."""
-    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_S", 0.0)
-    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_FACTOR", 0.0)
+    monkeypatch.setattr("scalebench.native.postmortem.HUSH_S", 0.0)
+    monkeypatch.setattr("scalebench.native.postmortem.HUSH_FACTOR", 0.0)
     hung = Recorder([faulty("hung", "hang", time_limit_s=4.0)], tmp_path)
     (said,) = hung.messages
     assert said.startswith("hung: no worker has shown a sign of life for ")

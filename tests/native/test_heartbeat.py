@@ -3,8 +3,8 @@ import platform
 
 import pytest
 
-from scalebench.launch.postmortem import Pulse
 from scalebench.native.heartbeat import Beat, Heartbeat, Phase, create_heartbeats, read_heartbeats
+from scalebench.native.postmortem import Pulse
 
 
 def test_ranks_write_and_the_launcher_reads(tmp_path):
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("scalebench.native.postmortem.time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -157,7 +157,7 @@ def test_ranks_of_other_hosts_are_named_with_them_and_never_killed_by_their_numb
     hearts, pulse = four
     here = platform.node()
     assert pulse.hosts == [], "all of this one"
-    monkeypatch.setattr("scalebench.launch.postmortem.platform.node", lambda: "n0")
+    monkeypatch.setattr("scalebench.native.postmortem.platform.node", lambda: "n0")
     assert pulse.pids == []
     hearts[2].wait_for(1)
     pulse.feel()

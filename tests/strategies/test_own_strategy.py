@@ -154,9 +154,7 @@ def test_an_error_inside_names_its_own_line(file, invoke, edit, message):
 
 
 def test_an_error_while_planning_is_one_line_too(file, invoke):
-    file.write_text(
-        file.read_text() + "\n    def check(self, setting):\n        return [][setting.workers]\n"
-    )
+    file.write_text(file.read_text() + "\n    def check(self, setting):\n        return [][setting.workers]\n")
     said = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
     number = len(file.read_text().splitlines())
     assert said == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.launch.postmortem import cause_of_death
 from scalebench.native.job import LastWords
+from scalebench.native.postmortem import cause_of_death
 
 SLOTS = """--------------------------------------------------------------------------
 There are not enough slots available in the system to satisfy the 64
