@@ -1,4 +1,4 @@
-"""Every lap of a real worker, kept for a timeline, and the workers' laps laid over one another."""
+"""The laps of real workers for a timeline: recorded by their clocks and aligned to a common beginning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.training.pacing import PacedClock
 
 
 class RecordingClock(WallClock):
-    """A wall clock that keeps every lap, in seconds of `perf_counter`; ordinary runs pay nothing for it."""
+    """A wall clock that keeps every lap, in seconds of `perf_counter`; only traced runs use it."""
 
     laps: list[Lap]
 
@@ -30,7 +30,7 @@ class RecordingClock(WallClock):
 
 
 class RecordingPacedClock(RecordingClock, PacedClock):
-    """The same of a paced worker: its laps are the stretched ones."""
+    """A paced clock that keeps every lap, as stretched."""
 
 
 def align(
@@ -63,7 +63,7 @@ def align(
 
 
 def parted(laps: Sequence[Lap], waited: Waits) -> list[Lap]:
-    """`laps` in order, and every stretch of communication within which a wait lies cut where it begins and ends."""
+    """Divide laps of communication where a wait within them begins and ends."""
     found: list[Lap] = []
     left = deque(waited.tolist())
     for lap in laps:
