@@ -11,7 +11,7 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from scalebench.cli.options import keep_going_option, verbosity_options
-from scalebench.cli.run_common import carry_out, results_console, seen_from_its_beginning
+from scalebench.cli.run_common import enter_first_folder, results_console, run_plan
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import counted
 
@@ -136,32 +136,32 @@ def run(
         plan.prepared.notes += look_at_model(plan)
         _show(plan, jobs)
         return 0
-    return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)
+    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast)
 
 
 def _chosen(*names: str) -> bool:
-    """Whether the command line has one of these options."""
+    """Return True if the command line has one of these options."""
     context = get_current_context()
     return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)
 
 
 def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
-    """The file `study` and the folder of its results: its own, seen from where it was begun, if it is a study's."""
+    """The file `study` and the folder of its results; of a study.yaml in a results folder, that folder."""
     from scalebench.records.progress import begun_in
     from scalebench.study.load import load_study
 
     folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
     if study.name != "study.yaml" or begun_in(folder) is None:
         return study, output
-    with suppress(StudyError):  # said where it is read again
+    with suppress(StudyError):  # raised again where the file is read next
         if load_study(study, {}, []).name == folder.name:
-            folder = seen_from_its_beginning(folder)
+            folder = enter_first_folder(folder)
             return folder / study.name, folder.parent
     return study, output
 
 
 def _begun_elsewhere(study: Path | None) -> str:
-    """Where relative paths of a study in a results folder were seen from, as the next step; empty: here, or unknown."""
+    """Hint at the folder that relative paths of a study in results start from; empty if it is this one or unknown."""
     from scalebench.records.progress import begun_in
 
     place = begun_in(study.parent) if study is not None and study.name == "study.yaml" else None

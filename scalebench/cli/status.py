@@ -1,4 +1,4 @@
-"""`scalebench status [RESULTS]`: how far a study is, at once, however large its records are."""
+"""`scalebench status [RESULTS]`: the progress of a study, in an instant even for large records."""
 
 from __future__ import annotations
 

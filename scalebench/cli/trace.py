@@ -1,4 +1,4 @@
-"""`scalebench trace`: what each worker did when, as a figure and as a file for Chrome's or Perfetto's viewer."""
+"""`scalebench trace`: the timeline of one run, as a figure and as a file for Chrome's or Perfetto's viewer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalebench.figures import FORMATS
 if TYPE_CHECKING:
     from scalebench.training.timeline import Timeline
 
-_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # where nothing else is said
+_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # defaults without a study file
 
 
 @click.command()
@@ -79,7 +79,7 @@ def trace(
 
 
 def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Timeline, str]:
-    """The timeline, and the name of the study."""
+    """Trace the run; return its timeline and the name of the study."""
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import trace
     from scalebench.strategies import registry

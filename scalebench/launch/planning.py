@@ -157,7 +157,7 @@ def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ComputeEstimate:
     """Expected training compute, without communication, start-up of processes and calibration."""
 
     step_s: float
@@ -183,15 +183,17 @@ def _hours(hours: float) -> str:
     return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
-def estimate(plan: StudyPlan, jobs: int) -> Estimate:
-    """Estimate the time of all runs, `jobs` virtual ones at a time, from one local step measured now."""
+def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
+    """ComputeEstimate the time of all runs, `jobs` virtual ones at a time, from one local step measured now."""
     step_s = measured_step(plan)
     native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
     virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
-    return Estimate(step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs))
+    return ComputeEstimate(
+        step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
+    )
 
 
 def run_steps(plan: StudyPlan, run: Run) -> int:

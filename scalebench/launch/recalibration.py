@@ -1,9 +1,8 @@
 """New times for finished virtual runs, from a new measurement or another calibration, mostly without training.
 
 The arithmetic of most strategies does not depend on time: their runs are replayed, in seconds for a whole study. The
-others (servers, asynchronous merges, rows that travel between workers) are trained again. The new rows are further
-attempts at the same runs; nothing is written before all of them are there, so that an interrupted command changes
-nothing.
+others (servers, asynchronous merges, rows that move between workers) are trained again. The new rows are further
+attempts at the same runs; they are written at the end, so that an interrupted command changes nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from scalebench.virtual.replay import Trace
 
 @dataclass(frozen=True)
 class Recalibrated:
-    """How many virtual runs were replayed, and how many were trained again."""
+    """Numbers of virtual runs that were replayed and trained again."""
 
     replayed: int
     trained: int
 
 
 def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
-    """Charge the completed virtual runs in `folder` anew, by `plan.study.calibration` or by a new measurement.
+    """Charge the completed virtual runs in `folder` again, by `plan.study.calibration` or a new measurement.
 
     Raises:
         ResultsError: no virtual run is completed, or the folder cannot be read or written.
@@ -101,7 +100,7 @@ def _replayed(
         if run.also_without_jitter:
             found = replay(steady, dataset, cost_model, trace)
             outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
-    except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
+    except (NotImplementedError, RuntimeError):  # the strategy reads values of tensors
         return None
     if outcome.status != "completed":
         return None
@@ -113,7 +112,7 @@ def _replayed(
 
 
 def _recorded(run: Run, row: Any, results: Results) -> Trace:
-    """Losses, which the records keep as means over workers, and metrics of a completed run."""
+    """Losses (recorded as means over workers) and metrics of a completed run."""
     epochs = results.epochs[results.epochs["run_id"] == run.run_id].sort_values("epoch")
     losses = [None if pd.isna(loss) else float(loss) for loss in epochs["train_loss"]]
     evaluated = epochs.dropna(subset=["test_metric"])

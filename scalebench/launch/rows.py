@@ -1,4 +1,4 @@
-"""Turns an outcome into the rows that are kept."""
+"""The rows of a run, from its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep 
 def rows_of(
     run: Run, outcome: Outcome, *, attempt: int, oversubscribed: bool, started_utc: str, provenance: dict[str, Any]
 ) -> tuple[RunRow, list[EpochRow]]:
-    """The run's row and its epochs' rows. Times are of the slowest worker, parts of them means over workers."""
+    """The run's row and its epochs' rows. Times are the slowest worker's, their parts means over workers."""
     facts, workers = outcome.facts, outcome.workers
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
@@ -123,7 +123,7 @@ def _configured(run: Run, facts: RunFacts) -> dict[str, Any]:
 
 
 def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, float | None]:
-    """Compute, communication, data and other; who finished early waits, in communication, for the last."""
+    """Mean parts of the training time; idle time after finishing counts as communication and as waiting."""
     if train_s is None:
         return {}
     idle = fmean(train_s - worker.train_s for worker in workers)
@@ -138,7 +138,7 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
 
 
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
-    """max_i c_i / mean_i c_i, c_i = compute_s / optimizer_steps of worker i: how much slower a step of the slowest is.
+    """Straggler factor max_i c_i / mean_i c_i with c_i = compute_s / optimizer_steps of worker i.
 
     Per step, for who skips rounds or is chosen less often computes less, and is not faster for that. Over the workers
     that took a step; None where compute is not told apart, or nobody computed.
@@ -161,25 +161,25 @@ def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
 
 
 def _merges(outcome: Outcome) -> list[list[int]] | None:
-    """Each worker's places among all merges of an asynchronous run, in its own order."""
+    """Places of each worker's merges among all merges of an asynchronous run."""
     found = [sorted(map(int, worker.histograms.get("merge_position", ()))) for worker in outcome.workers]
     return found if any(found) else None
 
 
 def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
-    """Where the merges after `epoch` came among all merges, one entry per worker."""
+    """Places of the merges after `epoch` among all merges, one per worker."""
     merges = _merges(outcome)
     if merges is None:
         return None
     every = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation.every
     count, rest = divmod(epoch + 1, every)
-    if rest:  # a partial interval, which is merged at the end of training or not at all
+    if rest:  # a partial interval is merged at the end of training or not at all
         return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
     return [own[count - 1] for own in merges]
 
 
 def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
-    """What the workers counted as `name`, together; None if none of them did."""
+    """The sum of the workers' histograms `name`; None without any."""
     total: Counter[int] = Counter()
     for worker in workers:
         total.update({int(value): times for value, times in worker.histograms.get(name, {}).items()})
@@ -234,7 +234,7 @@ def _over(
 
 
 def _mean_loss(reports: list[EpochReport]) -> float | None:
-    """Over the workers that trained: a client that was not chosen has none."""
+    """Mean over the workers that trained in the epoch."""
     return _mean(report.train_loss for report in reports if report.train_loss is not None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.launch.planning import Estimate, plan_study
+from scalebench.launch.planning import ComputeEstimate, plan_study
 from scalebench.study.load import load_study
 
 VIRTUAL = {"dataset": "wine", "workers": "1,2", "strategies": ["allreduce"], "execution": "virtual"}
@@ -34,4 +34,4 @@ def test_plan_measures_times_in_real_runs_and_calibrations(keys, measures):
     ],
 )
 def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
-    assert str(Estimate(0.001, wall_s, core_hours, most)) == text
+    assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
