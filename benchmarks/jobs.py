@@ -19,10 +19,10 @@ from virtual_overhead import make_run, stated_scenery
 
 from scalebench.data.catalog import prepare
 from scalebench.launch.engines import cores
-from scalebench.launch.pool import run_virtual
 from scalebench.study.spec import Run, Training
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
+from scalebench.virtual.pool import Simulator, run_virtual
 
 RUNS, EPOCHS = 24, 6
 GOAL = Goal(">=", 1.8)
@@ -48,10 +48,8 @@ def seconds_of(runs: list[Run], folders: dict[int, Path], jobs: int) -> float:
         began = time.perf_counter()
         run_virtual(
             runs,
-            folders,
-            stated_scenery(),
+            Simulator(stated_scenery(), folders, Path(folder)),
             jobs=jobs,
-            weights_folder=Path(folder),
             on_start=lambda run: None,
             on_outcome=lambda run, outcome: ended.append(outcome),
         )

@@ -310,7 +310,7 @@ def test_a_real_paced_run_records_its_straggler(tmp_path):
     rows = {}
     for name, (run, outcome) in outcomes.items():
         assert outcome.status == "completed", outcome.error
-        steps = outcome.facts["steps_per_epoch"]
+        steps = outcome.facts.steps_per_epoch
         fast, slow = (worker.compute_s for worker in outcome.workers)
         assert fast >= 0.02 * steps * 0.999
         assert slow >= 0.04 * steps * 0.999

@@ -19,9 +19,9 @@ from scalebench.data.plan import Plan
 from scalebench.errors import RunError
 from scalebench.figures.timeline import draw_timeline
 from scalebench.launch.sweep import expand
-from scalebench.launch.tracing import Timeline, timeline_from
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
+from scalebench.training.timeline import Timeline, timeline_from
 from scalebench.virtual.engine import CostModel, simulate
 from scalebench.virtual.stated import stated_table
 

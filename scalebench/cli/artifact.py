@@ -1,4 +1,4 @@
-"""`scalebench artifact [RESULTS]`: a study as a reviewer gets it; `--verify` is the reviewer's side of it."""
+"""`scalebench artifact [RESULTS]`: pack a study for a reviewer, or verify the pack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scalebench check [RESULTS]`: what a reviewer would object to, before one does."""
+"""`scalebench check [RESULTS]`: check the method of a study."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _list_rules(as_json: bool) -> None:
 
 
 def _indented(text: str, lead: str) -> str:
-    """`text` behind `lead`, on a terminal broken into lines of its width; in a pipe on one line, for grep."""
+    """Put `text` after `lead`: wrapped on a terminal, on one line in a pipe (for grep)."""
     if not sys.stdout.isatty():
         return lead + text
     room = len(click.unstyle(lead))

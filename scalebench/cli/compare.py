@@ -1,4 +1,4 @@
-"""`scalebench compare A B`: what became slower or faster, and whether the numbers can tell."""
+"""`scalebench compare A B`: changes of times and metrics between two studies, with verdicts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _table(found: Comparison) -> Screen:
 
 
 def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
-    """What the columns say of one cell."""
+    """The texts of the columns of one cell."""
     from rich.text import Text
 
     from scalebench.formatting import EMPTY, digits, is_interval, percent, seconds
@@ -197,7 +197,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
 
 
 def _notes(found: Comparison) -> list[str]:
-    """What the table does not say; the verdict in one line comes last."""
+    """Notes below the table; the last line counts the verdicts."""
     from scalebench.analysis.intervals import NOTHING_VARIES
     from scalebench.analysis.verdicts import VERDICTS
     from scalebench.formatting import counted
@@ -251,7 +251,7 @@ def _notes(found: Comparison) -> list[str]:
 
 
 def _simulation(errors: Sequence[VirtualError | None]) -> str:
-    """What is known of the error of virtual times."""
+    """The known error of virtual times in words."""
     from scalebench.formatting import deviation
 
     checked = {name: error for name, error in zip("AB", errors, strict=True) if error}
@@ -307,5 +307,5 @@ def _facts(found: Comparison) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number or text as JSON has it; what is not finite is null."""
+    """Replace a number that is not finite by None, for JSON."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`scalebench doctor`: what this machine has, and for each missing part the one command that adds it."""
+"""`scalebench doctor`: the parts found on this machine, and the command that adds each missing one."""
 
 from __future__ import annotations
 

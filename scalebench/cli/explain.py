@@ -12,7 +12,7 @@ from scalebench.cli.options import verbosity_options
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import Plan
+    from scalebench.launch.planning import StudyPlan
     from scalebench.strategies.base import Strategy
 
 
@@ -105,7 +105,7 @@ def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any
     return options, others
 
 
-def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]) -> Plan:
+def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]) -> StudyPlan:
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
@@ -113,7 +113,7 @@ def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], se
     return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)
 
 
-def _show_traffic(page: _Page, plan: Plan) -> None:
+def _show_traffic(page: _Page, plan: StudyPlan) -> None:
     from scalebench.launch.traffic import traffic_of
     from scalebench.strategies import registry
 

@@ -1,4 +1,4 @@
-"""`scalebench install horovod`: the one part that no registry has ready for today's PyTorch."""
+"""`scalebench install horovod`: build Horovod, which no registry offers for today's PyTorch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def horovod(force: bool, cache: Path | None) -> None:
 
 
 class _Plain:
-    """Lines for a log: a new stage at once, the progress of a stage every half minute."""
+    """Prints lines for a log: a new stage at once, progress of a stage every 30 s."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet

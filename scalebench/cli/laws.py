@@ -1,4 +1,4 @@
-"""`scalebench laws [RESULTS]`: which scaling law each strategy follows, and how many workers are worth running."""
+"""`scalebench laws [RESULTS]`: scaling laws of the strategies, and the worker counts worth running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scalebench list WHAT`: what a study can name."""
+"""`scalebench list WHAT`: the names that a study can use."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from scalebench import __version__
 from scalebench.cli.options import verbosity_options
 from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_own_code
 
-# name -> (module:object, what `--help` says of it); one line adds a command.
+# name -> (module:object, line in `--help`); one line adds a command.
 COMMANDS = {
     "run": ("scalebench.cli.run:run", "Run a scaling study, real and virtual, and keep every number."),
     "status": (
@@ -49,7 +49,7 @@ COMMANDS = {
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group
-else:  # rich's panels cost as much as all the rest of `--help`: only where somebody looks at them
+else:  # rich's panels cost as much as the rest of `--help`: only on a terminal
     from rich_click import RichGroup as Group
 
 
@@ -60,7 +60,7 @@ class LazyGroup(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A stand-in with the help line; `resolve_command` brings the real one."""
+        """A placeholder with the help line; `resolve_command` imports the command."""
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(

@@ -14,7 +14,7 @@ _KEY = "scalebench.verbosity"
 
 
 def verbosity_options(command: _F) -> _F:
-    """`--quiet` and `--verbose`, before or after the command's name; read with `verbosity`."""
+    """Add `--quiet` and `--verbose`, before or after the command's name; read with `verbosity`."""
     quiet = click.option(
         "--quiet", "-q", is_flag=True, expose_value=False, callback=_set(-1), help="Print errors and results only."
     )
@@ -25,22 +25,22 @@ def verbosity_options(command: _F) -> _F:
 
 
 def results_argument(command: _F) -> _F:
-    """`RESULTS`, the folder of a study or of several, which may be left out; read with `study_folder`."""
+    """Add the optional `RESULTS`, a folder of one study or several; read with `study_folder`."""
     return click.argument("results", required=False, type=click.Path(path_type=Path))(command)
 
 
 def study_folder(results: Path | None) -> Path:
-    """The study in `results`, of several studies there the newest; without `results` the newest in results/."""
+    """The folder of the study in `results`, the newest of several; default: the newest in results/."""
     from scalebench.records.newest import newest_study, study_in
 
     return newest_study(Path("results")) if results is None else study_in(results)
 
 
 def completed_study(results: Path | None) -> Path:
-    """`study_folder`, of which some run was completed: without one there is nothing to show.
+    """The folder of a study with a completed run.
 
     Raises:
-        ResultsError: none was, or there are no records.
+        ResultsError: no run was completed, or there are no records.
     """
     from scalebench.errors import ResultsError
     from scalebench.records.attempts import Attempts
@@ -53,7 +53,7 @@ def completed_study(results: Path | None) -> Path:
 
 
 def share_option(context: click.Context, option: click.Parameter, value: str) -> float:
-    """`5%` or `0.05`."""
+    """Parse `5%` or `0.05`."""
     from scalebench.study.shares import parse_share
 
     try:
@@ -66,7 +66,7 @@ def share_option(context: click.Context, option: click.Parameter, value: str) ->
 
 
 def keep_going_option(command: _F) -> _F:
-    """`--keep-going` and `--fail-fast`, as `fail_fast`."""
+    """Add `--keep-going` and `--fail-fast`, as `fail_fast`."""
     return click.option(
         "--fail-fast/--keep-going",
         default=False,
@@ -75,7 +75,7 @@ def keep_going_option(command: _F) -> _F:
 
 
 def verbosity() -> int:
-    """-1 quiet, 0 normal, 1 verbose, as the command line that is running asked for."""
+    """Verbosity of the running command: -1 quiet, 0 normal, 1 verbose."""
     context = click.get_current_context(silent=True)
     return int(context.meta.get(_KEY, 0)) if context else 0
 

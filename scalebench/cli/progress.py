@@ -1,4 +1,4 @@
-"""What a study looks like while it runs: bars on a terminal, plain lines elsewhere, with the time left."""
+"""Progress of a running study: bars on a terminal, plain lines elsewhere, with the time left."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Implements `launch.study_run.Reporter`. `--quiet` shows failures only, `--verbose` every run.
+    """A `launch.reporter.Reporter`: `--quiet` shows failures only, `--verbose` every run.
 
-    The time left of a phase is its remaining runs at the mean pace of those that ended, without what came before the
-    first end: the start of processes.
+    The time left of a phase is its remaining runs times the mean time of those that ended, without the time before the
+    first end, in which processes start.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Watcher:
             self._print(f"done {run.run_id}: {max(worker.train_s for worker in outcome.workers):.3f} s")
 
     def _left(self) -> str:
-        """`about 40 s left`, once a run has ended and while others are to come."""
+        """`about 40 s left`; empty after the last run."""
         now = self._clock()
         self._counted += 1
         if self._done >= self._total:
@@ -83,7 +83,7 @@ class Watcher:
 
 @contextmanager
 def watching() -> Iterator[Watcher]:
-    """A watcher on standard error, with bars if that is a terminal."""
+    """Provide a watcher on standard error, with bars if that is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)

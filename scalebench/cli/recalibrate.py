@@ -30,7 +30,7 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
     trained again. Losses and metrics stay. The rows are further attempts: the latest attempt of a run counts.
     """
     from scalebench.cli.progress import watching
-    from scalebench.cli.run_common import seen_from_its_beginning
+    from scalebench.cli.run_common import enter_first_folder
     from scalebench.launch.engines import cores
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
@@ -38,7 +38,7 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
 
     if calibration is not None:
         calibration = calibration.resolve()
-    folder = seen_from_its_beginning(study_folder(results))
+    folder = enter_first_folder(study_folder(results))
     study = load_study(folder / "study.yaml", {}, [])
     plan = plan_study(study)
     changed = {"noisy": noisy or study.noisy} | ({"calibration": calibration} if calibration else {})

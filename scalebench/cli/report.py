@@ -1,4 +1,4 @@
-"""`scalebench report [RESULTS]`: a study on one page, for people."""
+"""`scalebench report [RESULTS]`: write a study as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scalebench retry [RESULTS]`: once more what failed, and nothing else."""
+"""`scalebench retry [RESULTS]`: repeat the failed runs of a study."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.
     """
-    from scalebench.cli.run_common import carry_out, seen_from_its_beginning
+    from scalebench.cli.run_common import enter_first_folder, run_plan
     from scalebench.launch.planning import plan_study
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
@@ -35,7 +35,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     if not failures:
         click.echo(f"no failed runs in {folder}/")
         return 0
-    folder = seen_from_its_beginning(folder)
+    folder = enter_first_folder(folder)
     study = load_study(folder / "study.yaml", {}, [])
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
@@ -44,4 +44,4 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     background = [failure.run_id for failure in failures if failure.run_id not in here]
     if background:
         click.echo(f"note: {len(background)} failed runs cannot be run on this machine: {background[0]} ...", err=True)
-    return carry_out(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True)
+    return run_plan(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True)

@@ -11,12 +11,12 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from scalebench.cli.options import keep_going_option, verbosity_options
-from scalebench.cli.run_common import carry_out, results_console, seen_from_its_beginning
+from scalebench.cli.run_common import enter_first_folder, results_console, run_plan
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import Plan
+    from scalebench.launch.planning import StudyPlan
 
 
 @click.command()
@@ -120,7 +120,7 @@ def run(
         sets = (*sets, f"until.ci_width={until}")
     wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
     if new:
-        from scalebench.launch.resume import with_a_folder_of_its_own
+        from scalebench.records.study_file import with_a_folder_of_its_own
 
         wanted = with_a_folder_of_its_own(output, wanted)
     try:
@@ -136,32 +136,32 @@ def run(
         plan.prepared.notes += look_at_model(plan)
         _show(plan, jobs)
         return 0
-    return carry_out(plan, output, jobs=jobs, fail_fast=fail_fast)
+    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast)
 
 
 def _chosen(*names: str) -> bool:
-    """Whether the command line has one of these options."""
+    """Return True if the command line has one of these options."""
     context = get_current_context()
     return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)
 
 
 def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
-    """The file `study` and the folder of its results: its own, seen from where it was begun, if it is a study's."""
+    """The file `study` and the folder of its results; of a study.yaml in a results folder, that folder."""
     from scalebench.records.progress import begun_in
     from scalebench.study.load import load_study
 
     folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
     if study.name != "study.yaml" or begun_in(folder) is None:
         return study, output
-    with suppress(StudyError):  # said where it is read again
+    with suppress(StudyError):  # raised again where the file is read next
         if load_study(study, {}, []).name == folder.name:
-            folder = seen_from_its_beginning(folder)
+            folder = enter_first_folder(folder)
             return folder / study.name, folder.parent
     return study, output
 
 
 def _begun_elsewhere(study: Path | None) -> str:
-    """Where relative paths of a study in a results folder were seen from, as the next step; empty: here, or unknown."""
+    """Hint at the folder that relative paths of a study in results start from; empty if it is this one or unknown."""
     from scalebench.records.progress import begun_in
 
     place = begun_in(study.parent) if study is not None and study.name == "study.yaml" else None
@@ -170,12 +170,11 @@ def _begun_elsewhere(study: Path | None) -> str:
     return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
 
 
-def _show(plan: Plan, jobs: int | None) -> None:
+def _show(plan: StudyPlan, jobs: int | None) -> None:
     from rich.table import Table
 
     from scalebench.launch.engines import cores
-    from scalebench.launch.estimate import estimate
-    from scalebench.launch.planning import is_oversubscribed
+    from scalebench.launch.planning import estimate, is_oversubscribed
 
     runs, until = plan.sweep.runs, plan.study.until
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
@@ -211,7 +210,7 @@ def _show(plan: Plan, jobs: int | None) -> None:
     )
     expected = estimate(plan, jobs or cores())
     console.print(
-        f"{expected.said}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
+        f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
         "calibration come on top",
         highlight=False,
         soft_wrap=True,

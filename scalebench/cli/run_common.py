@@ -1,4 +1,4 @@
-"""What `run` and `retry` share: carry a plan out while somebody watches, say how it went, and leave with its code."""
+"""Common part of `run` and `retry`: run a plan with progress on the screen, and print its summary."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from scalebench.formatting import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalebench.launch.planning import Plan
-    from scalebench.launch.study_run import Tally
+    from scalebench.launch.planning import StudyPlan
+    from scalebench.launch.reporter import Tally
 
 
-def carry_out(
-    plan: Plan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
+def run_plan(
+    plan: StudyPlan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
 ) -> int:
     """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
     from scalebench.launch.study_run import run_study
@@ -32,10 +32,10 @@ def carry_out(
     return 1 if tally.failed else 0
 
 
-def seen_from_its_beginning(folder: Path) -> Path:
-    """`folder`, which holds a study, after going to where that was begun, if that is known.
+def enter_first_folder(folder: Path) -> Path:
+    """Change to the folder in which the study in `folder` was begun, if known, and return `folder` from there.
 
-    Relative paths of the study, and those in its own code, mean there what they meant.
+    Relative paths in the study and in its own code start there.
     """
     from scalebench.records.progress import begun_in
 
@@ -48,7 +48,7 @@ def seen_from_its_beginning(folder: Path) -> Path:
 
 
 def results_console() -> Console:
-    """Standard output; a table in a file or a pipe is as wide as it needs."""
+    """Standard output, wide enough for tables in a file or a pipe."""
     from rich.console import Console
 
     console = Console()

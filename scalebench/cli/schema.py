@@ -1,4 +1,4 @@
-"""`scalebench schema`: the JSON Schema of study files, which editors use to complete and to check."""
+"""`scalebench schema`: print the JSON Schema of study files, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scalebench status [RESULTS]`: how far a study is, at once, however large its records are."""
+"""`scalebench status [RESULTS]`: the progress of a study, in an instant even for large records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(results: Path | None, as_json: bool) -> None:
 
     The expected time is that of the finished runs of the same execution and engine.
     """
-    from scalebench.launch.lock import owner_of
+    from scalebench.records.lock import owner_of
     from scalebench.records.progress import progress_of
 
     folder = study_folder(results)

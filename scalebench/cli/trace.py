@@ -1,4 +1,4 @@
-"""`scalebench trace`: what each worker did when, as a figure and as a file for Chrome's or Perfetto's viewer."""
+"""`scalebench trace`: the timeline of one run, as a figure and as a file for Chrome's or Perfetto's viewer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
 if TYPE_CHECKING:
-    from scalebench.launch.tracing import Timeline
+    from scalebench.training.timeline import Timeline
 
-_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # where nothing else is said
+_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # defaults without a study file
 
 
 @click.command()
@@ -56,10 +56,10 @@ def trace(
     Writes OUTPUT/STUDY/timeline-RUN as a figure (PDF, SVG, PNG, and the CSV of the drawn laps) and as .trace.json,
     which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
     """
+    from scalebench.export.chrome_trace import write_chrome
     from scalebench.figures.timeline import draw_timeline
-    from scalebench.launch.trace_file import write_chrome
-    from scalebench.launch.tracing import Lane, Timeline, read_horovod
     from scalebench.study.spec import slug
+    from scalebench.training.timeline import Lane, Timeline, read_horovod
 
     shown = _window(window)
     if horovod_timeline is not None:
@@ -79,7 +79,7 @@ def trace(
 
 
 def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Timeline, str]:
-    """The timeline, and the name of the study."""
+    """Trace the run; return its timeline and the name of the study."""
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import trace
     from scalebench.strategies import registry

@@ -1,14 +1,12 @@
-"""What virtual runs are charged by: measured once per study, kept beside its results, used again by later commands."""
+"""The cost model of a study's virtual runs: measured once, kept beside the results, used again by later commands."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.cluster.spec import Cluster
@@ -17,213 +15,81 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch import engines
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
-from scalebench.launch.preparation import Preparation
+from scalebench.launch.planning import StudyPlan
+from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system.atomic_write import write_whole
-from scalebench.virtual.calibration import Budget, loads_up_to, measure_steps
+from scalebench.system.cache import cache_folder
+from scalebench.virtual.calibration import Budget, measure_steps
+from scalebench.virtual.calibration_file import CALIBRATION, Calibration, read_calibration, save_text
 from scalebench.virtual.engine import CostModel
 from scalebench.virtual.operation_costs import measure_operations
-from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.stated import stated_table
 from scalebench.virtual.step_times import StepTable
 
-THIS_MACHINE = "this-machine"  # the cluster whose nodes and links are those that are here
-FILE = "calibration.json"
-_OF_ENGINES = 0.4  # of the time for a calibration
-_FROM_ELSEWHERE = f"virtual runs go on by {FILE}, which another machine or another torch measured"
+THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
+_ENGINES_SHARE = 0.4  # of the time for a calibration
+_OTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
 Note = Callable[[str], None]
 
 
-class Calibration(BaseModel):
-    """The numbers, and what they are numbers of. Without `tables` where a study states its step times."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    key: str
-    tables: list[StepTable]
-    engines: EngineCosts
-    operations: OperationTimes = {}
-    reference_s: float | None = None  # the reference step at the machine speed of all these
-
-    def at(self, reference_s: float) -> Calibration:
-        """The same numbers at the machine speed at which the reference step takes `reference_s`."""
-        if self.reference_s is None:
-            return self
-        factor = reference_s / self.reference_s
-        return Calibration(
-            key=self.key,
-            tables=[table.scaled(factor) for table in self.tables],
-            engines=self.engines.at(reference_s),
-            operations={
-                name: {operation: time.scaled(factor) for operation, time in own.items()}
-                for name, own in self.operations.items()
-            },
-            reference_s=reference_s,
-        )
-
-
-def scenery_for(
-    study: Study,
-    cluster: Cluster,
-    runs: list[Run],
-    prepared: Preparation,
-    *,
-    folder: Path,
-    cache: Path,
-    host: str,
-    charged: bool = False,
-    note: Note = lambda _: None,
+def cost_model_for(
+    plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
 ) -> CostModel:
-    """The step times and engine costs for the virtual `runs`; what is measured, or given by a file, stays in `folder`.
+    """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
 
-    Where runs were `charged` already, the numbers that lie there charge all further ones, on whatever machine: only
-    batch sizes and loads that they lack are measured, on the machine that measured them. Where step times are stated
-    for this machine, the engines' costs alone are measured, given and kept.
+    Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
+    machine that measured them. Where step times are stated for this machine, only engines' costs are measured.
 
     Raises:
-        ClusterError: a calibration cannot be read, or is none of this study's kind.
-        ResultsError: runs were charged by numbers that are lost, have changed, or cannot be completed here.
+        ClusterError: a calibration cannot be read, or does not fit the study.
+        ResultsError: the numbers that charged earlier runs are lost, have changed, or cannot be completed here.
     """
-    given = given_calibration(study, cluster)
-    if cluster.compute != "this-machine":  # another machine's engines were not measured: its network alone is charged
-        return CostModel(cluster, EngineCosts(), [_stated(study, cluster, runs, prepared)])
-    stated = study.device_step_time is not None
-    path = folder / FILE
+    study, path = plan.study, folder / CALIBRATION
+    given = given_calibration(study, plan.cluster)
+    if plan.cluster.compute != "this-machine":  # another machine's engines were not measured: its network is charged
+        return CostModel(plan.cluster, EngineCosts(), [_stated(plan, runs)])
     kept = read_calibration(path) if path.exists() else None
-    if study.calibration is not None and given is not None:
+    if given is not None:
         if charged and kept is not None and kept != given:
             raise ResultsError(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
-        _keep(given.model_dump_json(indent=1) if stated else study.calibration.read_text(), path)
-        if not stated and (free := sorted({str(run.strategy) for run in _without_operations(given, runs)})):
-            for name in free:
-                note(
-                    f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it"
-                )
-        return _from(cluster, given, study, runs, prepared)
+        return _cost_model(_keep_given(study, given, runs, path, note), plan, runs)
     if charged and kept is None:
         raise ResultsError(
-            f"{folder} holds virtual runs but not {FILE}, which they were charged by; "
+            f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
-    key = _key(study, cluster, prepared, host)
-    if stated:
-        if not charged or kept is None:
-            kept = Calibration(key=key, tables=[], engines=_engine_costs(cache, note, study, cluster))
-            _keep(kept.model_dump_json(indent=1), path)
-        elif kept.key != key:
-            note(_FROM_ELSEWHERE)
-        return _from(cluster, kept, study, runs, prepared)
-    workers = {run.workers for run in runs}
-    sizes = prepared.batch_sizes(study.epochs, workers)
-    most = min(max(workers), cluster.node.workers_per_node)
-    usable = kept if kept is not None and (charged or kept.key == key) else None
-    if usable is not None and not (lacking := _lacking(usable, sizes, most)):
-        if usable.key != key:
-            note(_FROM_ELSEWHERE)
-        else:
-            usable = _with_operations(usable, cluster, runs, prepared, path)
-        return _from(cluster, usable, study, runs, prepared)
-    if usable is not None and usable.key != key:
-        raise ResultsError(
-            f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
-            f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
-        )
-    smallest = min(workers)
-    budget = Budget((1 - _OF_ENGINES) * study.calibration_budget_s, study.noisy)
-    example = next(run for run in runs if run.workers == smallest)
-    measured = measure_steps(example, prepared.folders[smallest], sizes, most, budget)
-    if measured.imprecise:
-        note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
-    reference_s = measured.reference_s
-    if usable is not None and charged:
-        note(f"{FILE} lacked {lacking}: measured now, beside what it holds")
-        factor = usable.reference_s / reference_s if usable.reference_s else 1.0
-        calibration = _completed(usable, [table.scaled(factor) for table in measured.tables])
-    else:
-        costs = _engine_costs(cache, note, study, cluster).at(reference_s)
-        calibration = Calibration(key=key, tables=measured.tables, engines=costs, reference_s=reference_s)
-    _keep(calibration.model_dump_json(indent=1), path)
-    calibration = _with_operations(calibration, cluster, runs, prepared, path)
-    return _from(cluster, calibration, study, runs, prepared)
+    complete = _complete_engines if study.device_step_time is not None else _complete
+    return _cost_model(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
-def at_the_speed_of(study: Study, cost_model: CostModel, references: list[float], folder: Path) -> CostModel:
-    """The calibration at the machine speed of the real runs of this study, kept as what charges its virtual runs.
+def at_the_speed_of(study: Study, cost_model: CostModel, references: Sequence[float], folder: Path) -> CostModel:
+    """Scale the calibration in `folder` to the machine speed of the study's real runs.
 
     `references` are the times of the reference step beside those runs, in seconds.
     """
-    if not references or study.calibration is not None or not (folder / FILE).exists():
+    path = folder / CALIBRATION
+    if not references or study.calibration is not None or study.device_step_time is not None or not path.exists():
         return cost_model
-    calibration = read_calibration(folder / FILE).at(fmean(references))
-    if study.device_step_time is None:
-        _keep(calibration.model_dump_json(indent=1), folder / FILE)
-        return replace(
-            cost_model,
-            engines=calibration.engines,
-            tables=calibration.tables,
-            operations=calibration.operations,
-            reference_s=calibration.reference_s,
-        )
-    return cost_model
-
-
-def _with_operations(
-    kept: Calibration, cluster: Cluster, runs: list[Run], prepared: Preparation, path: Path
-) -> Calibration:
-    """`kept` with the operations of those strategies of `runs` that it lacks, measured now."""
-    lacking = _without_operations(kept, runs)
-    if not lacking:
-        return kept
-    datasets = {run.workers: open_dataset(prepared.folders[run.workers]) for run in lacking}
-    further = measure_operations(lacking, datasets, CostModel(cluster, EngineCosts(), kept.tables))
-    completed = kept.model_copy(update={"operations": kept.operations | further})
-    _keep(completed.model_dump_json(indent=1), path)
-    return completed
-
-
-def _without_operations(kept: Calibration, runs: list[Run]) -> list[Run]:
-    return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
-
-
-def _keep(text: str, path: Path) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _lacking(kept: Calibration, sizes: set[int], most: int) -> str:
-    """Which of the batch `sizes`, and of the loads up to `most` workers a node, `kept` does not hold, in words."""
-    known = [{batch.samples for batch in table.batches} for table in kept.tables]
-    missing = sorted({size for own in known for size in sizes - own})
-    loads = sorted(set(loads_up_to(most)) - {table.busy_workers for table in kept.tables})
-    parts = [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
-    parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []
-    return " and ".join(parts)
-
-
-def _completed(kept: Calibration, measured: list[StepTable]) -> Calibration:
-    """`kept` with the batch sizes and loads of `measured` that it lacks."""
-    own = {table.busy_workers: table for table in kept.tables}
-    for table in measured:
-        if (before := own.get(table.busy_workers)) is None:
-            own[table.busy_workers] = table
-            continue
-        known = {batch.samples for batch in before.batches}
-        further = [batch for batch in table.batches if batch.samples not in known]
-        own[table.busy_workers] = before.model_copy(update={"batches": [*before.batches, *further]})
-    return kept.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
+    calibration = read_calibration(path).at(fmean(references))
+    calibration.save(path)
+    return replace(
+        cost_model,
+        engines=calibration.engines,
+        tables=calibration.tables,
+        operations=calibration.operations,
+        reference_s=calibration.reference_s,
+    )
 
 
 def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
-    """What the study names to charge virtual runs by, None if it names nothing; only the engines if it states steps.
+    """Read the calibration file that the study names; only its engines' costs count if the study states step times.
 
     Raises:
-        ClusterError: the file cannot be read or is none, has no step times although the study states none, or charges
-            nothing, as the cluster states all.
+        ClusterError: the file cannot be read or is not a calibration, lacks step times that the study does not state,
+            or charges nothing, as the cluster states everything.
     """
     if study.calibration is None:
         return None
@@ -243,37 +109,101 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
     return found
 
 
-def read_calibration(path: Path) -> Calibration:
-    """A calibration that was kept.
-
-    Raises:
-        ClusterError: the file cannot be read or is none.
-    """
-    try:
-        return Calibration.model_validate_json(path.read_text())
-    except OSError as error:
-        raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
-    except (ValidationError, UnicodeDecodeError):
-        raise ClusterError(
-            f"calibration: {path} is not a calibration of this version; delete it or name another"
-        ) from None
+def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
+    """Copy the given calibration to `path`; note the strategies without times of operations."""
+    assert study.calibration is not None
+    if study.device_step_time is not None:
+        given.save(path)
+        return given
+    save_text(study.calibration.read_text(), path)
+    for name in sorted({str(run.strategy) for run in _without_operations(given, runs)}):
+        note(f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it")
+    return given
 
 
-def _stated(study: Study, cluster: Cluster, runs: list[Run], prepared: Preparation) -> StepTable:
-    return stated_table(study, cluster, max(prepared.plans[run.workers].batch_size for run in runs))
+def _complete_engines(
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+) -> Calibration:
+    """The engines' costs beside stated step times: measured now, unless runs were `charged` by kept ones."""
+    key = _key(plan)
+    if charged and kept is not None:
+        if kept.key != key:
+            note(_OTHER_MACHINE)
+        return kept
+    measured = Calibration(key=key, tables=[], engines=_engine_costs(plan, note))
+    measured.save(path)
+    return measured
 
 
-def _engine_costs(cache: Path, note: Note, study: Study, cluster: Cluster) -> EngineCosts:
-    """The costs of the engines on this host; between the nodes of an allocation too, if they are the `cluster`'s.
+def _complete(
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+) -> Calibration:
+    """The calibration at `path`, with everything measured now that it lacks for `runs`."""
+    key, workers = _key(plan), {run.workers for run in runs}
+    sizes = plan.prepared.batch_sizes(plan.study.epochs, workers)
+    most = min(max(workers), plan.cluster.node.workers_per_node)
+    usable = kept if kept is not None and (charged or kept.key == key) else None
+    lacking = usable.lacking(sizes, most) if usable is not None else ""
+    if usable is not None and usable.key != key:
+        if lacking:
+            raise ResultsError(
+                f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
+                f"go on there, or measure all of it here with: scalebench recalibrate {path.parent}"
+            )
+        note(_OTHER_MACHINE)
+        return usable
+    if usable is None or lacking:
+        usable = _measured(plan, runs, sizes, most, usable if charged else None, lacking, note)
+        usable.save(path)
+    return _with_operations(plan, usable, runs, path)
+
+
+def _measured(
+    plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, kept: Calibration | None, lacking: str, note: Note
+) -> Calibration:
+    """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
+    study = plan.study
+    example = min(runs, key=lambda run: run.workers)
+    budget = Budget((1 - _ENGINES_SHARE) * study.calibration_budget_s, study.noisy)
+    measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
+    if measured.imprecise:
+        note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
+    reference_s = measured.reference_s
+    if kept is not None:
+        note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
+        factor = kept.reference_s / reference_s if kept.reference_s else 1.0
+        return kept.with_tables([table.scaled(factor) for table in measured.tables])
+    costs = _engine_costs(plan, note).at(reference_s)
+    return Calibration(key=_key(plan), tables=measured.tables, engines=costs, reference_s=reference_s)
+
+
+def _with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
+    """Add the operations of those strategies of `runs` that `kept` lacks, measured now."""
+    lacking = _without_operations(kept, runs)
+    if not lacking:
+        return kept
+    datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
+    further = measure_operations(lacking, datasets, CostModel(plan.cluster, EngineCosts(), kept.tables))
+    completed = kept.model_copy(update={"operations": kept.operations | further})
+    completed.save(path)
+    return completed
+
+
+def _without_operations(kept: Calibration, runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
+
+
+def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
+    """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
 
     A cluster with links of its own is charged by these.
     """
     here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
     if not here:
         return EngineCosts()
-    seconds = _OF_ENGINES * study.calibration_budget_s
-    inside = measure_engine_costs(cache, here, seconds=seconds, note=note)
-    if cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
+    seconds = _ENGINES_SHARE * plan.study.calibration_budget_s
+    inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
+    if plan.cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
         return inside
     try:
         between = measure_between_nodes(here, seconds=seconds)
@@ -283,26 +213,31 @@ def _engine_costs(cache: Path, note: Note, study: Study, cluster: Cluster) -> En
     return joined([inside, between])
 
 
-def _from(
-    cluster: Cluster, calibration: Calibration, study: Study, runs: list[Run], prepared: Preparation
-) -> CostModel:
-    tables = calibration.tables if study.device_step_time is None else [_stated(study, cluster, runs, prepared)]
-    operations = calibration.operations if study.device_step_time is None else {}
-    return CostModel(cluster, calibration.engines, tables, operations, calibration.reference_s)
+def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> CostModel:
+    if plan.study.device_step_time is not None:
+        return CostModel(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
+    return CostModel(
+        plan.cluster, calibration.engines, calibration.tables, calibration.operations, calibration.reference_s
+    )
 
 
-def _key(study: Study, cluster: Cluster, prepared: Preparation, host: str) -> str:
+def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
+    largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
+    return stated_table(plan.study, plan.cluster, largest)
+
+
+def _key(plan: StudyPlan) -> str:
     import torch
 
-    checksum = next(iter(prepared.datasets.values())).sha256
+    study = plan.study
     parts = (
-        host,
+        host_hash(),
         torch.__version__,
         study.model,
-        checksum,
+        next(iter(plan.prepared.datasets.values())).sha256,
         study.dtype,
         study.optimizer,
         study.threads_per_worker,
-        cluster.node.workers_per_node,
+        plan.cluster.node.workers_per_node,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Which engine carries a strategy's real runs, and how many workers it holds here."""
+"""The engine that carries a strategy's real runs, and the worker counts it holds here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
 
 
 class NativePoints(NamedTuple):
-    """Where a strategy runs on real processes."""
+    """The engine and the worker counts of a strategy's real runs."""
 
     engine: str
     workers: list[int]
@@ -74,9 +74,9 @@ def _class_on(name: str, engine: str) -> type[Strategy]:
 def native_points(
     study: Study, component: Component, counts: Sequence[int], hosts: Hosts, notes: list[str]
 ) -> NativePoints | None:
-    """The real runs of a strategy at the worker `counts`; under `auto` those that the hosts hold, else all.
+    """The real runs of a strategy at the worker `counts`; under `auto` those that fit the hosts, else all.
 
-    None under `auto` where nothing can carry it and no engine was named: why is added to `notes`.
+    None under `auto` if no engine can carry the strategy and none was named; the reason is added to `notes`.
 
     Raises:
         EngineError: the engine that was asked for is missing, cannot carry the strategy, or wants more GPUs.
@@ -113,7 +113,7 @@ def native_points(
 
 
 def charged_engine(study: Study, component: Component, notes: list[str]) -> Engine | Literal["auto"]:
-    """The engine by which a strategy's virtual runs are charged: the study's, or `auto` where that cannot carry it."""
+    """The engine whose costs charge a strategy's virtual runs: the study's, or `auto` if that cannot carry it."""
     wanted = study.virtual.engine
     if wanted == "auto":
         return wanted
@@ -129,12 +129,12 @@ def charged_engine(study: Study, component: Component, notes: list[str]) -> Engi
 
 
 def in_job() -> bool:
-    """Whether a batch scheduler runs this, so that real ranks may be on other nodes than this one."""
+    """Return True inside a job of a batch scheduler, whose ranks may be on other nodes than this one."""
     return any(name in os.environ for name in JOB_IDS)
 
 
 def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
-    """Refuse an engine that lacks what `strategy`, with its options, needs.
+    """Check that `engine` has the capabilities that `strategy` with its options needs.
 
     Raises:
         EngineError: it names what is missing, and the engines that have it.
@@ -160,9 +160,9 @@ def _engine_for(study: Study, strategy: Strategy) -> str:
 
 
 def _able(strategy: Strategy) -> list[str]:
-    """The native engines that carry all that these options need."""
+    """The native engines with all capabilities that these options need."""
     able = []
-    own = type(strategy).__module__.startswith(OWN_MODULE)  # its class is not found by its name
+    own = type(strategy).__module__.startswith(OWN_MODULE)  # the registry does not know its class
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires

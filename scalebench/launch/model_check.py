@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalebench.errors import ModelError
 from scalebench.launch.memory import memory_notes
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.preparation import local_statistics
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
@@ -13,7 +13,7 @@ from scalebench.study.spec import Run
 from scalebench.training.initial_weights import load_weights
 
 
-def look_at_model(plan: Plan) -> list[str]:
+def look_at_model(plan: StudyPlan) -> list[str]:
     """Build the model and return notes on it: a factory that fails is one line, not a row per run.
 
     Raises:

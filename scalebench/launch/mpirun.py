@@ -18,11 +18,11 @@ from pathlib import Path
 
 from scalebench.launch import engines
 from scalebench.launch.hosts import reachable, require_seen
-from scalebench.launch.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.native.heartbeat import create_heartbeats
 from scalebench.native.job import EventReader, Further, Job, server_ranks, settings_of
 from scalebench.native.nodes import Nodes
+from scalebench.native.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_parent
@@ -314,15 +314,15 @@ class _Launch:
         if run.warmup and outcome.status != "completed":
             self.cold.add(run.run_id)
         if nodes := Nodes.of_launch(self._folder):
-            outcome.facts["machines"] = nodes.of(run.workers + server_ranks(run))
+            outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
         if run.execution == "native":
             processes = run.workers + server_ranks(run)
             busy = engines.busy_threads(run.engine, processes, run.threads_per_worker)
             cores = nodes.cores_of(processes) if nodes else [(processes, engines.cores())]
-            outcome.facts["oversubscribed"] = any(ranks * busy > held for ranks, held in cores)
+            outcome.add_facts(oversubscribed=any(ranks * busy > held for ranks, held in cores))
         elif outcome.workers:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
-            outcome.facts["oversubscribed"] = max(overruns) > OVERRUN_LIMIT
+            outcome.add_facts(oversubscribed=max(overruns) > OVERRUN_LIMIT)
         self._on_outcome(run, outcome)
         if outcome.status != "completed" and self._stopping():  # the ranks may have begun the next already
             self._last = self._last or run

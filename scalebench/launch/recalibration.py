@@ -1,9 +1,8 @@
 """New times for finished virtual runs, from a new measurement or another calibration, mostly without training.
 
 The arithmetic of most strategies does not depend on time: their runs are replayed, in seconds for a whole study. The
-others (servers, asynchronous merges, rows that travel between workers) are trained again. The new rows are further
-attempts at the same runs; nothing is written before all of them are there, so that an interrupted command changes
-nothing.
+others (servers, asynchronous merges, rows that move between workers) are trained again. The new rows are further
+attempts at the same runs; they are written at the end, so that an interrupted command changes nothing.
 """
 
 from __future__ import annotations
@@ -20,34 +19,32 @@ import pandas as pd
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
-from scalebench.launch.cost_model import FILE, at_the_speed_of, scenery_for
-from scalebench.launch.interruption import Interruption
-from scalebench.launch.keeping import Keeper, Reporter, Tally
-from scalebench.launch.lock import study_lock
-from scalebench.launch.planning import Plan
-from scalebench.launch.pool import run_virtual
-from scalebench.launch.stopping_rule import StoppingRule
-from scalebench.launch.traffic import TrafficCheck
-from scalebench.records.provenance import collect
+from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
+from scalebench.launch.planning import StudyPlan
+from scalebench.launch.reporter import Reporter
+from scalebench.launch.study_run import StudyRun
+from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
-from scalebench.system.cache import cache_folder
+from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
+from scalebench.virtual.calibration_file import CALIBRATION
 from scalebench.virtual.engine import CostModel, replay, replays
+from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
 
 
 @dataclass(frozen=True)
 class Recalibrated:
-    """How many virtual runs were replayed, and how many were trained again."""
+    """Numbers of virtual runs that were replayed and trained again."""
 
     replayed: int
     trained: int
 
 
-def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
-    """Charge the completed virtual runs in `folder` anew, by `plan.study.calibration` or by a new measurement.
+def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
+    """Charge the completed virtual runs in `folder` again, by `plan.study.calibration` or a new measurement.
 
     Raises:
         ResultsError: no virtual run is completed, or the folder cannot be read or written.
@@ -59,13 +56,9 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
     if not runs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
     start_forkserver()
-    provenance = collect()
     with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
-        cost_model = scenery_for(
-            plan.study, plan.cluster, runs, plan.prepared, folder=Path(scratch), cache=cache_folder("engines"),
-            host=str(provenance["host_hash"]), note=reporter.note,
-        )  # fmt: skip
+        cost_model = cost_model_for(plan, runs, Path(scratch), note=reporter.note)
         references = results.completed.loc[results.completed["execution"] != "virtual", "reference_step_s"].dropna()
         cost_model = at_the_speed_of(plan.study, cost_model, references.tolist(), Path(scratch))
         reporter.phase("virtual workers, charged anew", len(runs))
@@ -74,25 +67,28 @@ def recalibrate(plan: Plan, folder: Path, reporter: Reporter, *, jobs: int) -> R
         }
         again = [run for run in runs if run.run_id not in outcomes]
         run_virtual(
-            again, plan.prepared.folders, cost_model, jobs=jobs, weights_folder=folder / "weights",
-            on_start=reporter.started, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+            again,
+            Simulator(cost_model, plan.prepared.folders, folder / "weights"),
+            jobs=jobs,
+            on_start=reporter.started,
+            on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
             stopping=interruption.asked,
-        )  # fmt: skip
+        )
         if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
         with Store(folder) as store:
-            provenance["provenance"] = store.keep_provenance(provenance)
-            replication = StoppingRule(plan.sweep.runs, plan.sweep.further, plan.study.until, {})
-            tally = Tally(folder)
-            keeper = Keeper(store, reporter, tally, provenance, interruption, replication, TrafficCheck(plan))
-            if (Path(scratch) / FILE).exists():
-                shutil.move(Path(scratch) / FILE, folder / FILE)
+            study_run = StudyRun(plan, store, reporter, interruption)
+            study_run.collect_provenance()
+            if (Path(scratch) / CALIBRATION).exists():
+                shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
             for run in runs:
-                keeper.ended(run, outcomes[run.run_id])
+                study_run.ended(run, outcomes[run.run_id])
     return Recalibrated(len(runs) - len(again), len(again))
 
 
-def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, known: pd.DataFrame) -> Outcome | None:
+def _replayed(
+    run: Run, plan: StudyPlan, cost_model: CostModel, results: Results, known: pd.DataFrame
+) -> Outcome | None:
     """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
     if not replays(run):
         return None
@@ -103,8 +99,8 @@ def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, kno
         steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
         if run.also_without_jitter:
             found = replay(steady, dataset, cost_model, trace)
-            outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
-    except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
+            outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
+    except (NotImplementedError, RuntimeError):  # the strategy reads values of tensors
         return None
     if outcome.status != "completed":
         return None
@@ -116,7 +112,7 @@ def _replayed(run: Run, plan: Plan, cost_model: CostModel, results: Results, kno
 
 
 def _recorded(run: Run, row: Any, results: Results) -> Trace:
-    """Losses, which the records keep as means over workers, and metrics of a completed run."""
+    """Losses (recorded as means over workers) and metrics of a completed run."""
     epochs = results.epochs[results.epochs["run_id"] == run.run_id].sort_values("epoch")
     losses = [None if pd.isna(loss) else float(loss) for loss in epochs["train_loss"]]
     evaluated = epochs.dropna(subset=["test_metric"])

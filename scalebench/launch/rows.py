@@ -1,4 +1,4 @@
-"""Turns an outcome into the rows that are kept."""
+"""The rows of a run, from its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Run
-from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
 PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep the pace
 
@@ -19,7 +19,7 @@ PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep 
 def rows_of(
     run: Run, outcome: Outcome, *, attempt: int, oversubscribed: bool, started_utc: str, provenance: dict[str, Any]
 ) -> tuple[RunRow, list[EpochRow]]:
-    """The run's row and its epochs' rows. Times are of the slowest worker, parts of them means over workers."""
+    """The run's row and its epochs' rows. Times are the slowest worker's, their parts means over workers."""
     facts, workers = outcome.facts, outcome.workers
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
@@ -51,19 +51,19 @@ def rows_of(
         lead_histogram=_histogram(workers, "lead_at_push"),
         eval_s=outcome.eval_s,
         final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
-        metric_name=facts.get("metric_name"),
-        chance_metric=facts.get("chance_metric"),
+        metric_name=facts.metric_name,
+        chance_metric=facts.chance_metric,
         final_metric=evaluations[-1].metric if evaluations else None,
         best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
         target_metric=run.target_metric,
         **_reached(run, evaluations),
         peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
-        energy_j=facts.get("energy_j"),
-        energy_source=facts.get("energy_source"),
-        others_load=facts.get("others_load"),
-        reference_step_s=facts.get("reference_step_s"),
-        train_s_no_jitter=facts.get("train_s_no_jitter"),
+        energy_j=facts.energy_j,
+        energy_source=facts.energy_source,
+        others_load=facts.others_load,
+        reference_step_s=facts.reference_step_s,
+        train_s_no_jitter=facts.train_s_no_jitter,
         started_utc=started_utc,
         **provenance,
     )
@@ -84,27 +84,27 @@ def _described(run: Run) -> dict[str, Any]:
     }
 
 
-def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
-    batch = facts.get("batch_per_worker", run.batch_per_worker)
+def _configured(run: Run, facts: RunFacts) -> dict[str, Any]:
+    batch = run.batch_per_worker if facts.batch_per_worker is None else facts.batch_per_worker
     return {
-        "launcher": facts.get("launcher"),
-        "binding": facts.get("binding"),
+        "launcher": facts.launcher,
+        "binding": facts.binding,
         "model": str(run.model),
         "model_sha256": run.model_sha256,
         "init_weights_sha256": run.init_weights_sha256,
-        "parameters": facts.get("parameters"),
+        "parameters": facts.parameters,
         "dtype": run.dtype,
         "dataset": str(run.dataset),
-        "dataset_sha256": facts.get("dataset_sha256"),
-        "n_train": facts.get("n_train"),
-        "n_test": facts.get("n_test"),
+        "dataset_sha256": facts.dataset_sha256,
+        "n_train": facts.n_train,
+        "n_test": facts.n_test,
         "partition": str(run.partition),
         "shuffle": run.shuffle,
         "workers": run.workers,
-        "nodes": facts.get("nodes"),
-        "workers_per_node": facts.get("workers_per_node"),
+        "nodes": facts.nodes,
+        "workers_per_node": facts.workers_per_node,
         "threads_per_worker": run.threads_per_worker,
-        "device": facts.get("device"),
+        "device": facts.device,
         "scaling": run.scaling,
         "batch_policy": run.batch_policy,
         "batch_per_worker": batch,
@@ -113,7 +113,7 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "lr_policy": run.lr_policy,
         "optimizer": str(run.optimizer),
         "epochs": run.epochs,
-        "steps_per_epoch": facts.get("steps_per_epoch"),
+        "steps_per_epoch": facts.steps_per_epoch,
         "seed": run.seed,
         "repetition": run.repetition,
         "run_order": run.run_order,
@@ -123,7 +123,7 @@ def _configured(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, float | None]:
-    """Compute, communication, data and other; who finished early waits, in communication, for the last."""
+    """Mean parts of the training time; idle time after finishing counts as communication and as waiting."""
     if train_s is None:
         return {}
     idle = fmean(train_s - worker.train_s for worker in workers)
@@ -138,7 +138,7 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
 
 
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
-    """max_i c_i / mean_i c_i, c_i = compute_s / optimizer_steps of worker i: how much slower a step of the slowest is.
+    """Straggler factor max_i c_i / mean_i c_i with c_i = compute_s / optimizer_steps of worker i.
 
     Per step, for who skips rounds or is chosen less often computes less, and is not faster for that. Over the workers
     that took a step; None where compute is not told apart, or nobody computed.
@@ -161,25 +161,25 @@ def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
 
 
 def _merges(outcome: Outcome) -> list[list[int]] | None:
-    """Each worker's places among all merges of an asynchronous run, in its own order."""
+    """Places of each worker's merges among all merges of an asynchronous run."""
     found = [sorted(map(int, worker.histograms.get("merge_position", ()))) for worker in outcome.workers]
     return found if any(found) else None
 
 
 def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
-    """Where the merges after `epoch` came among all merges, one entry per worker."""
+    """Places of the merges after `epoch` among all merges, one per worker."""
     merges = _merges(outcome)
     if merges is None:
         return None
     every = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation.every
     count, rest = divmod(epoch + 1, every)
-    if rest:  # a partial interval, which is merged at the end of training or not at all
+    if rest:  # a partial interval is merged at the end of training or not at all
         return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
     return [own[count - 1] for own in merges]
 
 
 def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
-    """What the workers counted as `name`, together; None if none of them did."""
+    """The sum of the workers' histograms `name`; None without any."""
     total: Counter[int] = Counter()
     for worker in workers:
         total.update({int(value): times for value, times in worker.histograms.get(name, {}).items()})
@@ -234,7 +234,7 @@ def _over(
 
 
 def _mean_loss(reports: list[EpochReport]) -> float | None:
-    """Over the workers that trained: a client that was not chosen has none."""
+    """Mean over the workers that trained in the epoch."""
     return _mean(report.train_loss for report in reports if report.train_loss is not None)
 
 

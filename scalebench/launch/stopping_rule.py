@@ -1,13 +1,13 @@
-"""Which runs a study consists of: so many of each point, or blocks of them until every time is known well enough.
+"""The sequential stopping rule: repeat each point a fixed number of times, or until its interval is narrow enough.
 
-A block is one run of each of its cells, in a drawn order. With `until`, the first `at_least` blocks hold every cell.
-Block b after them holds the cells that are open, which means that the interval of their first b times is still wider
-than asked; and with each open cell the per-batch strategies at its worker count and the serial run, of its execution.
-These are what it is compared with, and ratios are paired by block: a block without the baseline would not count. The
-serial run brings nothing along, so that a cell that was left never comes back.
+A block is one run of each of its points, in a random order. With `until`, the first `at_least` blocks hold every point.
+Block b after them holds the open points, whose interval after their first b times is wider than asked, and with each of
+them its baselines: the per-batch strategies at its worker count and the serial run, of its execution. Ratios are paired
+by block, so a block without the baseline would not count. The serial run has no baselines, so that a closed point never
+opens again.
 
-What is decided follows from the rows alone. A command that goes on with a study decides as the interrupted one would.
-A cell with a failed run is left as it is until that run has been made again.
+Decisions follow from the rows alone: a command that continues a study decides as the interrupted one would have. A
+point with a failed run gets no further block until that run has been repeated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from scalebench.launch.sweep import Sweep
 from scalebench.records.progress import group_of
 from scalebench.study.spec import Run, Until
 
 _BASELINES = ("allreduce", "horovod", "ddp")  # at the same worker count; and serial, which has only one
 
 
-class Cell(NamedTuple):
-    """What the runs of one point have in common."""
+class Point(NamedTuple):
+    """A point of the study: its runs differ in their repetition only."""
 
     execution: str
     engine: str
@@ -31,18 +32,18 @@ class Cell(NamedTuple):
     workers: int
 
     @classmethod
-    def of(cls, run: Run) -> Cell:
+    def of(cls, run: Run) -> Point:
         return cls(run.execution, run.engine, str(run.strategy), run.workers)
 
     def __str__(self) -> str:
         return together([self])
 
 
-def together(cells: Iterable[Cell]) -> str:
-    """Every one of `cells`, in few words: `ddp, horovod at 2, 4 (virtual); ddp at 2 (native gloo)`."""
+def together(points: Iterable[Point]) -> str:
+    """All `points` in few words: `ddp, horovod at 2, 4 (virtual); ddp at 2 (native gloo)`."""
     at: dict[tuple[str, str], list[int]] = {}
-    for cell in cells:
-        at.setdefault((group_of(cell.execution, cell.engine), cell.strategy), []).append(cell.workers)
+    for point in points:
+        at.setdefault((group_of(point.execution, point.engine), point.strategy), []).append(point.workers)
     alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for (group, strategy), counts in at.items():
         alike.setdefault((group, tuple(sorted(counts))), []).append(strategy)
@@ -53,100 +54,116 @@ def together(cells: Iterable[Cell]) -> str:
 
 
 class StoppingRule:
-    """The runs of a study as they become known: `planned` so far, of them `left`, and more with each block.
+    """The runs of a study as far as known: `planned`, of them `left`, and more with each block.
 
-    `runs` are certain, `further` possible; both in their order. `seconds` are the training times of the runs that have
-    been completed, by run_id.
+    `runs` are certain, `further` possible, both in order of execution. `seconds` are the training times of completed
+    runs, by run_id.
     """
 
     def __init__(
         self, runs: Sequence[Run], further: Sequence[Run], until: Until | None, seconds: Mapping[str, float | None]
     ) -> None:
         self._runs, self._until = list(runs), until
-        self._blocks: dict[int, dict[Cell, Run]] = {}
-        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}  # by repetition
+        self._blocks: dict[int, dict[Point, Run]] = {}
+        self._seconds: dict[Point, dict[int, float]] = {Point.of(run): {} for run in runs}  # by repetition
         self._ended: set[str] = set()
         for run in (*runs, *further):
             if run.run_id in seconds:
                 self.ended(run, seconds[run.run_id])
         for run in further:
-            self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
-        self._baselines = {cell: self._compared_with(cell) for cell in self._seconds}
+            self._blocks.setdefault(run.repetition, {})[Point.of(run)] = run
+        self._baselines = {point: self._compared_with(point) for point in self._seconds}
+
+    @classmethod
+    def of_sweep(cls, sweep: Sweep, until: Until | None, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
+        """The rule of a whole study; `done` has the training times of completed runs, by run_id and config_hash."""
+        known = ((run.run_id, run.config_hash) for run in (*sweep.runs, *sweep.further))
+        return cls(sweep.runs, sweep.further, until, {key[0]: done[key] for key in known if key in done})
 
     def ended(self, run: Run, seconds: float | None) -> None:
-        """`run` came to its end, with a training time if it was completed; it is not planned again."""
+        """Record the end of `run`, with its training time if it was completed."""
         self._ended.add(run.run_id)
         if seconds is not None and seconds > 0:
-            self._seconds[Cell.of(run)][run.repetition] = seconds
+            self._seconds[Point.of(run)][run.repetition] = seconds
 
     @property
     def grows(self) -> bool:
-        """Whether runs may follow that are not planned yet."""
+        """Return True if further blocks may follow."""
         return self._until is not None
 
     def of(self, run_ids: Container[str]) -> StoppingRule:
-        """These runs alone, planned or possible, as far as they are not done; and none after them."""
+        """A rule for these runs only, as far as they have not ended."""
         runs = [*self._runs, *(run for block in self._blocks.values() for run in block.values())]
         return StoppingRule(
             [run for run in runs if run.run_id in run_ids and run.run_id not in self._ended], [], None, {}
         )
 
     def planned(self) -> list[Run]:
-        """All runs that are certain by now, in their order."""
+        """All runs that are certain by now, in order of execution."""
         further = [run for block in self._due() for run in block]
         return sorted(self._runs + further, key=lambda run: run.run_order) if further else self._runs
 
     def left(self) -> list[Run]:
-        """Those of them that have not come to an end."""
+        """The planned runs that have not ended."""
         return [run for run in self.planned() if run.run_id not in self._ended]
 
-    def wide(self) -> list[Cell]:
-        """The cells whose interval is not, or not yet known to be, as narrow as asked."""
+    def wide(self) -> list[Point]:
+        """The points whose interval is not known to be as narrow as asked."""
         until = self._until
         if until is None:
             return []
         return [
-            cell
-            for cell, seconds in self._seconds.items()
+            point
+            for point, seconds in self._seconds.items()
             if len(seconds) < until.at_least or relative_width(list(seconds.values()), until) > until.ci_width
         ]
 
+    def too_wide(self) -> list[str]:
+        """Note the points whose interval is wider than asked although no run is left."""
+        wide = [] if self._until is None or self.left() else self.wide()
+        if self._until is None or not wide:
+            return []
+        return [
+            f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than "
+            f"{100 * self._until.ci_width:.3g} % of the time: {together(wide)}"
+        ]
+
     def most_to_come(self) -> int:
-        """How many runs may follow the planned ones."""
+        """Number of runs that may follow the planned ones."""
         return sum(map(len, self._blocks.values())) + len(self._runs) - len(self.planned()) if self.left() else 0
 
     def _due(self) -> list[list[Run]]:
-        """The runs of each block after the first ones, as far as the times of the blocks before tell."""
+        """The runs of each further block that follows from the times of the blocks before."""
         due = []
         for repetition, block in sorted(self._blocks.items()):
             members = set()
-            for cell in block:
-                if self._is_open(cell, repetition):
-                    members |= {cell, *self._baselines[cell]}
+            for point in block:
+                if self._is_open(point, repetition):
+                    members |= {point, *self._baselines[point]}
             if not members:
                 break
-            due.append([run for cell, run in block.items() if cell in members])
+            due.append([run for point, run in block.items() if point in members])
         return due
 
-    def _is_open(self, cell: Cell, runs: int) -> bool:
-        """Whether the first `runs` runs of `cell` are all there, and their interval is wider than asked."""
+    def _is_open(self, point: Point, runs: int) -> bool:
+        """Return True if the first `runs` runs of `point` are complete and their interval is wider than asked."""
         assert self._until is not None
-        seconds = self._seconds[cell]
+        seconds = self._seconds[point]
         if any(repetition not in seconds for repetition in range(runs)):
             return False
         return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
 
-    def _compared_with(self, cell: Cell) -> list[Cell]:
+    def _compared_with(self, point: Point) -> list[Point]:
         def is_baseline(name: str, workers: int) -> bool:
-            return name == "serial" or (name in _BASELINES and workers == cell.workers)
+            return name == "serial" or (name in _BASELINES and workers == point.workers)
 
-        names = {Cell.of(run): run.strategy.name for run in self._runs}
-        if names[cell] == "serial":  # it is in every block; what it brought along would come back after a gap
+        names = {Point.of(run): run.strategy.name for run in self._runs}
+        if names[point] == "serial":  # it is in every block; its baselines would return after a gap
             return []
         return [
             other
             for other, name in names.items()
-            if other.execution == cell.execution and is_baseline(name, other.workers)
+            if other.execution == point.execution and is_baseline(name, other.workers)
         ]
 
 

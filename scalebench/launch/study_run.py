@@ -1,41 +1,47 @@
-"""Executes a study: native launches first, then the virtual runs; each row is on disk before the next run counts."""
+"""Conducts a study: native runs first, then virtual ones; each row is on disk before its run counts."""
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
-from scalebench.launch.conduct import Conduct, keep_plan
-from scalebench.launch.cost_model import at_the_speed_of, given_calibration, scenery_for
-from scalebench.launch.interruption import AbandonedError, Interruption
-from scalebench.launch.keeping import Keeper, Reporter, Tally
-from scalebench.launch.lock import study_lock
+from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.planning import Plan
-from scalebench.launch.resume import keep_study
-from scalebench.launch.stopping_rule import StoppingRule, together
+from scalebench.launch.mpirun import launch
+from scalebench.launch.planning import StudyPlan, is_oversubscribed
+from scalebench.launch.reporter import Reporter, Tally
+from scalebench.launch.rows import rows_of
+from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import is_virtual
 from scalebench.launch.traffic import TrafficCheck
-from scalebench.records.provenance import collect
+from scalebench.records.lock import study_lock
+from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.provenance import collect, redact
 from scalebench.records.store import Store
-from scalebench.study.spec import Until
+from scalebench.records.study_file import keep_study
+from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, disturbed
-from scalebench.system.cache import cache_folder
+from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
-from scalebench.virtual.engine import CostModel
+from scalebench.training.outcome import Outcome
+from scalebench.virtual.engine import CostModel, carrier
+from scalebench.virtual.pool import Simulator, run_virtual
 
-__all__ = ["Reporter", "Tally", "run_study"]
-
-_LOOK_S = 0.1  # at what others do, before anything is measured
+_SAMPLING_S = 0.1  # of the background load, before anything is measured
+_PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
+_MAY_HOLD_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # paths can name their owner
 
 
 def run_study(
-    plan: Plan,
+    plan: StudyPlan,
     output: Path,
     reporter: Reporter,
     *,
@@ -43,17 +49,17 @@ def run_study(
     fail_fast: bool = False,
     only_failed: bool = False,
 ) -> Tally:
-    """Run what is not done yet and keep it in `output`/<study>; failed runs are rows, not exceptions.
+    """Make the runs of `plan` that `output`/<study> lacks and keep their rows there; failed runs get rows too.
 
-    SIGINT, SIGTERM and SIGUSR1 end it early, as `launch.interruption` says; so does the first failed run if
-    `fail_fast`. With `only_failed`, runs that were never tried are left.
+    SIGINT, SIGTERM and SIGUSR1 end it early (`system.interruption`), and so does the first failed run if `fail_fast`.
+    With `only_failed`, runs without any attempt are left out.
 
     Raises:
         ResultsError: the folder cannot be written, is being written by another command, or holds another study of
             this name.
     """
     study, folder = plan.study, output / plan.study.name
-    others = _cores_elsewhere() if measures(plan) else 0.0
+    notes = _background_notes() if plan.measures else []
     if plan.sweep.of("virtual"):
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
@@ -62,83 +68,202 @@ def run_study(
         keep_study(folder, study)
         with Store(folder) as store:
             plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
-            replication = _replication(plan, store.completed())
-            tally = Tally(folder, done_before=len(replication.planned()) - len(replication.left()))
-            if only_failed:
-                replication = replication.of(store.failed())
-            else:
-                keep_plan(folder, replication)
-            notes = [*plan.notes, *_noise(others)] if replication.left() else plan.notes
-            notes = [
-                *(f"what a command that was killed left half-written is now in {p}" for p in store.set_aside),
-                *notes,
-            ]
-            for note in notes:
+            study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
+            set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
+            for note in [*set_aside, *plan.notes, *(notes if study_run.rule.left() else [])]:
                 reporter.note(note)
-            if replication.left():
-                provenance = collect()
-                provenance["provenance"] = store.keep_provenance(provenance)
-                keeper = Keeper(store, reporter, tally, provenance, interruption, replication, TrafficCheck(plan))
-
-                def stopping() -> bool:
-                    return interruption.asked() or (fail_fast and bool(tally.failed))
-
-                conduct = Conduct(plan, replication, folder, keeper, reporter, stopping, fail_fast=fail_fast)
-                with suppress(AbandonedError):
-                    charged = any(is_virtual(run_id) for run_id, _ in store.completed())
-                    cost_model = _cost_model(plan, conduct, folder, charged, reporter, str(provenance["host_hash"]))
-                    with interruption.runs_under_way():
-                        conduct.real()
-                        if cost_model is not None:
-                            if not charged:
-                                cost_model = at_the_speed_of(study, cost_model, keeper.references(), folder)
-                            conduct.virtual(cost_model, jobs or engines.cores())
-            tally.interrupted = interruption.signum
-            tally.remaining = len(replication.left())
-            for note in _too_wide(replication, study.until):
+            if not only_failed:
+                study_run.keep_plan()
+            if study_run.rule.left():
+                study_run.execute(jobs or engines.cores())
+            for note in study_run.rule.too_wide():
                 reporter.note(note)
-    return tally
+            study_run.tally.interrupted = interruption.signum
+            study_run.tally.remaining = len(study_run.rule.left())
+            return study_run.tally
 
 
-def _cost_model(
-    plan: Plan, conduct: Conduct, folder: Path, charged: bool, reporter: Reporter, host: str
-) -> CostModel | None:
-    """What virtual runs are charged by, measured now or before; None if none is left. `charged`: some were already."""
-    if not conduct.left(virtual=True):
-        return None
-    try:
-        return _measured_scenery(plan, folder, charged, reporter, host)
-    except DisturbedError as error:
-        reporter.note(f"nothing is simulated: {error}")
-        return None
+class StudyRun:
+    """The runs of a study that one command makes: in which order, their rows, and their tally.
+
+    `rule` holds the runs. Warm-up runs get rows too, but are not counted.
+    """
+
+    def __init__(
+        self,
+        plan: StudyPlan,
+        store: Store,
+        reporter: Reporter,
+        interruption: Interruption,
+        *,
+        fail_fast: bool = False,
+        only_failed: bool = False,
+    ) -> None:
+        self.plan, self.folder = plan, store.folder
+        self._store, self._reporter, self._interruption = store, reporter, interruption
+        self._fail_fast = fail_fast
+        self.rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, store.completed())
+        self.tally = Tally(self.folder, done_before=len(self.rule.planned()) - len(self.rule.left()))
+        if only_failed:
+            self.rule = self.rule.of(store.failed())
+        self._provenance: dict[str, Any] = {}
+        self._started_utc: dict[str, str] = {}
+        self._references: list[float] = []  # reference steps beside the real runs, in seconds
+        self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
+        self._traffic = TrafficCheck(plan)
+
+    def execute(self, jobs: int) -> None:
+        """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
+        self.collect_provenance()
+        with suppress(AbandonedError):
+            charged = any(is_virtual(run_id) for run_id, _ in self._store.completed())
+            cost_model = self._cost_model(charged=charged)
+            with self._interruption.runs_under_way():
+                self._make_real()
+                if cost_model is not None:
+                    if not charged:
+                        cost_model = at_the_speed_of(self.plan.study, cost_model, self._references, self.folder)
+                    self._make_virtual(cost_model, jobs)
+
+    def collect_provenance(self) -> None:
+        """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
+        self._provenance = collect()
+        self._provenance["provenance"] = self._store.keep_provenance(self._provenance)
+
+    def keep_plan(self) -> None:
+        """Write the runs of the study, as far as they are known by now."""
+        runs = [
+            Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in self.rule.planned()
+        ]
+        keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
+
+    def _cost_model(self, *, charged: bool) -> CostModel | None:
+        """Measure or read the cost model of virtual runs; None if no such run is left, or it cannot be measured now."""
+        if not self._left(virtual=True):
+            return None
+        if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
+            self._reporter.phase("calibration", 0)
+        runs = self.plan.sweep.of("virtual")
+        try:
+            return cost_model_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+        except DisturbedError as error:
+            self._reporter.note(f"nothing is simulated: {error}")
+            return None
+
+    def _make_real(self) -> None:
+        """Make the runs in real processes; keep the logs of these if a run failed."""
+        while (runs := self._left(virtual=False)) and not self._stopping():
+            self._announce(runs)
+            failed_before = len(self.tally.failed)
+            logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+            try:
+                launch(
+                    runs,
+                    self.plan.prepared.folders,
+                    ranks=max(run.workers for run in runs),
+                    work_dir=logs,
+                    weights_folder=self.folder / "weights",
+                    on_start=self.started,
+                    on_outcome=self.ended,
+                    log=lambda text: self._reporter.note(redact(text, names=False)),
+                    stopping=self._stopping,
+                    more=self._next_block if self.rule.grows else None,
+                    warmup_runs=self.plan.study.warmup_runs,
+                )
+            finally:
+                if len(self.tally.failed) == failed_before:
+                    shutil.rmtree(logs, ignore_errors=True)
+                    with suppress(OSError):  # the folder holds logs of earlier commands
+                        logs.parent.rmdir()
+                else:
+                    _redact_logs(logs)
+
+    def _make_virtual(self, cost_model: CostModel, jobs: int) -> None:
+        """Make the virtual runs, `jobs` at a time, except those on engines whose costs could not be measured."""
+        unknown = frozenset() if self.plan.study.noisy else cost_model.engines.disturbed
+        if unknown:
+            self._reporter.note(
+                f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
+                "that was measured; the same command simulates them on a quieter machine, or here with --noisy"
+            )
+
+        def left() -> list[Run]:
+            return [run for run in self._left(virtual=True) if carrier(run) not in unknown]
+
+        simulator = Simulator(cost_model, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
+        while (runs := left()) and not self._stopping():
+            self._announce(runs)
+            run_virtual(
+                runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
+            )
+
+    def _left(self, *, virtual: bool) -> list[Run]:
+        return [run for run in self.rule.left() if (run.execution == "virtual") == virtual]
+
+    def _stopping(self) -> bool:
+        return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
+
+    def _next_block(self) -> list[Run]:
+        runs = self._left(virtual=False)
+        if runs:
+            self._announce(runs)
+        return runs
+
+    def _announce(self, runs: Sequence[Run]) -> None:
+        if self.rule.grows:
+            self.keep_plan()
+        block = f", block {runs[0].repetition + 1}" if runs[0].repetition >= self.plan.study.repetitions else ""
+        self._reporter.phase(f"{_processes(runs)}{block}", len(runs))
+
+    def started(self, run: Run) -> None:
+        """Note the time at which `run` began."""
+        self._started_utc[run.run_id] = _now()
+        if not run.warmup:
+            self._reporter.started(run)
+
+    def ended(self, run: Run, outcome: Outcome) -> None:
+        """Write the rows of `run`, count it, and report it."""
+        outcome = replace(outcome, error=redact(outcome.error, names=False))  # it is printed, too
+        row, epochs = rows_of(
+            run,
+            outcome,
+            attempt=self._store.next_attempt(run.run_id),
+            oversubscribed=is_oversubscribed(run),
+            started_utc=self._started_utc.get(run.run_id) or _now(),
+            provenance=self._provenance_columns(outcome.facts.machines),
+        )
+        texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
+        row = row.model_copy(update=texts)
+        if run.execution != "virtual" and row.reference_step_s is not None:
+            self._references.append(row.reference_step_s)
+        with self._interruption.shielded():
+            self._store.append(row, epochs)
+            if not run.warmup:
+                self.rule.ended(run, row.train_s if outcome.status == "completed" else None)
+                self.tally.count(run, outcome)
+        if not run.warmup:
+            self._reporter.ended(run, outcome)
+            for difference in self._traffic.differences(run, row):
+                self._reporter.note(difference)
+        elif outcome.status != "completed":
+            self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
+
+    def _provenance_columns(self, machines: dict[str, Any] | None) -> dict[str, Any]:
+        """The provenance columns of a row; `machines` that are not this node have a provenance file of their own."""
+        columns = {name: self._provenance.get(name) for name in _PROVENANCE_COLUMNS}
+        if not machines:
+            return columns
+        if (hashes := tuple(machines)) not in self._provenance_of:
+            facts = {name: fact for name, fact in self._provenance.items() if name != "provenance"}
+            self._provenance_of[hashes] = self._store.keep_provenance(facts | {"nodes": machines})
+        return columns | {"provenance": self._provenance_of[hashes]}
 
 
-def _measured_scenery(plan: Plan, folder: Path, charged: bool, reporter: Reporter, host: str) -> CostModel:
-    if plan.cluster.compute == "this-machine":  # of others nothing is measured: their step times are stated
-        reporter.phase("calibration", 0)
-    return scenery_for(
-        plan.study, plan.cluster, plan.sweep.of("virtual"), plan.prepared,
-        folder=folder, cache=cache_folder("engines"), host=host, charged=charged, note=reporter.note,
-    )  # fmt: skip
-
-
-def measures(plan: Plan) -> bool:
-    """Whether any time is measured for the study: by a real run, or by a calibration that nobody gave or stated."""
-    study = plan.study
-    given = study.calibration is not None or study.device_step_time is not None
-    return len(plan.sweep.runs) > len(plan.sweep.of("virtual")) or (
-        plan.cluster.compute == "this-machine" and not given
-    )
-
-
-def _cores_elsewhere() -> float:
+def _background_notes() -> list[str]:
+    """Note other programs that keep cores busy now."""
     background = BackgroundLoad()
-    time.sleep(_LOOK_S)
-    return background.cores()
-
-
-def _noise(others: float) -> list[str]:
-    """What is wrong with times that are measured while others keep `others` cores busy."""
+    time.sleep(_SAMPLING_S)
+    others = background.cores()
     if not disturbed(others):
         return []
     return [
@@ -147,19 +272,23 @@ def _noise(others: float) -> list[str]:
     ]
 
 
-def _too_wide(replication: StoppingRule, until: Until | None) -> list[str]:
-    """Which points are not known as well as asked, once no run is left."""
-    wide = [] if replication.left() else replication.wide()
-    if until is None or not wide:
-        return []
-    return [
-        f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than {100 * until.ci_width:.3g} % of the "
-        f"time: {together(wide)}"
-    ]
+def _processes(runs: Sequence[Run]) -> str:
+    """The workers of `runs` in words: `virtual workers`, `mpi, horovod and gloo processes`."""
+    if runs[0].execution == "virtual":
+        return "virtual workers"
+    *names, last = sorted({run.engine for run in runs}, key=engines.NAMES.index)
+    return f"{', '.join(names)} and {last} processes" if names else f"{last} processes"
 
 
-def _replication(plan: Plan, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
-    """What the study consists of, with the training times of those of its runs that are `done`."""
-    runs, further = plan.sweep.runs, plan.sweep.further
-    known = ((run.run_id, run.config_hash) for run in (*runs, *further))
-    return StoppingRule(runs, further, plan.study.until, {key[0]: done[key] for key in known if key in done})
+def _redact_logs(folder: Path) -> None:
+    """Take names and secrets out of all files that the processes of failed launches left in `folder`."""
+    for path in sorted(folder.rglob("*")):
+        with suppress(OSError):
+            if path.is_file() and not path.is_symlink():
+                text = path.read_bytes().decode(errors="surrogateescape")
+                if (known := redact(text)) != text:
+                    path.write_bytes(known.encode(errors="surrogateescape"))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""From a study to its runs: which strategy, how many workers, executed how and by which engine, in which order."""
+"""Expansion of a study into runs: strategy, workers, execution, engine, and the order of execution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
 
-# What a run's result does not depend on: changing it repeats no run.
+# Keys that do not change a run's result: changing them repeats no run.
 _NOT_HASHED = {
     "study",
     "run_id",
@@ -39,9 +39,9 @@ _NOT_HASHED = {
 
 @dataclass
 class Sweep:
-    """The runs of a study in the order in which they are executed, and what the user should know of them.
+    """The runs of a study in the order of execution, with notes for the user.
 
-    `further` are the runs that a study with `until` may come to need, to the last block it allows.
+    `further` are the runs that a study with `until` may add, up to the last block it allows.
     """
 
     runs: list[Run]
@@ -52,7 +52,7 @@ class Sweep:
         return [run for run in self.runs if run.execution == execution]
 
     def continued(self, recorded: Sequence[tuple[str, int]]) -> Sweep:
-        """The same runs, numbered on from where the records of an earlier, smaller study of this name end.
+        """The same runs, numbered after the records of an earlier, smaller study of this name.
 
         `recorded` are the run_id and run_order of the rows, in theirs. What was numbered by this very sweep keeps its
         numbers, so that a study that was interrupted ends as one that was not.
@@ -73,7 +73,7 @@ class Sweep:
 
 
 def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]]) -> int:
-    """The number that stands for 0: the first that is free after the rows of others, which come before this one's.
+    """The first free number after the rows of earlier sweeps, which replaces 0.
 
     Rows are this one's where all of them, to the last, have the number in `own` and equally much added to it.
     """
@@ -87,7 +87,7 @@ def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]
 
 @dataclass(frozen=True)
 class _Cell:
-    """What the repetitions of one point have in common."""
+    """The common properties of the repetitions of one point."""
 
     execution: Execution
     engine: str
@@ -187,7 +187,7 @@ def strategy_warnings(
 
 
 def _on_one_node(cell: Run | _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
-    """How many workers a node holds: the cluster's, but of real ranks as many as the fullest host here gets."""
+    """Workers on one node: the cluster's number, or of real ranks that of the fullest host here."""
     if cell.execution == "virtual":
         return cluster.node.workers_per_node
     return max((hosts or reachable()).ranks_on(cell.workers))
@@ -205,7 +205,7 @@ def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list
 
 
 def _left_out(study: Study) -> list[str]:
-    """What a study or its cluster states of workers and links that native runs do not have."""
+    """Note the stated properties of workers and links that native runs leave out."""
     options, notes = study.virtual, []
     named = [key for key in ("slowdown", "slow_windows", "slow_links") if getattr(options, key)]
     named += ["jitter"] if options.jitter in STATED else []
@@ -235,7 +235,7 @@ def _distinct(cells: list[_Cell]) -> list[_Cell]:
 
 
 def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
-    """Real runs first, then virtual ones; in each, block by block, every block in an order that is drawn."""
+    """Real runs first, then virtual ones; each block by block, every block in a random order."""
     random = np.random.default_rng([study.seed, 0x0DE2])
     runs: list[Run] = []
     for virtual in (False, True):
@@ -279,12 +279,12 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
 
 
 def is_virtual(run_id: str) -> bool:
-    """Whether the run of this name was a virtual one."""
+    """Return True if the run of this name is a virtual one."""
     return run_id.rsplit("-", 2)[-2:-1] == ["virtual"]
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:
-    """What pacing injects into real runs: slow workers, slow links, and steps' jitter where its law is stated."""
+    """The options that pacing injects into real runs: slow workers, slow links, and jitter whose law is stated."""
     injected: dict[str, Any] = {name: getattr(options, name) for name in ("slowdown", "slow_windows", "slow_links")}
     if options.jitter in STATED:
         injected |= {"jitter": options.jitter, "jitter_sigma": options.jitter_sigma}
@@ -292,7 +292,7 @@ def _injected(options: VirtualOptions) -> VirtualOptions:
 
 
 def config_hash(run: Run) -> str:
-    """16 hex digits of everything that decides the run's result, defaults of the strategy's options included."""
+    """Hash, 16 hex digits, of everything that determines the run's result, defaults of options included."""
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED)
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from scalebench.data.dataset import Dataset
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.models.registry import build_model
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
@@ -30,7 +30,7 @@ class Traffic:
     memory_bytes: int  # of a worker's model, optimizer and strategy, at most
 
 
-def traffic_of(plan: Plan) -> list[Traffic]:
+def traffic_of(plan: StudyPlan) -> list[Traffic]:
     """Traffic of the first strategy of the plan at each of its worker counts."""
     study, dtype = plan.study, getattr(torch, plan.study.dtype)
     runs = {run.workers: run for run in plan.sweep.runs if run.strategy == study.strategies[0]}
@@ -47,7 +47,7 @@ def traffic_of(plan: Plan) -> list[Traffic]:
     return found
 
 
-def schedules_of(plan: Plan, run: Run, model: torch.nn.Module) -> list[Schedule]:
+def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Schedule]:
     """The schedules of the workers of `run`, as virtual runs have them."""
     strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
     per_node = plan.cluster.node.workers_per_node
@@ -74,7 +74,7 @@ class TrafficCheck:
     as the virtual one, unless its traffic depends on time.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StudyPlan) -> None:
         self._plan = plan
         self._checked: set[tuple[str, str]] = set()
 

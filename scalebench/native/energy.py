@@ -1,7 +1,7 @@
-"""Energy of a run: of the nodes' processors by RAPL and of its GPUs by NVML, else of the job by Slurm's accounting.
+"""Energy of a run: processors of the nodes by RAPL and GPUs by NVML, else the job by Slurm's accounting.
 
-RAPL and Slurm count whole nodes, idle cores and other programs included. Where a part cannot be read the run has no
-energy: half of it under the name of the whole would be wrong, and zero too.
+RAPL and Slurm count whole nodes, idle cores and other programs included. If a part cannot be read, the run has no
+energy: neither the sum of the other parts nor zero would be right.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 NVML = "libnvidia-ml.so.1"
-_SLURM_S = 10.0  # the longest wait for an answer
+_SLURM_S = 10.0  # longest wait for an answer
 
 
 class Rapl:
-    """Energy of this node's packages, and of their memory where it is counted apart, in joules since `begin`.
+    """Energy of this node's packages, and of memory that is counted apart, in joules since `begin`.
 
-    Counters wrap around, after some ten minutes under load; so `look` is to be called in between.
+    Counters wrap around after some ten minutes under load: call `look` in between.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -42,7 +42,7 @@ class Rapl:
         self._microjoules = 0 if self._last else None
 
     def look(self) -> None:
-        """Add what was taken since the last look; once a counter cannot be read the sum is unknown."""
+        """Add the energy since the last look; a counter that cannot be read makes the sum unknown."""
         now = [_whole(file) for file in self._files]
         for before, after, largest in zip(self._last, now, self._ranges, strict=True):
             if self._microjoules is None or before is None or after is None or largest is None:
@@ -52,13 +52,13 @@ class Rapl:
         self._last = now
 
     def joules(self) -> float | None:
-        """The sum up to now, None if it is unknown."""
+        """Energy since `begin`, None if unknown."""
         self.look()
         return None if self._microjoules is None else self._microjoules / 1e6
 
 
 class Gpu:
-    """Energy of the GPU with this `uuid` since `begin`, by NVML's counter; Volta and later have one."""
+    """Energy of the GPU with this `uuid` since `begin`, by the counter of NVML (Volta and later)."""
 
     def __init__(self, uuid: str, library: str = NVML) -> None:
         self._library: ctypes.CDLL | None = None
@@ -77,7 +77,7 @@ class Gpu:
         self._begun = self._read()
 
     def joules(self) -> float | None:
-        """What was taken since then, None if it is unknown."""
+        """Energy since `begin`, None if unknown."""
         now = self._read()
         return None if now is None or self._begun is None else (now - self._begun) / 1e3
 
@@ -92,7 +92,7 @@ class Gpu:
 
 
 def slurm_joules() -> float | None:
-    """What Slurm has counted for this job so far; None outside a job and where it counts nothing."""
+    """Energy of this job by Slurm's accounting; None outside a job and without accounting."""
     job, program = os.environ.get("SLURM_JOB_ID"), shutil.which("sstat")
     if not job or program is None:
         return None
@@ -105,17 +105,17 @@ def slurm_joules() -> float | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """Joules that one worker reads: of its node (the first one there), its GPU, its job (worker 0). None: unknown."""
+    """Joules read by one worker: of its node (by the first worker there), its GPU, the job (by worker 0)."""
 
     first_on_node: bool
-    on_gpu: bool  # it computes on one
+    on_gpu: bool
     node: float | None = None
     gpu: float | None = None
     job: float | None = None
 
 
 class Meter:
-    """One worker's part in counting a run's energy."""
+    """The energy counters that one worker reads."""
 
     def __init__(
         self, *, first_on_node: bool, first: bool, gpu: str | None, slurm: Callable[[], float | None] = slurm_joules
@@ -133,7 +133,7 @@ class Meter:
                 counter.begin()
 
     def look(self) -> None:
-        """To be called some times in a run: counters wrap around."""
+        """Read the counters; call it some times in a run, as they wrap around."""
         if self._rapl is not None:
             self._rapl.look()
 
@@ -145,7 +145,7 @@ class Meter:
 
 
 def total(readings: Sequence[Reading]) -> tuple[float, str] | None:
-    """Joules of a run and what counted them, from all its workers; None where that is unknown."""
+    """Joules of a run and their source, from the readings of all workers; None if unknown."""
     node = _sum([reading.node for reading in readings if reading.first_on_node])
     gpus = [reading.gpu for reading in readings if reading.on_gpu]
     gpu = _sum(gpus)

@@ -1,7 +1,7 @@
-"""Who still works: a small file that all ranks of a launch write and the launcher reads.
+"""Heartbeats: a small file that all ranks of a launch write and the launcher reads.
 
-A hung run shows nothing else. A worker that stopped is behind those that wait for it: in batches, else in beats. One
-clock reading is one beat; how many an earlier batch took says nothing, as not every worker takes the snapshots.
+A hung run shows no other sign. A stopped worker is behind those that wait for it: in batches, else in beats. One clock
+reading is one beat; beats of earlier batches are not compared, as not every worker takes the snapshots.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from enum import IntEnum
 from pathlib import Path
 
 _NUMBERS = "=4q"  # process id, phase, batches, beats
-_FIELDS = struct.Struct(f"{_NUMBERS}64s")  # and the name of the host
+_FIELDS = struct.Struct(f"{_NUMBERS}64s")  # and the host name
 
 
 class Phase(IntEnum):
-    """What a rank was doing when it last said so."""
+    """The last known activity of a rank."""
 
     STARTING = 0
     IDLE = 1
@@ -33,9 +33,9 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Beat:
-    """One rank's last sign of life; `batches` counts within the phase, `beats` within the batch.
+    """The last heartbeat of one rank; `batches` counts within the phase, `beats` within the batch.
 
-    While a rank connects, `batches` is the rank that it waits for, plus one; 0 where it waits for several.
+    While a rank connects, `batches` is the rank that it waits for, plus one; 0 if it waits for several.
     """
 
     pid: int
@@ -46,12 +46,12 @@ class Beat:
 
     @property
     def progress(self) -> tuple[Phase, int, int]:
-        """How far it has come; compares with that of a rank of the same run."""
+        """Progress, to be compared with that of another rank of the same run."""
         return self.phase, self.batches, self.beats
 
 
 class Heartbeat:
-    """One rank's row of the file."""
+    """The row of one rank in the file."""
 
     def __init__(self, path: Path, rank: int) -> None:
         with path.open("r+b") as file:
@@ -61,32 +61,32 @@ class Heartbeat:
         self._row = row[: struct.calcsize(_NUMBERS)].cast("q")
 
     def enter(self, phase: Phase) -> None:
-        """A new phase begins."""
+        """Begin a new phase."""
         self._row[3] = self._row[2] = 0
         self._row[1] = phase
 
     def wait_for(self, rank: int | None) -> None:
-        """Connecting with `rank` begins, or with all of them."""
+        """Begin connecting with `rank`, or with all ranks."""
         self.enter(Phase.CONNECTING)
         self._row[2] = 0 if rank is None else rank + 1
 
     def begin_batch(self) -> None:
-        """The next batch begins."""
+        """Begin the next batch."""
         self._row[3] = 0
         self._row[2] += 1
 
     def beat(self) -> None:
-        """Still here."""
+        """Record a sign of life."""
         self._row[3] += 1
 
 
 def create_heartbeats(path: Path, ranks: int) -> None:
-    """An empty file for `ranks` ranks."""
+    """Create an empty file for `ranks` ranks."""
     path.write_bytes(bytes(_FIELDS.size * ranks))
 
 
 def read_heartbeats(path: Path) -> list[Beat]:
-    """The last beat of each rank."""
+    """Read the last beat of each rank."""
     return [
         Beat(pid, Phase(phase), batches, beats, host.rstrip(b"\0").decode(errors="replace"))
         for pid, phase, batches, beats, host in _FIELDS.iter_unpack(path.read_bytes())

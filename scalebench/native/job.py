@@ -1,4 +1,4 @@
-"""What one launch is told and what it tells: the job file, the events of its runs, and a rank's last words."""
+"""The files by which a launcher and its ranks communicate: job, further runs, events, and errors of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scalebench.training.outcome import Outcome
 
 
 class Job(BaseModel):
-    """The runs of one launch, in their order, and where everything lies."""
+    """The runs of one launch in order, and the paths of its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class Job(BaseModel):
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """What `run` sets in its engine's environment, other than the engine's defaults.
+    """Environment variables of `run`'s engine that differ from the engine's defaults.
 
     Horovod 0.28.1 dies of a null pointer when it is initialised again in a process in which both its cycle time and
     its fusion threshold were ever set: defaults are not passed on, and runs with other settings get their own launch.
@@ -70,13 +70,13 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def server_ranks(run: Run) -> int:
-    """How many ranks `run` needs beside its workers, after the last of them: those of its servers."""
+    """Number of ranks for servers that `run` needs after those of its workers."""
     strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
     return int(strategy.servers(run.workers)) if Capability.SERVER in strategy.requires else 0
 
 
 class EventWriter:
-    """Rank 0's voice: one JSON line per event, there as soon as it is said."""
+    """Writes the events of rank 0, one JSON line each, flushed at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -93,19 +93,19 @@ class EventWriter:
 
 
 class Further:
-    """The runs that follow a job's own, block by block; an empty block says that there are no more."""
+    """The runs that follow a job's own, block by block; an empty block ends them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Say what follows."""
+        """Append a block of runs."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([run.model_dump(mode="json") for run in runs]) + "\n")
 
     def wait(self, nap_s: float) -> list[Run]:
-        """The next block, once it is said; asleep until then."""
+        """Sleep until the next block is there, and read it."""
         while True:
             with suppress(FileNotFoundError), self._path.open("rb") as file:
                 file.seek(self._read)
@@ -117,14 +117,14 @@ class Further:
 
 
 class EventReader:
-    """The launcher's ear: whole lines only, each once."""
+    """Reads events in the launcher: complete lines only, each once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new(self) -> Iterator[tuple[str, str, Outcome | None]]:
-        """(event, run_id, outcome) of each line since the last call."""
+        """Yield (event, run_id, outcome) of each line since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -139,7 +139,7 @@ class EventReader:
 
 
 class LastWords(BaseModel):
-    """Why a rank ended its launch."""
+    """The error by which a rank ended its launch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -153,7 +153,7 @@ class LastWords(BaseModel):
 
     @classmethod
     def first(cls, folder: Path) -> LastWords | None:
-        """Of all ranks that failed, the first one: what the others say is usually its consequence."""
+        """The error of the rank that failed first; those of others are usually its consequence."""
         files = sorted(folder.glob("rank-*.error"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         for file in files:
             try:

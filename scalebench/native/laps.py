@@ -1,20 +1,19 @@
-"""Every lap of a real worker, kept for a timeline, and the workers' laps laid over one another."""
+"""The laps of real workers for a timeline: recorded by their clocks and aligned to a common beginning."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from scalebench.native.waiting import Waits
 from scalebench.system.clock import Task, WallClock
-from scalebench.training.outcome import Lap, WorkerReport
+from scalebench.training.outcome import Lap, Outcome
 from scalebench.training.pacing import PacedClock
 
 
 class RecordingClock(WallClock):
-    """A wall clock that keeps every lap, in seconds of `perf_counter`; ordinary runs pay nothing for it."""
+    """A wall clock that keeps every lap, in seconds of `perf_counter`; only traced runs use it."""
 
     laps: list[Lap]
 
@@ -31,39 +30,40 @@ class RecordingClock(WallClock):
 
 
 class RecordingPacedClock(RecordingClock, PacedClock):
-    """The same of a paced worker: its laps are the stretched ones."""
+    """A paced clock that keeps every lap, as stretched."""
 
 
 def align(
-    reports: Sequence[WorkerReport],
+    outcome: Outcome,
     waited: Sequence[Waits] | None,
     busy: Sequence[Sequence[tuple[float, float]]] = (),
     *,
     one_clock: bool,
-) -> dict[str, Any]:
-    """Let all laps count from the moment training began; returns that moment as a Unix time and the servers' laps.
+) -> None:
+    """Let all laps of `outcome` count from the moment training began; add that moment and the servers' laps.
 
-    Hosts have clocks of their own: then each worker counts from its own beginning, right after a barrier, and when a
-    server was `busy` is not told. What of a lap's communication was waiting, where that is known, becomes a lap of its
-    own; a reply is waited for in the middle of the exchange with its server, and drawn at the beginning.
+    Clocks of several hosts differ: then each worker counts from its own beginning, right after a barrier, and the times
+    at which a server was `busy` are left out. Where waits are known, a lap of communication is divided at them; a
+    reply is waited for in the middle of the exchange with its server, and drawn at the beginning.
     """
+    reports = outcome.workers
     began = [report.laps[0].begin_s if report.laps else time.perf_counter() for report in reports]
     for worker, report in enumerate(reports):
         zero = min(began) if one_clock else began[worker]
         laps = parted(report.laps, waited[worker]) if waited is not None else report.laps
         report.laps = [Lap(lap.activity, lap.begin_s - zero, lap.end_s - zero) for lap in laps]
-    facts: dict[str, Any] = {"began_unix_s": time.time() - (time.perf_counter() - min(began))}
+    outcome.add_facts(began_unix_s=time.time() - (time.perf_counter() - min(began)))
     if busy and one_clock:
         zero, length = min(began), max(lap.end_s for report in reports for lap in report.laps)
-        facts["server_laps"] = [
+        served = [
             [Lap("serving", begin - zero, end - zero) for begin, end in laps if 0 <= begin - zero <= length]
             for laps in busy
         ]
-    return facts
+        outcome.add_facts(server_laps=served)
 
 
 def parted(laps: Sequence[Lap], waited: Waits) -> list[Lap]:
-    """`laps` in order, and every stretch of communication within which a wait lies cut where it begins and ends."""
+    """Divide laps of communication where a wait within them begins and ends."""
     found: list[Lap] = []
     left = deque(waited.tolist())
     for lap in laps:

@@ -1,8 +1,8 @@
 """`mpirun -n P python -m scalebench.native.node_probe SPEC`: costs of collectives between nodes.
 
-Measured of two nodes and of all with one rank on each, and of all ranks where nodes hold several. An operation ends
-when its last rank has ended; its cost is the median of its repetitions. When the time is over, sizes above a MiB are
-left out.
+Measured with one rank on each of two nodes and of all nodes, and with all ranks where nodes hold several. An operation
+ends with its last rank; its cost is the median of its repetitions. When the time is over, sizes above a MiB are left
+out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 from mpi4py import MPI
-from scipy.optimize import isotonic_regression
 
 from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts
 from scalebench.native.connection import connected
+from scalebench.native.probe_samples import entry
 from scalebench.system.clock import WallClock
 from scalebench.system.parent_watch import end_with_parent
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 def places(world: MPI.Comm) -> Iterator[Place | None]:
-    """The groups to measure, in turn; None on ranks that take no part. A single node counts as one for each rank."""
+    """Yield the groups to measure, or None on ranks outside; each rank of a single node counts as a node."""
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     if local.size == world.size:
         yield Place(world, world.size)
@@ -61,18 +61,13 @@ def entries_of(place: Place, engine: str, sizes: list[int], seconds: float, sour
         if engine == "mpi":
             operations |= {"mpi-broadcast": comm.broadcast_, "mpi-reduce": comm.reduce_}
         for name, operation in operations.items():
-            measured = list(_curve(place.group, operation, sizes, seconds / len(operations)))
-            costs = isotonic_regression([each for _, each in measured]).x.tolist()
-            points = [(nbytes, each) for (nbytes, _), each in zip(measured, costs, strict=True)]
-            ranks, nodes = place.group.size, place.nodes
-            found.append(
-                EngineCost(engine=name, ranks=ranks, nodes=nodes, alpha_s=costs[0], points=points, source=source)
-            )
+            points = list(_curve(place.group, operation, sizes, seconds / len(operations)))
+            found.append(entry(name, points, ranks=place.group.size, nodes=place.nodes, source=source))
     return found
 
 
 def _curve(group: MPI.Comm, operation: Operation, sizes: list[int], seconds: float) -> Iterator[tuple[int, float]]:
-    """(bytes, seconds) of `operation` for as many of `sizes` as the time allows, up to a MiB of all."""
+    """Yield (bytes, seconds) of `operation` for all `sizes` up to a MiB, and for larger ones as the time allows."""
     end = time.perf_counter() + seconds
     for nbytes in sizes:
         buffer = torch.zeros(max(1, nbytes // 4))

@@ -1,4 +1,4 @@
-"""On which nodes the ranks of a launch lie, and what these are: each node describes itself, once."""
+"""The nodes of the ranks of a launch; each node describes itself once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "nodes.json"
 
 
 class Nodes(BaseModel):
-    """`hosts` is each rank's node, by its hash; `facts` what each node says of itself."""
+    """`hosts` are the nodes of the ranks, by hash; `facts` the description of each node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,13 +30,13 @@ class Nodes(BaseModel):
         return {host: self.facts[host] for host in sorted(set(self.hosts[:ranks]))}
 
     def cores_of(self, ranks: int) -> list[tuple[int, int]]:
-        """Of each node of the first `ranks` ranks: how many of them it holds, and its usable cores."""
+        """(ranks, usable cores) of each node that holds some of the first `ranks` ranks."""
         held = Counter(self.hosts[:ranks])
         return [(count, int(self.facts[host]["cpu"]["usable_cores"])) for host, count in held.items()]
 
     @classmethod
     def of_launch(cls, folder: Path) -> Nodes | None:
-        """What `keep_nodes` wrote; None where all ranks lie on the node that launched them."""
+        """Read what `keep_nodes` wrote; None if all ranks are on the launching node."""
         path = folder / FILE
         return cls.model_validate_json(path.read_bytes()) if path.exists() else None
 

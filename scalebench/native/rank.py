@@ -1,4 +1,4 @@
-"""What runs inside each real process: one launch serves a whole sweep.
+"""The program of each real process: one launch serves a whole sweep.
 
 Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's servers are the ranks
 after them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0
@@ -65,7 +65,7 @@ def contact(world: MPI.Comm, heart: Heartbeat) -> None:
 
 
 class RankLoop:
-    """One rank's way through the job."""
+    """The work of one rank in all runs of the job."""
 
     def __init__(self, job: Job, world: MPI.Comm, heart: Heartbeat) -> None:
         self.job, self.world, self.heart = job, world, heart
@@ -116,11 +116,11 @@ class RankLoop:
             outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
         if self._events is not None and outcome is not None:
             references += self._references()
-            outcome.facts["reference_step_s"] = fmean(references) if references else None
+            outcome.add_facts(reference_step_s=fmean(references) if references else None)
             self._events.ended(outcome)
 
     def _references(self) -> list[float]:
-        """The reference step now, on rank 0: the speed of the machine beside the run; empty where it was disturbed."""
+        """Time the reference step on rank 0, which gives the machine speed beside the run; empty if disturbed."""
         if self.world.rank:
             return []
         if self._gauge is None:
@@ -130,20 +130,20 @@ class RankLoop:
         return [] if seconds is None else [seconds]
 
     def _told_by_first(self, further: Further) -> list[Run]:
-        """What else is to be done; rank 0 hears it from the launcher, the others sleep until it tells them."""
+        """Further runs: rank 0 gets them from the launcher, the others sleep until it broadcasts them."""
         runs = further.wait(_NAP) if self.world.rank == 0 else []
         self._rest()
         return self.world.bcast(runs)  # type: ignore[no-any-return]
 
     def _first(self, ranks: int) -> MPI.Comm:
-        """The first `ranks` of the world; made once by all ranks together."""
+        """The communicator of the first `ranks` ranks, created once by all ranks together."""
         if ranks not in self._groups:
             color = 0 if self.world.rank < ranks else MPI.UNDEFINED
             self._groups[ranks] = self.world.Split(color, self.world.rank)
         return self._groups[ranks]
 
     def _rest(self) -> None:
-        """Sleep until every rank has come here."""
+        """Sleep until every rank has arrived."""
         self.heart.enter(Phase.IDLE)
         barrier = self.world.Ibarrier()
         while not barrier.Test():
@@ -151,10 +151,10 @@ class RankLoop:
 
 
 def _finish_importing() -> None:
-    """The first optimizer makes torch import its compiler, for a second or two: not on the first run's account."""
+    """Create an optimizer: the first one makes torch import its compiler, which takes a second or two."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def _end_with_parent() -> None:
-    """When mpirun is killed outright its ranks go with it."""
+    """Let the kernel kill this rank when mpirun is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a worker computes on and how much memory it took: of this process and of its device."""
+"""The device of a worker, and the peak memory of its process and of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.errors import EngineError
 
 
 def device_name(device: torch.device) -> str:
-    """As its maker calls it."""
+    """The name of the processor or GPU model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
@@ -24,15 +24,15 @@ def device_name(device: torch.device) -> str:
 
 
 def gpu_name(device: torch.device) -> str:
-    """What tells it from every other GPU, of this node and of others; which number it has depends on who asks."""
+    """A name unique among the GPUs of all nodes; their numbers differ from process to process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def require_gpus_of_their_own(names: Sequence[str]) -> None:
-    """NCCL takes one rank for each GPU.
+    """Check that no two workers share a GPU, which NCCL refuses.
 
     Raises:
-        EngineError: two workers have the same; `names` are of all workers, in their order.
+        EngineError: two of the GPU `names`, in the order of workers, are equal.
     """
     for worker, name in enumerate(names):
         if (first := names.index(name)) < worker:
@@ -43,7 +43,7 @@ def require_gpus_of_their_own(names: Sequence[str]) -> None:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """A launch serves many runs: the kernel's high-water mark is put back before each."""
+    """Reset the peak memory of process and device: one launch serves many runs."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if device.type == "cuda":
@@ -51,7 +51,7 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> tuple[float, float | None]:
-    """MiB of this process since `forget_peak_memory`, and of the device."""
+    """Peak MiB of this process since `forget_peak_memory`, and of the device."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

@@ -43,15 +43,15 @@ from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import Verdict, evaluate, train
-from scalebench.training.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
 from scalebench.training.replica import Replica
 
 
 class Session:
-    """A run as one of its workers sees it; `mpi` joins the run's workers, `served` them and their server's rank.
+    """A run on one of its workers; `mpi` joins the run's workers, `served` them and their servers.
 
-    `family` are the launch's processes on this node, the first of which, unlike the ranks, is bound to no core.
+    `family` are the launch's processes on this node; the first, unlike the ranks, is bound to no core.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Session:
         self.device = self._choose_device()
 
     def execute(self) -> Outcome | None:
-        """The whole run; the outcome is rank 0's, the others have None.
+        """Execute the whole run; rank 0 gets the outcome, the others None.
 
         Raises:
-            DivergedError: the training became NaN or infinite, and other workers do not know.
+            DivergedError: the training became NaN or infinite on this worker alone.
         """
         self.heart.enter(Phase.PREPARING)
         run = self.run
@@ -172,33 +172,44 @@ class Session:
         reports, evaluations, event_logs, epochs, loads, energies = zip(*gathered, strict=True)
         meters, busy = zip(*told, strict=True) if told else ((), ())
         waited = waits(event_logs, meters) if strategy.split_is_measured and self.nodes == 1 else None
-        _book_waiting(reports, waited, epochs)
+        _set_waiting(reports, waited, epochs)
         self._save_weights(replica, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
-        facts = self._facts(replica, plan, dataset)
-        facts["others_load"] = max((load for load in loads if load is not None), default=None)
-        if meter is not None and (counted := total(energies)) is not None:
-            facts["energy_j"], facts["energy_source"] = counted
+        energy_j, energy_source = (total(energies) if meter is not None else None) or (None, None)
+        facts = RunFacts.of(
+            dataset,
+            plan,
+            parameters=replica.parameters.numel(),
+            nodes=self.nodes,
+            workers_per_node=self.workers_per_node,
+            device=device_name(self.device),
+            launcher=self.job.launcher,
+            binding=self.job.binding,
+            others_load=max((load for load in loads if load is not None), default=None),
+            energy_j=energy_j,
+            energy_source=energy_source,
+        )
+        outcome = Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
         if self.run.trace:
-            facts |= align(reports, waited, busy, one_clock=self.nodes == 1)
-        return Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
+            align(outcome, waited, busy, one_clock=self.nodes == 1)
+        return outcome
 
     def _listen(self) -> BackgroundLoad | None:
-        """One worker of each node counts what others take of its cores, from here to the end of the evaluation."""
+        """Count on one worker per node what other programs take of its cores, until the end of the evaluation."""
         if self.local_rank or not self._family:
             return None
         return BackgroundLoad(taken_by(self._family), of=self._family[0])
 
     def _meter(self) -> Meter | None:
-        """Of a run that trains at the machine's own pace: a paced one sleeps where a device would work."""
+        """The energy meter of a native run; a paced one sleeps while a device would work."""
         if self.run.execution != "native":
             return None
         gpu = gpu_name(self.device) if self.device.type == "cuda" else None
         return Meter(first_on_node=self.local_rank == 0, first=self.mpi.rank == 0, gpu=gpu)
 
     def _diverged(self, said: str, states: list[OneSidedState], servers: list[RankServer]) -> Outcome | None:
-        """All workers have left the training at the same moment: the launch goes on with the next run."""
+        """The outcome of a run in which all workers stopped together; the launch continues with the next run."""
         self._close(states, servers)
         told = self.mpi.gather(said)
         if told is None:
@@ -207,7 +218,7 @@ class Session:
         return Outcome(self.run.run_id, "diverged", where)
 
     def _close(self, states: list[OneSidedState], servers: list[RankServer]) -> list[Any]:
-        """Give back what the run shared; rank 0 hears what each server has to tell."""
+        """Close what the run shared; rank 0 gets the event log and laps of each server."""
         for state in states:
             state.close()
         for opened in servers:
@@ -220,25 +231,6 @@ class Session:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
             save_weights(self.job.weights, self.run.run_id, replica.initial, verdict.final)
 
-    def _facts(self, replica: Replica, plan: Plan, dataset: Dataset) -> dict[str, Any]:
-        return {
-            "parameters": replica.parameters.numel(),
-            "n_train": dataset.n_train,
-            "n_test": dataset.n_test,
-            "metric_name": dataset.metric_name,
-            "chance_metric": dataset.chance_metric,
-            "dataset_sha256": dataset.sha256,
-            "steps_per_epoch": plan.steps(0),
-            "batch_per_worker": plan.batch_size,
-            "nodes": self.nodes,
-            "workers_per_node": self.workers_per_node,
-            "device": device_name(self.device),
-            "launcher": self.job.launcher,
-            "binding": self.job.binding,
-            "engine": self.run.engine,
-            "notes": plan.notes,
-        }
-
     def _choose_device(self) -> torch.device:
         if self.run.engine == "nccl":
             if not torch.cuda.is_available():
@@ -250,7 +242,7 @@ class Session:
         return torch.device("cpu")
 
     def _clock(self) -> WallClock:
-        """Every reading is a heartbeat; a GPU's queue is drained before it."""
+        """The clock of the run; every reading is a heartbeat, after synchronising the GPU."""
         beat = self.heart.beat
         if self.device.type == "cuda":
 
@@ -267,10 +259,10 @@ class Session:
         return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
 
 
-def _book_waiting(
+def _set_waiting(
     reports: Sequence[WorkerReport], waited: Sequence[Waits] | None, epochs: Sequence[Sequence[float]]
 ) -> None:
-    """Put the waiting, where it is known, into the meters; `epochs`: when each worker's ended."""
+    """Set the waiting times in `reports`, None if unknown; `epochs`: the times at which each worker's ended."""
     for worker, report in enumerate(reports):
         report.wait_s = float(np.diff(waited[worker]).sum()) if waited is not None else None
         of_epochs = by_epoch(waited[worker], epochs[worker]) if waited is not None else [None] * len(report.epochs)
@@ -279,7 +271,7 @@ def _book_waiting(
 
 
 def _pace(run: Run) -> StepTime | float:
-    """The step of the stated device: the study's number, else the cluster's table."""
+    """The step time of the stated device: the study's, else the cluster's."""
     if run.device_step_time is not None:
         return run.device_step_time
     known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
@@ -294,7 +286,7 @@ def _pace(run: Run) -> StepTime | float:
 
 
 def slow_links_of(run: Run) -> SlowLinks | None:
-    """What the links that a paced `run` has slow add; None if none is."""
+    """The delays of the slow links of a paced run; None without any."""
     if run.execution != "paced" or not run.virtual.slow_links:
         return None
     return SlowLinks(load_cluster(run.cluster), run.virtual.slow_links)

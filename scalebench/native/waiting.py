@@ -1,16 +1,16 @@
-"""Who waited for whom: all workers' journals, and their servers', laid over one another after the run.
+"""Waiting times, computed after a run from the event logs of all workers and servers.
 
-A worker waits while it stands still because another has not done its part yet. With t: when it began to stand still,
-d: when it could go on, and u: when what it stood still for was there, that is min(max(u - t, 0), d - t) seconds, where
+A worker waits while it is blocked because another has not done its part yet. With t: the time at which it was blocked,
+d: the time at which it continued, u: the time at which the other was ready, it waits min(max(u - t, 0), d - t) seconds:
 
-    collective      u = max_j a_j            all members' arrivals; one that does not block is waited for later than a_i
-    receiving       u = when the other began to send; the way is communication
-    sending         u = when the other began to receive (a message that is buffered is over at once, and so is d)
-    shared vector   u = when the one before it had left; fetching and storing are communication
-    server          u = t + max(f - t, 0) + (r - b): the server was done with earlier requests at f, took this one up at
-                        b, and at r the one upon which its rule let the reply go; its own work is communication
+    collective      u = max_j a_j            arrivals of all members; t > a_i for a non-blocking one
+    receiving       u = begin of the other's send; the transfer is communication
+    sending         u = begin of the other's receive (a buffered message ends at once, and so does d)
+    shared vector   u = release by the previous worker; fetching and storing are communication
+    server          u = t + max(f - t, 0) + (r - b): the server finished earlier requests at f, took this one up at b,
+                        and at r the one upon which its rule released the reply; its own work is communication
 
-All moments must be of one clock, so all of one host. Virtual workers wait by the same rule (docs/records.md).
+All times must be of one clock, so of one host. Virtual workers wait by the same rule (docs/records.md).
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from scalebench.comm.event_log import EventLog, Numbers, Served
 
 Moments = NDArray[np.float64]
 Waits = NDArray[np.float64]
-"""(n, 2) in the order of time: from when, and until when, a worker waited."""
+"""(n, 2) in the order of time: begin and end of each wait of a worker."""
 
 
 def waits(event_logs: Sequence[EventLog], served: Sequence[Served] = ()) -> list[Waits] | None:
-    """Each worker's waits; `served` are the servers' event logs, of which the slowest server counts.
+    """The waits of each worker; `served` are the servers' event logs, of which the slowest server counts.
 
-    None where it cannot be known: something else carried a synchronisation, or the journals tell different stories.
+    None if unknown: a synchronisation went past the event logs, or the logs are inconsistent.
     """
     if not all(event_log.complete for event_log in event_logs):
         return None
     found: list[list[Waits]] = [[np.empty((0, 2))] for _ in event_logs]
     try:
-        _at_meetings(event_logs, found)
+        _at_collectives(event_logs, found)
         _for_messages(event_logs, found)
         _for_shared_vectors(event_logs, found)
         _at_servers(event_logs, served, found)
-    except _DifferentStoriesError:
+    except _InconsistentLogsError:
         return None
     return [_in_order(np.concatenate(each)) for each in found]
 
 
 def by_epoch(waited: Waits, ends: Sequence[float]) -> list[float]:
-    """Seconds waited in each epoch, which ended at `ends`; what begins after the last one (a barrier) is in none."""
+    """Seconds waited in each epoch, by the times `ends`; a wait after the last one (a barrier) is left out."""
     places = np.searchsorted(ends, waited[:, 0], side="right")
     return np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[: len(ends)].tolist()  # type: ignore[no-any-return]
 
 
-class _DifferentStoriesError(Exception):
-    """Two journals do not tell of the same operations."""
+class _InconsistentLogsError(Exception):
+    """Two event logs record different operations."""
 
 
-def _at_meetings(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
+def _at_collectives(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
     for group in {group: None for event_log in event_logs for group in event_log.meetings}:
         members = [worker for worker, event_log in enumerate(event_logs) if group in event_log.meetings]
         meters = [_table(event_logs[worker].meetings[group], 3) for worker in members]
         if len({len(book) for book in meters}) > 1:
-            raise _DifferentStoriesError
+            raise _InconsistentLogsError
         last = np.max([book[:, 0] for book in meters], axis=0)
         for worker, book in zip(members, meters, strict=True):
             found[worker].append(_waits(book[:, 1], book[:, 2], last))
@@ -70,12 +70,12 @@ def _for_messages(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> N
     senders = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.sent}
     receivers = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.received}
     if senders.keys() != receivers.keys():
-        raise _DifferentStoriesError
+        raise _InconsistentLogsError
     for mail, sender in senders.items():
         receiver = receivers[mail]
         sent, received = _table(event_logs[sender].sent[mail], 2), _table(event_logs[receiver].received[mail], 2)
         if len(sent) != len(received):
-            raise _DifferentStoriesError
+            raise _InconsistentLogsError
         found[sender].append(_waits(sent[:, 0], sent[:, 1], received[:, 0]))
         found[receiver].append(_waits(received[:, 0], received[:, 1], sent[:, 0]))
 

@@ -1,10 +1,14 @@
-"""What one run brought, in plain numbers: made by a virtual or a native engine, turned into records by the launcher."""
+"""The outcome of one run in plain numbers: made by a virtual or native engine, turned into records by the launcher."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from scalebench.data.dataset import Dataset
+    from scalebench.data.plan import Plan
 
 _GROUPS = {"forward": "compute", "backward": "compute", "update": "compute", "shuffle": "data"}
 
@@ -73,6 +77,49 @@ class Evaluation:
     metric: float
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a whole run beside its times and metrics; None where unknown, as after a failure."""
+
+    parameters: int | None = None
+    n_train: int | None = None
+    n_test: int | None = None
+    metric_name: str | None = None
+    chance_metric: float | None = None
+    dataset_sha256: str | None = None
+    steps_per_epoch: int | None = None
+    batch_per_worker: int | None = None
+    nodes: int | None = None
+    workers_per_node: int | None = None
+    device: str | None = None
+    launcher: str | None = None
+    binding: str | None = None
+    oversubscribed: bool | None = None  # a paced run: too many of its steps were slower than the pace
+    reference_step_s: float | None = None  # the speed of the machine beside the run
+    others_load: float | None = None  # share of the cores that other programs took
+    energy_j: float | None = None
+    energy_source: str | None = None
+    train_s_no_jitter: float | None = None  # of a virtual run whose steps all take equally long
+    machines: dict[str, dict[str, Any]] | None = None  # description of each node, by host hash; None: this one alone
+    began_unix_s: float | None = None  # of a traced native run
+    servers: int | None = None  # of a traced virtual run; `server_laps` has one list for all of them
+    server_laps: list[list[Lap]] = field(default_factory=list)  # of a traced run
+
+    @classmethod
+    def of(cls, dataset: Dataset, plan: Plan, **others: Any) -> RunFacts:
+        """The facts of the data, of their division among the workers, and `others`."""
+        return cls(
+            n_train=dataset.n_train,
+            n_test=dataset.n_test,
+            metric_name=dataset.metric_name,
+            chance_metric=dataset.chance_metric,
+            dataset_sha256=dataset.sha256,
+            steps_per_epoch=plan.steps(0),
+            batch_per_worker=plan.batch_size,
+            **others,
+        )
+
+
 @dataclass
 class Outcome:
     """One run, whole. `status` is completed, failed, diverged, timeout or interrupted."""
@@ -83,7 +130,11 @@ class Outcome:
     workers: list[WorkerReport] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     eval_s: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)  # parameters, n_train, steps_per_epoch, device, nodes ...
+    facts: RunFacts = field(default_factory=RunFacts)
+
+    def add_facts(self, **facts: Any) -> None:
+        """Set these fields of `facts`."""
+        self.facts = replace(self.facts, **facts)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -102,4 +153,6 @@ class Outcome:
             for worker in raw.pop("workers")
         ]
         evaluations = [Evaluation(**evaluation) for evaluation in raw.pop("evaluations")]
-        return cls(workers=workers, evaluations=evaluations, **raw)
+        facts = raw.pop("facts")
+        facts["server_laps"] = [[Lap(*lap) for lap in laps] for laps in facts["server_laps"]]
+        return cls(workers=workers, evaluations=evaluations, facts=RunFacts(**facts), **raw)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.jitter import jitter_source
 from scalebench.study.spec import Run
 from scalebench.training.loop import Trainee, Verdict, evaluate, train
-from scalebench.training.outcome import Evaluation, Outcome, WorkerReport
+from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
 from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
@@ -108,7 +107,7 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_mod
     except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
         return outcome
     if found.status == "completed":
-        outcome.facts["train_s_no_jitter"] = max(report.train_s for report in found.workers)
+        outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
     return outcome
 
 
@@ -208,30 +207,23 @@ class Simulation:
         ordered = [reports[rank] for rank in sorted(reports)]
         return Outcome(self.run.run_id, "completed", "", ordered, found, eval_s, self._facts(parameters))
 
-    def _facts(self, parameters: int) -> dict[str, Any]:
-        """What the record says of the run beside its times."""
-        state = self.state
-        served = {} if state is None or state.laps is None else {"server_laps": [state.laps], "servers": state.shards}
-        return served | {
-            "parameters": parameters,
-            "n_train": self.dataset.n_train,
-            "n_test": self.dataset.n_test,
-            "metric_name": self.dataset.metric_name,
-            "chance_metric": self.dataset.chance_metric,
-            "dataset_sha256": self.dataset.sha256,
-            "steps_per_epoch": self.plan.steps(0),
-            "batch_per_worker": self.plan.batch_size,
-            "nodes": self.cost_model.cluster.nodes_for(self.run.workers),
-            "workers_per_node": min(self.run.workers, self.cost_model.cluster.node.workers_per_node),
-            "device": self.table.source,
-            "launcher": "in-process",
-            "binding": "none",
-            "reference_step_s": self.cost_model.reference_s,
-            "others_load": max(
-                (load for load in (self.table.others_load, self.cost_model.engines.others_load) if load is not None),
-                default=None,
-            ),
-        }
+    def _facts(self, parameters: int) -> RunFacts:
+        cluster, state = self.cost_model.cluster, self.state
+        loads = [load for load in (self.table.others_load, self.cost_model.engines.others_load) if load is not None]
+        served = {} if state is None or state.laps is None else {"servers": state.shards, "server_laps": [state.laps]}
+        return RunFacts.of(
+            self.dataset,
+            self.plan,
+            parameters=parameters,
+            nodes=cluster.nodes_for(self.run.workers),
+            workers_per_node=min(self.run.workers, cluster.node.workers_per_node),
+            device=self.table.source,
+            launcher="in-process",
+            binding="none",
+            reference_step_s=self.cost_model.reference_s,
+            others_load=max(loads, default=None),
+            **served,
+        )
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:

@@ -1,4 +1,4 @@
-"""`scalebench artifact` as an author and as a reviewer call it."""
+"""`scalebench artifact`: packing by an author, verifying by a reviewer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scalebench(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_an_author_packs_and_a_reviewer_verifies(scalebench):
+def test_packed_artifact_verifies(scalebench):
     said = scalebench()
     assert "artifacts/synthetic-artifact.zip\n" in said
     assert "note: no licence is stated" in said
@@ -47,7 +47,7 @@ def test_an_author_packs_and_a_reviewer_verifies(scalebench):
     assert "README.md is not as it was packed" in scalebench("--verify", str(folder), code=2)
 
 
-def test_a_figure_that_differs_is_named_and_the_exit_code_says_so(scalebench, monkeypatch):
+def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
     scalebench()
     monkeypatch.setattr("scalebench.artifact.verifying._equal", lambda before, now: False)
     real = plot_folder
@@ -64,7 +64,7 @@ def test_a_figure_that_differs_is_named_and_the_exit_code_says_so(scalebench, mo
     assert "1 of 1 figures differ" in said
 
 
-def test_what_cannot_be_is_one_line(scalebench, tmp_path):
+def test_usage_error_is_one_line(scalebench, tmp_path):
     assert "takes neither RESULTS nor --paper" in scalebench("results/synthetic", "--verify", "x", code=2)
     assert "expected an unpacked artifact" in scalebench("--verify", "results", code=2)
     (tmp_path / "artifacts" / "synthetic-artifact").mkdir(parents=True)

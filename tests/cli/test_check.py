@@ -1,4 +1,4 @@
-"""`scalebench check` as a person, and as a program, calls it."""
+"""`scalebench check`: text, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def without_metric(tmp_path):
         csv.writer(file, lineterminator="\n").writerows([header.split(","), *rows])
 
 
-def test_warnings_and_notes_leave_with_0(call):
+def test_warnings_exit_with_0(call):
     out, err = call("check")
     assert "warning  no-provenance\n  study.yaml is missing" in out
     assert "\n  fix    keep the whole folder" in out
@@ -53,14 +53,14 @@ def test_warnings_and_notes_leave_with_0(call):
     assert err == ""
 
 
-def test_errors_leave_with_1_and_come_first(call, without_metric):
+def test_errors_come_first_and_exit_with_1(call, without_metric):
     out, _ = call("check", "results/mine", code=1)
     assert out.startswith("error  metric\n  no run reports a metric on held-out data")
     out, _ = call("check", "--ignore", "metric")
     assert "1 ignored (metric)" in out
 
 
-def test_programs_read_the_findings(call, without_metric):
+def test_json_holds_the_findings(call, without_metric):
     out, _ = call("check", "results/mine", "--json", "--ignore", "time-to-target", code=1)
     facts = json.loads(out)
     assert list(facts) == ["schema", "study", "folder", "errors", "warnings", "notes", "findings", "passed", "ignored"]
@@ -74,7 +74,7 @@ def test_programs_read_the_findings(call, without_metric):
     assert facts["errors"] + facts["warnings"] + facts["notes"] == len(facts["findings"])
 
 
-def test_the_rules_are_listed_without_results(call, tmp_path, monkeypatch):
+def test_rules_are_listed_without_results(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "results")
     out, _ = call("check", "--rules")
     assert "  dirty-commit          the checkout that ran had no changes beside its commit" in out
@@ -92,13 +92,13 @@ def test_the_rules_are_listed_without_results(call, tmp_path, monkeypatch):
         (["--strict"], "No such option"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_code_2(call, words, said):
+def test_usage_error_is_one_line_with_exit_code_2(call, words, said):
     _, err = call("check", *words, code=2)
     assert said in err
     assert len(err.splitlines()) == 1
 
 
-def test_the_command_imports_nothing_heavy_before_it_is_called():
+def test_help_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "matplotlib", "rich")
     program = f"import sys, scalebench.cli.check; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`scalebench compare` as a person, and as continuous integration, calls it."""
+"""`scalebench compare`: table, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def call(tmp_path, monkeypatch, capsys):
     return invoke
 
 
-def test_the_table_says_what_became_slower(call):
+def test_table_names_the_regressions(call):
     out, err = call("before", "after")
     (line,) = [line for line in out.splitlines() if "allreduce" in line and " 4 " in line and "native" in line]
     assert "1.30 [1.2" in line
@@ -77,11 +77,11 @@ def test_the_table_says_what_became_slower(call):
         (["before", "--strategy", "epoch_average", "--strategy", "allreduce", "--fail-on", "regression"], 1),
     ],
 )
-def test_the_exit_code_is_what_was_asked_for(call, words, code):
+def test_exit_code_follows_fail_on(call, words, code):
     call(*words, code=code)
 
 
-def test_a_metric_that_depends_on_who_is_faster_alarms_only_those_who_ask_for_it(call, tmp_path):
+def test_fail_on_repeatable_metric_ignores_racing_strategies(call, tmp_path):
     """On real workers `asp` ends elsewhere each time; the same strategy with a barrier has to end where it did."""
 
     def folder(name, strategy, lost):
@@ -104,7 +104,7 @@ def test_a_metric_that_depends_on_who_is_faster_alarms_only_those_who_ask_for_it
         call(*words, "metric", code=1)
 
 
-def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
+def test_missing_cell_fails_if_asked_for(call, tmp_path):
     path = tmp_path / "results" / "after" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "native-mpi-allreduce-w4" not in line))
@@ -113,14 +113,14 @@ def test_a_missing_cell_fails_where_it_is_asked_for(call, tmp_path):
     assert "in B only: allreduce at 4 workers (native mpi)" in call("after", "before")[0]
 
 
-def test_two_strategies_of_one_study(call):
+def test_two_strategies_of_one_study_are_compared(call):
     out, _ = call("before", "--strategy", "allreduce", "--strategy", "epoch_average")
     assert "A: allreduce   B: epoch_average" in out
     assert "strategy" not in out
     assert "improvement" in out
 
 
-def test_programs_read_the_cells(call):
+def test_json_holds_the_cells(call):
     facts = json.loads(call("before", "after", "--json")[0])
     assert list(facts) == [
         *("schema", "a", "b", "threshold", "metric_margin", "regressed", "time", "metric"),
@@ -154,38 +154,38 @@ def test_programs_read_the_cells(call):
         ),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_code_2(call, words, said):
+def test_usage_error_is_one_line_with_exit_code_2(call, words, said):
     _, err = call(*words, code=2)
     assert said in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_difference_can_be_overridden_and_is_said(call):
+def test_ignored_difference_is_noted(call):
     out, _ = call("before", "other", "--ignore", "lr")
     assert "differs and was ignored: lr is 0.1 and 0.5" in out
 
 
-def test_the_command_imports_nothing_heavy_before_it_is_called():
+def test_help_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "matplotlib", "rich")
     program = f"import sys, scalebench.cli.compare; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_metrics_that_are_equal_with_every_seed_are_said_to_be(call):
+def test_equal_metrics_with_every_seed_are_unchanged(call):
     out, _ = call("before", "before")
     assert "equal" in out
     assert "+0.000" not in out
 
 
-def test_one_seed_that_agrees_is_no_equality(call):
+def test_equal_metric_of_one_seed_is_undecided(call):
     """On a grid of 1 / n_test two runs agree now and then."""
     out, _ = call("once", "before", "--strategy", "epoch_average")
     assert out.count("+0.000") == 6
     assert out.splitlines()[-1].endswith("metric: 6 undecided (margin 0.01)")
 
 
-def test_the_cells_whose_metric_is_undecided_are_named(call):
+def test_cells_of_undecided_metric_are_named(call):
     out, _ = call("once", "before")
     assert "metric undecided: epoch_average at 1, 2, 4 workers (native mpi); epoch_average at 1, 2, 4" in out
     assert out.splitlines()[-1].endswith("metric: 8 unchanged, 6 undecided (margin 0.01)")

@@ -1,4 +1,4 @@
-"""`scalebench doctor` looks at the real machine; what is missing comes with the command that adds it."""
+"""`scalebench doctor` on the real machine: every missing part comes with the command that adds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scalebench.launch.engines import available
 PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
 
 
-def test_it_looks_at_every_part_and_leaves_with_zero() -> None:
+def test_doctor_lists_every_part_and_exits_with_0() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0
     findings = {finding["part"]: finding for finding in json.loads(result.stdout)}
@@ -31,7 +31,7 @@ def test_it_looks_at_every_part_and_leaves_with_zero() -> None:
         assert not (finding["present"] and finding["add"])
 
 
-def test_on_a_bare_path_it_names_what_adds_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_parts_name_the_command_that_adds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -44,7 +44,7 @@ def test_on_a_bare_path_it_names_what_adds_the_rest(monkeypatch: pytest.MonkeyPa
     assert not findings["Slurm"].present
 
 
-def test_plain_lines_show_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_text_shows_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     said = CliRunner().invoke(main, ["doctor"]).output
@@ -52,7 +52,7 @@ def test_plain_lines_show_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "add it with: apt-get install g++" in said
 
 
-def test_slurm_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slurm_version_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho slurm-wlm 22.05.8\n")
     sinfo.chmod(0o755)
@@ -62,7 +62,7 @@ def test_slurm_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (finding.present, finding.detail) == (True, "slurm-wlm 22.05.8, in job 42")
 
 
-def test_a_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: libtorch_cpu.so: not found\n")
     monkeypatch.setattr(examination, "available", lambda engine: None)
     monkeypatch.setattr(examination, "_run", lambda command: broken)
@@ -82,7 +82,7 @@ def test_a_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch
         (0.11, True, "110 ms as this MPI chooses, 100 ms by a ring"),
     ],
 )
-def test_a_choice_that_is_slower_than_a_ring_comes_with_the_setting(monkeypatch, chosen, present, said) -> None:
+def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, present, said) -> None:
     def measured(wanted, *, settings, **_):
         seconds = 0.1 if settings else chosen
         points = [(1 << 20, seconds)]
@@ -95,7 +95,7 @@ def test_a_choice_that_is_slower_than_a_ring_comes_with_the_setting(monkeypatch,
     assert said in finding.detail
 
 
-def test_the_allreduce_of_this_machine_is_compared_when_asked() -> None:
+def test_network_option_compares_the_allreduce() -> None:
     if reason := available("mpi"):
         pytest.skip(reason)
     (finding,) = [finding for finding in examine(network=True) if finding.part == "allreduce"]

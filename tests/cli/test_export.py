@@ -1,4 +1,4 @@
-"""`scalebench export` as a person calls it."""
+"""`scalebench export`: files written and messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def export(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_it_says_what_it_wrote(export, tmp_path):
+def test_written_files_are_listed(export, tmp_path):
     said = export("--parquet", "out", "--json", "out/all.json", "--mlflow-dir", "mlruns").splitlines()
     names = ["runs.parquet", "epochs.parquet", "cells.parquet", "ratios.parquet", "all.json"]
     assert said[:-1] == [f"out/{name}" for name in names]
@@ -40,7 +40,7 @@ def test_it_says_what_it_wrote(export, tmp_path):
     assert all((tmp_path / path).exists() for path in said)
 
 
-def test_json_goes_to_standard_output_or_a_pipe_too(export, tmp_path):
+def test_json_can_go_to_standard_output(export, tmp_path):
     assert json.loads(export("--json", "-"))["format"] == "scalebench-results"
     os.mkfifo(pipe := tmp_path / "pipe")
     reading = os.open(pipe, os.O_RDWR)  # with whom no end of it waits for the other
@@ -52,18 +52,18 @@ def test_json_goes_to_standard_output_or_a_pipe_too(export, tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode), "a device or a pipe is never replaced by a file"
 
 
-def test_a_link_stays_one(export, tmp_path):
+def test_linked_file_stays_a_link(export, tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
     export("--json", "link.json")
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "target.json").read_text())["format"] == "scalebench-results"
 
 
-def test_without_a_format_it_says_which_there_are(export):
+def test_missing_format_lists_the_formats(export):
     assert "name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR" in export(code=2)
 
 
-def test_what_is_missing_is_one_line(export, monkeypatch):
+def test_missing_study_is_one_line(export, monkeypatch):
     assert "holds no runs.csv" in export("nowhere", "--json", "x.json", code=2)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     said = export("--parquet", "out", code=2)

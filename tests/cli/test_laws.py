@@ -1,4 +1,4 @@
-"""`scalebench laws` as a person and as a program calls it."""
+"""`scalebench laws`: tables, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scalebench(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_each_series_has_its_table_and_the_refused_a_line(scalebench):
+def test_each_series_has_a_table_or_a_reason(scalebench):
     out, _ = scalebench()
     assert "allreduce, virtual: 7 worker counts (1-64), 21 runs" in out
     assert "largest N at an efficiency of 50 % or more" in out
@@ -41,7 +41,7 @@ def test_each_series_has_its_table_and_the_refused_a_line(scalebench):
     assert "mechanistic law not fitted: the rows have no syncs" in out
 
 
-def test_programs_get_the_same_as_json(scalebench):
+def test_json_holds_the_laws(scalebench):
     out, _ = scalebench("results/mine", "--strategy", "epoch_average", "--efficiency", "0.8", "--json")
     native, virtual = json.loads(out)["laws"]
     assert (native["execution"], native["engine"], native["workers"]) == ("native", "mpi", [1, 2])
@@ -61,14 +61,14 @@ def test_programs_get_the_same_as_json(scalebench):
     assert less["worth"]["workers"] > virtual["worth"]["workers"]
 
 
-def test_an_efficiency_is_a_share_as_people_write_it(scalebench):
+def test_efficiency_takes_percent_or_fraction(scalebench):
     said = [json.loads(scalebench("--efficiency", share, "--json")[0]) for share in ("80%", "0.8")]
     assert said[0] == said[1]
     _, err = scalebench("--efficiency", "80", code=2)
     assert "write 80% for per cent" in " ".join(err.split())
 
 
-def test_extra_p_gets_its_file(scalebench, tmp_path):
+def test_extrap_file_is_written(scalebench, tmp_path):
     _, err = scalebench("--extrap", "times.jsonl")
     assert "for Extra-P: times.jsonl" in err
     lines = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_extra_p_gets_its_file(scalebench, tmp_path):
     assert all(len(line["value"]) == 3 for line in lines)
 
 
-def test_where_no_law_can_be_fitted_the_exit_code_is_1(scalebench, tmp_path):
+def test_exit_code_is_1_without_any_fit(scalebench, tmp_path):
     with Store(tmp_path / "results" / "few", fsync=False) as store:
         for run, epochs in study_rows(workers=(1, 2, 4), native_workers=()):
             store.append(run, epochs)
@@ -95,13 +95,13 @@ def test_where_no_law_can_be_fitted_the_exit_code_is_1(scalebench, tmp_path):
         (["--extrap", "none/times.jsonl"], "cannot write none/times.jsonl"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_code_2(scalebench, words, message):
+def test_usage_error_is_one_line_with_exit_code_2(scalebench, words, message):
     _, err = scalebench(*words, code=2)
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_the_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy():
     program = (
         "import sys, scalebench.cli.laws; "
         "print([name for name in ('torch', 'pandas', 'numpy', 'scipy', 'matplotlib') if name in sys.modules])"

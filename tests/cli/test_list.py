@@ -1,4 +1,4 @@
-"""`scalebench list` names what a study can name."""
+"""`scalebench list`: every kind of name, as text and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalebench.cli.main import main
         ("figures", {"strong-scaling", "time-reduction", "convergence", "breakdown", "agreement"}),
     ],
 )
-def test_a_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
+def test_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
     plain = CliRunner().invoke(main, ["list", what])
     assert plain.exit_code == 0, plain.output
     rows = json.loads(CliRunner().invoke(main, ["list", what, "--json"]).stdout)
@@ -36,7 +36,7 @@ def test_every_kind_is_tested_above() -> None:
     assert set(KINDS) == {"strategies", "datasets", "models", "clusters", "figures"}
 
 
-def test_strategies_say_where_they_run() -> None:
+def test_strategies_name_their_engines() -> None:
     said = CliRunner().invoke(main, ["list", "strategies"]).output
     assert "runs on horovod, virtual" in said
     assert "runs on mpi, gloo, horovod, nccl, virtual" in said

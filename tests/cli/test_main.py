@@ -1,4 +1,4 @@
-"""The command line as a user meets it: quick, one line per mistake, the right leave code."""
+"""The command line: help, one line per usage error, exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_version() -> None:
     assert run("--version").stdout == f"scalebench, version {__version__}\n"
 
 
-def test_no_arguments_show_the_help() -> None:
+def test_no_arguments_print_the_help() -> None:
     done = run()
     assert done.returncode == 2
     assert "Usage: scalebench" in done.stderr
@@ -94,7 +94,7 @@ def test_no_arguments_show_the_help() -> None:
         (["-q", "-v", "schema"], "--quiet and --verbose exclude each other"),
     ],
 )
-def test_a_usage_mistake_is_one_line(arguments: list[str], message: str) -> None:
+def test_usage_error_is_one_line(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -105,7 +105,7 @@ def test_a_usage_mistake_is_one_line(arguments: list[str], message: str) -> None
 
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(("error", "code"), [(StudyError("no such\nkey"), 2), (RunError("it died"), 1)])
-def test_our_errors_are_one_line_with_their_code(error: Exception, code: int) -> None:
+def test_scalebench_error_is_one_line_with_its_exit_code(error: Exception, code: int) -> None:
     def body() -> None:
         raise error
 
@@ -126,7 +126,7 @@ def test_bugs_keep_their_traceback() -> None:
 
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (1, 1)])
-def test_a_command_may_return_its_leave_code(returned: int | None, code: int) -> None:
+def test_command_returns_its_exit_code(returned: int | None, code: int) -> None:
     Probe.body = lambda: returned  # type: ignore[assignment,return-value]
     assert invoke("probe").exit_code == code
 
@@ -136,18 +136,18 @@ def test_a_command_may_return_its_leave_code(returned: int | None, code: int) ->
     ("arguments", "level"),
     [(["probe"], 0), (["-q", "probe"], -1), (["probe", "--quiet"], -1), (["probe", "-v"], 1), (["-v", "probe"], 1)],
 )
-def test_verbosity_may_stand_before_or_after_the_command(arguments: list[str], level: int) -> None:
+def test_verbosity_options_work_before_and_after_the_command(arguments: list[str], level: int) -> None:
     said: list[int] = []
     Probe.body = lambda: said.append(verbosity())  # type: ignore[assignment]
     assert invoke(*arguments).exit_code == 0
     assert said == [level]
 
 
-def test_verbosity_outside_a_command_is_normal() -> None:
+def test_verbosity_outside_a_command_is_0() -> None:
     assert verbosity() == 0
 
 
-def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
+def test_interrupt_exits_with_130(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = (
         "import signal, sys, time, types, pathlib, click\n"
@@ -172,7 +172,7 @@ def test_an_interrupt_leaves_with_130(tmp_path: Path) -> None:
     assert said.strip() == "scalebench: error: interrupted"
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_pipe_prints_no_error() -> None:
     reader, writer = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "scalebench", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True
@@ -191,9 +191,7 @@ def test_the_module_runs_as_a_program() -> None:
 
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_that_wants_no_color_gets_none(
-    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_disables_colors(variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     Probe.body = staticmethod(lambda: click.secho("slower", fg="red"))
     done = CliRunner().invoke(main, ["probe"], color=True, env=variables)
@@ -210,7 +208,7 @@ def test_a_terminal_that_wants_no_color_gets_none(
         (["list", "mod"], {"models"}),
     ],
 )
-def test_a_shell_completes_commands_options_and_choices(words: list[str], offered: set[str]) -> None:
+def test_shell_completion(words: list[str], offered: set[str]) -> None:
     state = {"COMP_WORDS": " ".join(["scalebench", *words]), "COMP_CWORD": str(len(words))}
     done = CliRunner().invoke(main, prog_name="scalebench", env={**state, "_SCALEBENCH_COMPLETE": "bash_complete"})
     assert {line.partition(",")[2] for line in done.output.splitlines()} == offered

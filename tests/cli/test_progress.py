@@ -1,4 +1,4 @@
-"""What is printed while a study runs."""
+"""Progress lines and bars of a running study."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def watched(make_run):
     return play
 
 
-def test_lines_tell_the_time_left(watched):
+def test_lines_show_the_time_left(watched):
     """30 s until the first end, of which most was the start of processes; then 2 s a run."""
     said = watched(10, [30 + 2 * n for n in range(10)])
     assert said == [
@@ -50,7 +50,7 @@ def test_lines_tell_the_time_left(watched):
     ]
 
 
-def test_bars_tell_it_after_every_run(watched):
+def test_bars_show_the_time_left_after_every_run(watched):
     assert watched(4, [28.0, 29.0, 32.0, 33.0], bars=True) == [
         "about 84 s left",
         "about 2 s left",
@@ -59,5 +59,5 @@ def test_bars_tell_it_after_every_run(watched):
     ]
 
 
-def test_a_lone_run_has_no_time_left(watched):
+def test_single_run_has_no_time_left(watched):
     assert watched(1, [5.0]) == ["virtual workers: 1 run", "virtual workers: 1 of 1 run"]

@@ -1,4 +1,4 @@
-"""`scalebench recalibrate`: new times for finished virtual runs; and `run --noisy`, which accepts what is disturbed."""
+"""`scalebench recalibrate`: new times for finished virtual runs; and `run --noisy`, which accepts disturbances."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
-from scalebench.launch.cost_model import Calibration, read_calibration
 from scalebench.virtual.calibration import Measured
+from scalebench.virtual.calibration_file import Calibration, read_calibration
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
        "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip
@@ -67,7 +67,7 @@ def losses():
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["by a file", "by a measurement"])
-def test_finished_virtual_runs_get_new_times_and_keep_their_results(machine, invoke, given):
+def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke, given):
     invoke(*RUN)
     before, lost = rows(), losses()
     machine.factor = 2.0
@@ -88,7 +88,7 @@ def test_finished_virtual_runs_get_new_times_and_keep_their_results(machine, inv
     assert rows()["train_s"].tolist() == after["train_s"].tolist()
 
 
-def test_what_depends_on_time_is_trained_again(machine, invoke):
+def test_runs_whose_arithmetic_depends_on_time_are_trained_again(machine, invoke):
     words = (*RUN, "--strategy", "asp")
     invoke(*words)
     before = rows()
@@ -100,7 +100,7 @@ def test_what_depends_on_time_is_trained_again(machine, invoke):
     assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
 
 
-def test_check_names_the_command_where_a_calibration_was_disturbed(machine, invoke):
+def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invoke):
     machine.taken = 0.5
     invoke(*RUN)
     named = "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training"
@@ -111,7 +111,7 @@ def test_check_names_the_command_where_a_calibration_was_disturbed(machine, invo
     assert "scalebench recalibrate" not in invoke(*ignored)
 
 
-def test_nothing_is_changed_where_nothing_can_be_measured_unless_noise_is_accepted(machine, invoke):
+def test_disturbed_recalibration_changes_nothing_unless_noisy(machine, invoke):
     invoke(*RUN)
     before = (MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes()
     machine.quiet, machine.factor = False, 2.0
@@ -123,7 +123,7 @@ def test_nothing_is_changed_where_nothing_can_be_measured_unless_noise_is_accept
     assert times(rows(), "serial") == pytest.approx(2 * times(first, "serial"))
 
 
-def test_a_study_without_virtual_runs_is_refused_in_one_line(machine, invoke):
+def test_study_without_virtual_runs_is_refused(machine, invoke):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     invoke(*RUN[:5], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
@@ -136,7 +136,7 @@ def test_a_study_without_virtual_runs_is_refused_in_one_line(machine, invoke):
     assert machine.measured == 0
 
 
-def test_a_run_beside_busy_programs_simulates_only_if_noise_is_accepted(machine, invoke):
+def test_disturbed_calibration_simulates_only_if_noisy(machine, invoke):
     machine.quiet = False
     assert "nothing is simulated: the steps could not be measured: accept it with --noisy" in invoke(*RUN)
     assert len((MINE / "runs.csv").read_text().splitlines()) == 1, "the header alone"
@@ -144,7 +144,7 @@ def test_a_run_beside_busy_programs_simulates_only_if_noise_is_accepted(machine,
     assert set(rows()["strategy"]) == {"serial", "epoch_average"}
 
 
-def test_strategies_on_engines_that_were_disturbed_wait_for_a_quieter_machine(machine, invoke):
+def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
     machine.disturbed = ("horovod",)
     words = (*RUN, "--strategy", "horovod")
     said = " ".join(invoke(*words).split())

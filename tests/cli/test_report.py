@@ -1,4 +1,4 @@
-"""`scalebench report`, as far as the command line goes; tests/report looks at the page."""
+"""Options of `scalebench report`; tests/report covers the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from scalebench.cli.main import main
 
 
-def test_a_page_is_called_html(tmp_path, monkeypatch, capsys):
+def test_output_must_end_in_html(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         main.main(["report", "results/mine", "--output", "page.txt"], prog_name="scalebench")

@@ -1,4 +1,4 @@
-"""`scalebench run` as a person calls it: every wrong thing is one line and exit code 2, nothing was run."""
+"""`scalebench run`: results, messages, and one line with exit code 2 for every usage error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.cli.main import main
-from scalebench.launch.cost_model import Calibration
+from scalebench.virtual.calibration_file import Calibration
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
 
@@ -102,7 +102,7 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_one_line(refused, arguments, message):
+def test_usage_error_is_one_line(refused, arguments, message):
     assert message in refused(*arguments)
 
 
@@ -122,19 +122,19 @@ def test_what_cannot_be_is_one_line(refused, arguments, message):
     ],
     ids=["not YAML", "tab", "Python tag", "list", "wrong type", "twice", "unknown", "range", "option", "binary"],
 )
-def test_a_study_that_is_none_is_named_with_its_place(refused, tmp_path, text, message):
+def test_invalid_study_file_is_named(refused, tmp_path, text, message):
     (tmp_path / "study.yaml").write_text(text)
     line = refused("study.yaml")
     assert message in line
     assert not (tmp_path / "pwned").exists()
 
 
-def test_strategies_said_twice_are_refused(refused):
+def test_repeated_strategy_is_refused(refused):
     said = refused("--strategy", "serial", "--set", "strategies=[allreduce]", "--dry-run")
     assert said.endswith("--set strategies=[allreduce]: --strategy gives strategies too; leave one of them out")
 
 
-def test_a_dry_run_says_that_batchnorms_statistics_stay_local(scalebench):
+def test_dry_run_notes_local_batchnorm_statistics(scalebench):
     small = ("--workers", "2", "--execution", "virtual", "--dry-run", "--dataset", "digits", "--strategy", "allreduce")
     done = scalebench(*small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64)
     assert done.returncode == 0, done.stderr
@@ -143,7 +143,7 @@ def test_a_dry_run_says_that_batchnorms_statistics_stay_local(scalebench):
     assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
 
 
-def test_powersgd_of_a_model_without_matrices_is_refused_before_anything_runs(refused, tmp_path):
+def test_powersgd_without_matrices_is_refused(refused, tmp_path):
     """4 x 13 and 3 x 4 weights do not shrink to less than half at rank 2."""
     options = ("--dataset", "wine", "--model", "mlp", "--set", "model.hidden=[4]", "--workers", "2")
     for name in ("allreduce", "ddp"):
@@ -156,7 +156,7 @@ def test_powersgd_of_a_model_without_matrices_is_refused_before_anything_runs(re
 
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced", "virtual"])
-def test_horovod_with_bfloat16_is_refused_before_anything_runs(refused, monkeypatch, execution):
+def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
     monkeypatch.setattr("scalebench.launch.engines.available", lambda name: None)
     options = (
         "--execution",
@@ -177,7 +177,7 @@ def test_horovod_with_bfloat16_is_refused_before_anything_runs(refused, monkeypa
         assert "engine horovod cannot carry bfloat16; use fp16, or another --engine" in refused(*options, *wire)
 
 
-def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refused, scalebench, monkeypatch):
+def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.launch.engines.find_mpirun", lambda: None)
     line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")
     assert "no mpirun" in line
@@ -188,7 +188,7 @@ def test_without_mpirun_native_runs_are_refused_and_auto_goes_on_virtually(refus
 
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced"])
-def test_nccl_without_a_gpu_is_refused(refused, monkeypatch, execution):
+def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
     """An engine that is asked for by name is no matter of what is here."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
@@ -196,7 +196,7 @@ def test_nccl_without_a_gpu_is_refused(refused, monkeypatch, execution):
     assert "no NVIDIA GPU here; use --engine gloo" in line or "this torch has no CUDA" in line
 
 
-def test_without_horovod_its_virtual_runs_are_left(scalebench, monkeypatch):
+def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
     import scalebench.launch.engines as engines
 
     whole = engines.available
@@ -208,14 +208,14 @@ def test_without_horovod_its_virtual_runs_are_left(scalebench, monkeypatch):
 
 
 @pytest.mark.parametrize("output", ["taken", "/proc/nowhere"], ids=["a file", "nobody may write"])
-def test_results_that_cannot_be_written_are_one_line(refused, tmp_path, output):
+def test_unwritable_results_are_one_line(refused, tmp_path, output):
     (tmp_path / "taken").write_text("")
     line = refused(*SMALL, "--output", output)
     assert output in line
     assert "choose another folder with --output" in line
 
 
-def test_dry_run_shows_everything_and_runs_nothing(scalebench, tmp_path):
+def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     done = scalebench("--dataset", "wine", "--workers", "1..4", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
@@ -226,14 +226,14 @@ def test_dry_run_shows_everything_and_runs_nothing(scalebench, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_batch_larger_than_the_shard_is_reduced_and_said(scalebench, tmp_path):
+def test_batch_larger_than_the_shard_is_reduced_with_a_note(scalebench, tmp_path):
     done = scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512")
     assert done.returncode == 0, done.stderr
     assert "2 workers: batch 512 is larger than the shard of 71: reduced to 71" in done.stderr
     assert [row["batch_per_worker"] for row in rows(tmp_path)] == ["71"]
 
 
-def test_a_run_that_diverges_is_a_row_and_the_others_go_on(scalebench, tmp_path):
+def test_diverged_run_has_a_row_and_others_complete(scalebench, tmp_path):
     (tmp_path / "study.yaml").write_text(
         "name: wild\ndataset: wine\nepochs: 2\nrepetitions: 1\nexecution: virtual\nworkers: 2\n"
         "strategies: [serial, allreduce, epoch_average]\nlr: 1.0e+30\n"
@@ -246,7 +246,7 @@ def test_a_run_that_diverges_is_a_row_and_the_others_go_on(scalebench, tmp_path)
     assert all(row["train_s"] == "" for row in found)
 
 
-def test_an_own_model_that_fails_in_training_is_a_row_that_says_where_and_the_others_go_on(scalebench, tmp_path):
+def test_failing_own_model_has_a_row_with_its_line(scalebench, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\n"
         "class Odd(nn.Module):\n"
@@ -269,7 +269,7 @@ def test_an_own_model_that_fails_in_training_is_a_row_that_says_where_and_the_ot
     assert set(said) == {"serial", "allreduce"}
 
 
-def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scalebench, tmp_path):
+def test_same_command_resumes_and_changed_study_is_refused(scalebench, tmp_path):
     arguments = [*SMALL, "--strategy", "serial", "--name", "mine"]
     assert scalebench(*arguments).returncode == 0
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
@@ -285,7 +285,7 @@ def test_the_same_command_goes_on_and_another_study_of_that_name_is_refused(scal
     assert "1 run completed, 1 were there before" in more.stdout
 
 
-def test_what_a_kill_left_half_written_is_said_to_be_set_aside(scalebench, tmp_path):
+def test_incomplete_rows_of_a_killed_command_are_set_aside(scalebench, tmp_path):
     arguments = [*SMALL, "--strategy", "serial", "--name", "mine"]
     assert "half-written" not in scalebench(*arguments).stderr
     table = tmp_path / "results" / "mine" / "runs.csv"
@@ -306,7 +306,7 @@ def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
     assert "done serial-w1-r0-virtual-" in loud.stderr
 
 
-def test_weights_are_kept_and_started_from(scalebench, tmp_path):
+def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
     import numpy as np
 
     assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--save-weights").returncode == 0
@@ -320,7 +320,7 @@ def test_weights_are_kept_and_started_from(scalebench, tmp_path):
     np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
 
 
-def test_results_run_from_elsewhere_say_where_their_own_model_was_seen_from(refused, tmp_path, monkeypatch):
+def test_own_model_missing_from_another_folder_names_the_first_folder(refused, tmp_path, monkeypatch):
     """`retry` goes there; `run` may be given other paths, which are seen from here, and says where to go."""
     home = tmp_path / "home"
     results = home / "results" / "mine"
@@ -336,7 +336,7 @@ def test_results_run_from_elsewhere_say_where_their_own_model_was_seen_from(refu
     assert "was begun in" not in refused("results/mine/study.yaml", *SMALL, "--workers", "2")
 
 
-def test_weights_of_another_model_are_refused(refused, tmp_path):
+def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
     import numpy as np
 
     np.savez(tmp_path / "other.npz", final=np.zeros(7))
@@ -344,7 +344,7 @@ def test_weights_of_another_model_are_refused(refused, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["scaling", "lr_policy", "execution", "engine", "dtype"])
-def test_a_flag_offers_what_the_study_takes(flag):
+def test_flag_choices_match_the_study_model(flag):
     from scalebench.cli.run import run
     from scalebench.study.spec import Study
 
@@ -356,5 +356,5 @@ def test_a_flag_offers_what_the_study_takes(flag):
     assert set(option.type.choices) | {"auto"} == accepted | {"auto"}  # what is not said is auto
 
 
-def test_a_dry_run_reads_the_calibration_that_it_names(refused, tmp_path):
+def test_dry_run_reads_the_named_calibration(refused, tmp_path):
     assert "cannot read nowhere.json" in refused(*SMALL, "--calibration", "nowhere.json", "--dry-run")

@@ -1,4 +1,4 @@
-"""`scalebench status` and `scalebench retry` as a person calls them."""
+"""`scalebench status` and `scalebench retry`: progress, failures, and continued studies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
-from scalebench.launch.cost_model import Calibration
-from scalebench.launch.lock import study_lock
+from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
+from scalebench.virtual.calibration_file import Calibration
 from tests.records_factory import run_row
 
 STUDY = """\
@@ -70,7 +70,7 @@ def half_failed(scalebench, monkeypatch):
     return scalebench
 
 
-def test_status_says_what_is_done_and_what_failed(half_failed):
+def test_status_counts_done_and_failed_runs(half_failed):
     said = half_failed("status")
     assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
     assert "failed: epoch_average-w1-r0-virtual-" in said
@@ -80,7 +80,7 @@ def test_status_says_what_is_done_and_what_failed(half_failed):
     assert (facts["planned"], facts["done"], len(facts["failed"]), facts["remaining"]) == (5, 3, 2, {})
 
 
-def test_retry_runs_the_failed_cells_and_nothing_else(half_failed, tmp_path):
+def test_retry_repeats_only_failed_runs(half_failed, tmp_path):
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     said = half_failed("retry", "--jobs", "1")
     assert "2 runs completed, 3 were there before" in said
@@ -97,7 +97,7 @@ def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
     assert "2 runs completed, 3 were there before" in half_failed("retry", ".", "--jobs", "1")
 
 
-def test_retry_sees_relative_paths_from_where_the_study_was_begun(half_failed, tmp_path, monkeypatch):
+def test_retry_resolves_relative_paths_from_the_first_folder(half_failed, tmp_path, monkeypatch):
     """`calibration: given.json` too, after everything was moved together; the file in another folder is another's."""
     assert json.loads((tmp_path / "results" / "mine" / "planned.json").read_text())["begun_in"] == "../.."
     (tmp_path / "moved").mkdir()
@@ -107,7 +107,7 @@ def test_retry_sees_relative_paths_from_where_the_study_was_begun(half_failed, t
     assert "2 runs completed, 3 were there before" in half_failed("retry", "moved/results/mine", "--jobs", "1")
 
 
-def test_run_on_the_study_of_a_folder_of_results_goes_on_there(half_failed, tmp_path, monkeypatch):
+def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monkeypatch):
     """`calibration: given.json` is seen from where the study was begun; other options make it a study of its own."""
     path = tmp_path / "results" / "mine" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
@@ -124,7 +124,7 @@ def test_run_on_the_study_of_a_folder_of_results_goes_on_there(half_failed, tmp_
     assert Path.cwd() == tmp_path
 
 
-def test_retry_of_results_elsewhere_finds_its_own_model_and_the_records_name_nobody(scalebench, tmp_path, monkeypatch):
+def test_retry_from_another_folder_finds_the_own_model(scalebench, tmp_path, monkeypatch):
     for folder in ("home/carlotta/work", "scratch", "else"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "carlotta"))
@@ -146,7 +146,7 @@ def test_retry_of_results_elsewhere_finds_its_own_model_and_the_records_name_nob
     assert "no failed runs" in scalebench("retry", planned.parent), "what cannot be read is left out"
 
 
-def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
+def test_retry_skips_runs_never_tried(half_failed, tmp_path):
     path = tmp_path / "results" / "mine" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if ",allreduce," not in line))
@@ -157,7 +157,7 @@ def test_retry_leaves_what_was_never_tried_to_run(half_failed, tmp_path):
     assert "5 of 5 runs done, 0 failed, 0 remaining" in half_failed("status")
 
 
-def test_a_row_that_is_there_twice_is_said(half_failed, tmp_path):
+def test_status_counts_repeated_rows(half_failed, tmp_path):
     path = tmp_path / "results" / "mine" / "runs.csv"
     assert "once more" not in half_failed("status")
     path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[1])
@@ -167,7 +167,7 @@ def test_a_row_that_is_there_twice_is_said(half_failed, tmp_path):
     assert json.loads(half_failed("status", "--json"))["doubled"] == 1
 
 
-def test_a_study_that_is_extended_is_numbered_on(scalebench, tmp_path):
+def test_extended_study_continues_the_numbers(scalebench, tmp_path):
     scalebench("run", "study.yaml", "--jobs", "1")
     scalebench("run", "study.yaml", "--jobs", "1", "--workers", "1,2,4", "--repetitions", "2")
     runs = load(tmp_path / "results" / "mine").runs
@@ -188,7 +188,7 @@ def test_a_study_that_is_extended_is_numbered_on(scalebench, tmp_path):
     ],
     ids=lambda words: " ".join(words[:3]),
 )
-def test_where_no_run_was_completed_there_is_one_line(tmp_path, monkeypatch, capsys, words):
+def test_study_without_completed_runs_is_one_line(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     with Store(tmp_path / "results" / "mine") as store:
         for strategy in ("allreduce", "epoch_average"):
@@ -202,7 +202,7 @@ def test_where_no_run_was_completed_there_is_one_line(tmp_path, monkeypatch, cap
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_another_calibration_is_another_study(half_failed, tmp_path):
+def test_changed_calibration_option_is_another_study(half_failed, tmp_path):
     (tmp_path / "given.json").rename(tmp_path / "other.json")
     text = (tmp_path / "study.yaml").read_text()
     (tmp_path / "study.yaml").write_text(text.replace("given.json", "other.json"))
@@ -210,7 +210,7 @@ def test_another_calibration_is_another_study(half_failed, tmp_path):
     assert "calibration was given.json, is other.json" in said
 
 
-def test_a_lost_calibration_is_not_measured_anew_beside_its_runs(scalebench, tmp_path):
+def test_lost_calibration_is_not_measured_again(scalebench, tmp_path):
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     (tmp_path / "results" / "mine").mkdir(parents=True)
     scalebench("run", "study.yaml", "--workers", "1", "--jobs", "1")
@@ -222,7 +222,7 @@ def test_a_lost_calibration_is_not_measured_anew_beside_its_runs(scalebench, tmp
 
 
 @pytest.mark.parametrize("stated", [("--cluster", "juwels-booster"), ()], ids=["another machine", "this machine"])
-def test_a_study_of_stated_step_times_goes_on(scalebench, tmp_path, stated):
+def test_study_of_stated_step_times_resumes(scalebench, tmp_path, stated):
     """On another machine nothing of it is measured; on this one the engines are, which stay with it."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     words = ("run", "study.yaml", "--jobs", "1", "--device-step-time", "0.02", *stated)
@@ -231,7 +231,7 @@ def test_a_study_of_stated_step_times_goes_on(scalebench, tmp_path, stated):
     assert load("results/mine").completed["repetition"].tolist().count(1) == 5
 
 
-def test_a_given_calibration_that_changed_charges_no_further_runs(scalebench, tmp_path):
+def test_changed_calibration_file_is_refused(scalebench, tmp_path):
     scalebench("run", "study.yaml", "--jobs", "1")
     kept = tmp_path / "results" / "mine" / "calibration.json"
     assert json.loads(kept.read_text()) == json.loads((tmp_path / "given.json").read_text())
@@ -243,7 +243,7 @@ def test_a_given_calibration_that_changed_charges_no_further_runs(scalebench, tm
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebench, tmp_path, background):
+def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, background):
     """What is lacking is measured beside them; on another machine that is refused, and what is there is used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     run = ("run", "study.yaml", "--jobs", "1", "--strategy", "allreduce", "--set", "batch_global=64")
@@ -267,14 +267,14 @@ def test_further_worker_counts_are_charged_by_the_numbers_of_the_first(scalebenc
         assert new.model_copy(update={"batches": old.batches}) == old
 
 
-def test_status_shows_who_is_writing_and_run_refuses_meanwhile(half_failed, tmp_path):
+def test_status_names_the_writer_and_run_refuses(half_failed, tmp_path):
     with study_lock(tmp_path / "results" / "mine"):
         assert "running: process" in half_failed("status")
         assert "is being written by process" in half_failed("run", "study.yaml", "--jobs", "1", code=2)
         assert "is being written by process" in half_failed("retry", "--jobs", "1", code=2)
 
 
-def test_a_changed_study_goes_to_a_folder_of_its_own_with_new(half_failed, tmp_path):
+def test_new_puts_a_changed_study_into_its_own_folder(half_failed, tmp_path):
     assert "use --new" in half_failed("run", "study.yaml", "--lr", "0.5", "--jobs", "1", code=2)
     half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
     assert (tmp_path / "results" / "mine-2" / "runs.csv").exists()
@@ -284,12 +284,12 @@ def test_a_changed_study_goes_to_a_folder_of_its_own_with_new(half_failed, tmp_p
 
 
 @pytest.mark.parametrize("command", ["status", "retry"])
-def test_where_no_study_is_they_say_so(scalebench, command):
+def test_missing_study_is_one_line(scalebench, command):
     assert "no study in results/" in scalebench(command, code=2)
     assert "expected" in scalebench(command, "given.json", code=2)
 
 
-def test_a_folder_that_was_renamed_is_retried_under_its_name(half_failed, tmp_path):
+def test_retry_refuses_a_renamed_folder(half_failed, tmp_path):
     (tmp_path / "results" / "mine").rename(tmp_path / "results" / "yours")
     assert "name the folder mine again" in half_failed("retry", "results/yours", code=2)
 
@@ -297,7 +297,7 @@ def test_a_folder_that_was_renamed_is_retried_under_its_name(half_failed, tmp_pa
 def test_status_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "sklearn", "matplotlib", "mpi4py", "rich")
     program = (
-        "import sys, scalebench.cli.status, scalebench.launch.lock, scalebench.records.newest, "
+        "import sys, scalebench.cli.status, scalebench.records.lock, scalebench.records.newest, "
         f"scalebench.records.progress; print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ def lanes(document: dict) -> dict[str, list[dict]]:
     }
 
 
-def test_a_virtual_run_becomes_lanes_without_gaps(tmp_path: Path) -> None:
+def test_virtual_lanes_have_no_gaps(tmp_path: Path) -> None:
     files, document = trace(tmp_path, *SHORT, "--set", "virtual.slowdown={1: 2.0}", "--set", "virtual.jitter=none")
     found = lanes(document)
     assert list(found) == [f"worker {rank}" for rank in range(4)]
@@ -52,19 +52,19 @@ def test_a_virtual_run_becomes_lanes_without_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [[], ["--workers", "1"]])
-def test_serial_is_traced_on_its_one_worker(tmp_path: Path, said: list[str]) -> None:
+def test_serial_is_traced_on_one_worker(tmp_path: Path, said: list[str]) -> None:
     files, document = trace(tmp_path, *SHORT[2:], "--strategy", "serial", "--epochs", "1", *said)
     assert list(lanes(document)) == ["worker 0"]
     assert files[0].stem == "timeline-serial-at-1-worker-virtual"
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_trace_is_deterministic(tmp_path: Path) -> None:
     first, second = (trace(tmp_path / name, *SHORT)[0] for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-def test_a_real_run_has_the_laps_of_every_rank(tmp_path: Path) -> None:
+def test_real_run_has_laps_of_every_rank(tmp_path: Path) -> None:
     _, document = trace(tmp_path, "--strategy", "allreduce", "--workers", "2", "--execution", "native", "--epochs", "1")
     found = lanes(document)
     assert list(found) == ["worker 0", "worker 1"]
@@ -78,7 +78,7 @@ def test_a_real_run_has_the_laps_of_every_rank(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
 @pytest.mark.parametrize("strategy", ["dssp", "epoch_async", "gossip"])
-def test_the_trace_file_of_a_real_run_keeps_the_rules_of_viewers(tmp_path: Path, strategy: str) -> None:
+def test_trace_file_of_a_real_run_is_valid_for_viewers(tmp_path: Path, strategy: str) -> None:
     """A server rank, one-sided accesses, messages: what waiting is cut out of, each by its own journal."""
     _, document = trace(tmp_path, "--strategy", strategy, "--workers", "4", "--execution", "native", "--epochs", "1")
     assert broken_rules(document) == []
@@ -93,7 +93,7 @@ def test_the_trace_file_of_a_real_run_keeps_the_rules_of_viewers(tmp_path: Path,
 
 
 @pytest.mark.skipif(engines.available("horovod") is not None, reason="no Horovod here")
-def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
+def test_horovod_timeline_is_included(tmp_path: Path) -> None:
     _, document = trace(tmp_path, "--strategy", "horovod", "--workers", "2", "--execution", "native", "--epochs", "1")
     assert broken_rules(document) == []
     found = lanes(document)
@@ -123,7 +123,7 @@ def test_horovods_own_timeline_comes_along(tmp_path: Path) -> None:
         (["--strategy", "epoch_averag"], "unknown strategy 'epoch_averag'; did you mean 'epoch_average'?"),
     ],
 )
-def test_what_cannot_be_traced_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_usage_error_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["trace", *arguments, "--output", str(tmp_path)])
     assert result.exit_code == 2, result.output
     assert said in result.output

@@ -11,11 +11,11 @@ import pytest
 from docs._generate.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.comm.base import Capability
 from scalebench.errors import ResultsError
+from scalebench.export.chrome_trace import write_chrome
 from scalebench.figures.timeline import draw_timeline
-from scalebench.launch.trace_file import write_chrome
-from scalebench.launch.tracing import Lane, Timeline, read_horovod
 from scalebench.strategies import registry
 from scalebench.training.outcome import Lap
+from scalebench.training.timeline import Lane, Timeline, read_horovod
 from tests.figures.trace_rules import broken_rules
 
 RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")

@@ -1,4 +1,4 @@
-"""What charges a study's virtual runs lies beside them, where its step times are stated too."""
+"""The calibration beside a study's records charges its virtual runs, also where step times are stated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.launch.cost_model import read_calibration
+from scalebench.virtual.calibration_file import read_calibration
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
        "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
@@ -38,7 +38,7 @@ def times(name):
     return runs["train_s"].tolist()
 
 
-def test_a_stated_study_that_is_extended_is_charged_by_the_engines_of_its_first_runs(scalebench):
+def test_extended_study_keeps_the_engine_costs_of_its_first_runs(scalebench):
     scalebench(*STATED, "--name", "whole", "--workers", "1,2,4")
     scalebench(*STATED, "--name", "parts", "--workers", "1,2")
     kept = read_calibration(Path("results/parts/calibration.json"))
@@ -49,7 +49,7 @@ def test_a_stated_study_that_is_extended_is_charged_by_the_engines_of_its_first_
     assert times("parts") == times("whole") != times("anew")
 
 
-def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_as_the_other(scalebench):
+def test_compare_refuses_studies_of_different_calibrations(scalebench):
     scalebench(*STATED, "--name", "a", "--workers", "2")
     scalebench.factor = 50.0
     scalebench(*STATED, "--name", "b", "--workers", "2")
@@ -64,7 +64,7 @@ def test_stated_studies_on_other_engines_are_not_compared_until_one_is_charged_a
     assert times("a") == times("c") != times("b")
 
 
-def test_the_interval_of_a_stated_jitter_is_not_called_that_of_a_calibration(scalebench):
+def test_interval_of_a_stated_jitter_has_its_own_name(scalebench):
     jitter = ("--set", "virtual.jitter=normal", "--workers", "1,2")
     said = scalebench(*STATED, "--name", "shaken", *jitter)
     said += scalebench("check", "results/shaken")
@@ -73,14 +73,14 @@ def test_the_interval_of_a_stated_jitter_is_not_called_that_of_a_calibration(sca
     assert "calibration interval" not in said
 
 
-def test_one_draw_is_not_every_draw(scalebench):
+def test_compare_names_a_single_draw(scalebench):
     for name in ("a", "b"):
         scalebench(*STATED, "--name", name, "--workers", "2", "--repetitions", "1")
     said = scalebench("compare", "results/a", "results/b")
     assert "virtual times: equal in the one draw there is" in said
 
 
-def test_engines_that_were_lost_are_not_measured_anew_beside_stated_runs(scalebench, tmp_path):
+def test_lost_calibration_of_a_stated_study_is_not_measured_again(scalebench, tmp_path):
     scalebench(*STATED, "--name", "mine", "--workers", "1")
     (tmp_path / "results" / "mine" / "calibration.json").unlink()
     assert "holds virtual runs but not calibration.json" in scalebench(
@@ -98,9 +98,7 @@ def test_engines_that_were_lost_are_not_measured_anew_beside_stated_runs(scalebe
     ],
     ids=["nothing stated", "all stated"],
 )
-def test_a_calibration_that_cannot_charge_a_study_is_refused_before_anything_is_written(
-    scalebench, tmp_path, flags, said
-):
+def test_unfit_calibration_is_refused_before_writing(scalebench, tmp_path, flags, said):
     scalebench(*STATED, "--name", "mine", "--workers", "1")
     words = (*RUN, *flags, "--name", "other", "--workers", "1", "--calibration", "results/mine/calibration.json")
     assert said in scalebench(*words, code=2)
@@ -108,7 +106,7 @@ def test_a_calibration_that_cannot_charge_a_study_is_refused_before_anything_is_
     assert not (tmp_path / "results" / "other").exists()
 
 
-def test_operations_of_strategies_are_measured_once_and_kept(scalebench):
+def test_strategy_operations_are_measured_once_and_kept(scalebench):
     words = (*RUN[:7], "--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--strategy", "adasum")
     scalebench(*words, "--name", "mine")
     path = Path("results/mine/calibration.json")

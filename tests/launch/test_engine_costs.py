@@ -24,7 +24,7 @@ def measured(tmp_path_factory):
         return cache, here, measure_engine_costs(cache, here)
 
 
-def test_each_engine_has_a_whole_curve_with_its_source(measured):
+def test_each_engine_has_a_complete_curve_with_source(measured):
     _, here, costs = measured
     collectives = ("broadcast", "reduce", "linear-broadcast", "linear-reduce")
     parts = {f"mpi-{part}" for part in ("onesided", *collectives, "server", "server-busy")}
@@ -53,7 +53,7 @@ def test_horovod_waits_for_its_cycle_and_negotiates(measured):
     assert costs.of("mpi").cycle_s == costs.of("mpi").negotiation_s == 0
 
 
-def test_costs_are_measured_once_per_machine_and_versions(measured, monkeypatch):
+def test_costs_are_cached_by_machine_and_versions(measured, monkeypatch):
     cache, here, costs = measured
     monkeypatch.setattr(engine_costs, "_measure", lambda *_: pytest.fail("measured again"))
     assert measure_engine_costs(cache, here) == costs
@@ -63,7 +63,7 @@ def test_costs_are_measured_once_per_machine_and_versions(measured, monkeypatch)
         measure_engine_costs(cache, here)
 
 
-def test_costs_that_were_disturbed_are_used_and_not_kept(tmp_path, monkeypatch):
+def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     quiet = [EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up") for name in ("mpi", "mpi-server")]
@@ -85,7 +85,7 @@ def test_costs_that_were_disturbed_are_used_and_not_kept(tmp_path, monkeypatch):
     assert EngineCosts.load(path).others_load == 0.9
 
 
-def test_a_missing_engine_and_a_failing_measurement_are_one_line(tmp_path, monkeypatch):
+def test_missing_engine_and_failed_probe_raise_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name: "it is not here")
     with pytest.raises(EngineError, match="engine mpi is not available: it is not here"):
         measure_engine_costs(tmp_path, ["mpi"])

@@ -8,14 +8,14 @@ from scalebench.errors import EngineError
 from scalebench.launch import engines
 
 
-def test_the_baselines_run_where_their_real_parts_are():
+def test_baselines_need_their_own_engine():
     assert Capability.HOROVOD_OPTIMIZER in engines.provides("horovod")
     assert Capability.PROCESS_GROUP in engines.provides("gloo") & engines.provides("nccl")
     assert not {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP} & engines.provides("mpi")
     assert [name for name in engines.PROGRESS_THREADS if Capability.SHARED_STATE in engines.provides(name)] == ["mpi"]
 
 
-def test_an_unknown_engine_is_named_with_its_nearest():
+def test_unknown_engine_suggests_the_nearest_name():
     with pytest.raises(EngineError, match="unknown engine 'glo'; did you mean 'gloo'"):
         engines.provides("glo")
 
@@ -30,18 +30,18 @@ def test_progress_threads_count_as_busy_cores():
     ("given", "count"),
     [("0,1,3", 3), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,-1,1", 1), ("GPU-3a5e,MIG-GPU-1/2/0", 2)],
 )
-def test_the_gpus_a_process_is_given_count(monkeypatch, given, count):
+def test_gpus_follow_cuda_visible_devices(monkeypatch, given, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert engines.gpus() == count
 
 
-def test_what_is_missing_is_said_with_the_command_that_adds_it(monkeypatch):
+def test_missing_engine_names_the_command_that_adds_it(monkeypatch):
     monkeypatch.setattr(engines, "find_mpirun", lambda: None)
     with pytest.raises(EngineError, match=r'engine mpi .*no mpirun.*pip install "scalebench\[mpi\]"'):
         engines.require("mpi")
 
 
-def test_asking_for_engines_imports_neither_torch_nor_horovod_nor_mpi():
+def test_availability_check_imports_nothing_heavy():
     program = (
         "import sys; from scalebench.launch import engines; "
         "[engines.available(e) for e in engines.PROGRESS_THREADS]; "

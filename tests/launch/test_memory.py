@@ -6,7 +6,7 @@ import pytest
 
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import memory
-from scalebench.launch.planning import Plan
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.preparation import prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -19,7 +19,7 @@ def plan_of(**values):
     study = Study.model_validate({"strategies": ["local_sgd"], "workers": "1,16", "epochs": 10, **common, **values})
     cluster = load_cluster("this-machine")
     sweep = expand(study, cluster)
-    return Plan(study, cluster, sweep, prepare_study(study, sweep.runs))
+    return StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
 
 
 @pytest.fixture

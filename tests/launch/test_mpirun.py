@@ -1,4 +1,4 @@
-"""Real launches whose ranks die, hang, leave and diverge; every run gets its row and nothing stays behind."""
+"""Real launches whose ranks die, hang, exit and diverge: every run gets an outcome, no process is left."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def swept(tmp_path_factory):
     return Recorder(runs, tmp_path_factory.mktemp("swept"))
 
 
-def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
+def test_every_run_gets_an_outcome_in_order(swept):
     assert list(swept.outcomes) == swept.started
     assert len(swept.outcomes) == 11
     for run_id in ("before", "alone", "after"):
@@ -102,10 +102,10 @@ def test_every_run_has_its_row_in_order_and_the_others_go_on(swept):
     assert len(swept.messages) == 6  # a launch for each run that took its launch down
 
 
-def test_a_hush_is_told_and_ends_no_run(tmp_path, monkeypatch):
+def test_silence_is_reported_and_ends_no_run(tmp_path, monkeypatch):
     """A rank hangs: the launcher says so at once, where it is told not to wait, and leaves the run to its limit."""
-    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_S", 0.0)
-    monkeypatch.setattr("scalebench.launch.postmortem.HUSH_FACTOR", 0.0)
+    monkeypatch.setattr("scalebench.native.postmortem.HUSH_S", 0.0)
+    monkeypatch.setattr("scalebench.native.postmortem.HUSH_FACTOR", 0.0)
     hung = Recorder([faulty("hung", "hang", time_limit_s=4.0)], tmp_path)
     (said,) = hung.messages
     assert said.startswith("hung: no worker has shown a sign of life for ")
@@ -163,20 +163,20 @@ def struck(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STRUCK)
-def test_a_server_or_an_asynchronous_worker_that_dies_or_hangs_is_named_in_one_line(struck, name):
+def test_dead_or_hanging_server_or_worker_is_named(struck, name):
     *_, status, error = STRUCK[name]
     outcome = struck.outcomes[name]
     assert outcome.status == status
     assert re.fullmatch(error, outcome.error), outcome.error
 
 
-def test_what_follows_a_server_that_died_is_served(struck):
+def test_run_after_a_dead_server_completes(struck):
     assert struck.outcomes["after"].status == "completed"
     assert all(struck.outcomes[f"before the {name}"].status == "completed" for name in STRUCK)
     assert len(struck.messages) == len(STRUCK)
 
 
-def test_what_others_take_of_the_cores_is_on_record(tmp_path):
+def test_background_load_is_recorded(tmp_path):
     """A stranger on every core, which shares it with a rank; the ranks' own work is none of theirs."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -188,7 +188,7 @@ def test_what_others_take_of_the_cores_is_on_record(tmp_path):
         for stranger in strangers:
             stranger.kill()
             stranger.wait()
-    load = found.outcomes["beside strangers"].facts["others_load"]
+    load = found.outcomes["beside strangers"].facts.others_load
     assert 0.2 < load < 0.995
 
 
@@ -203,20 +203,20 @@ def test_what_others_take_of_the_cores_is_on_record(tmp_path):
         ("diverged alone", "diverged", "the training loss is nan in epoch"),
     ],
 )
-def test_a_failed_run_names_rank_and_cause_in_one_line(swept, run_id, status, error):
+def test_failed_run_names_rank_and_cause(swept, run_id, status, error):
     outcome = swept.outcomes[run_id]
     assert outcome.status == status
     assert error in outcome.error
     assert "\n" not in outcome.error
 
 
-def test_a_loss_that_is_no_number_is_diverged_whichever_rank_says_so_first(swept):
+def test_nan_loss_on_any_rank_is_diverged(swept):
     """Asynchronous workers learn of it at different moments, so that the first to do so ends the launch."""
     assert swept.outcomes["diverged"].status == "diverged"
     assert "the training loss is nan" in swept.outcomes["diverged"].error
 
 
-def test_a_divergence_that_all_workers_notice_at_once_leaves_the_launch_to_the_next_runs(tmp_path):
+def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
     """The model of rank 1 gives NaN; the others learn of it by what they average, at the end of the same epoch."""
     kinds = [("allreduce", "mpi"), ("epoch_average", "mpi"), ("allreduce", "gloo"), ("ddp", "gloo")]
     if not engines.available("horovod"):
@@ -241,14 +241,14 @@ def test_a_divergence_that_all_workers_notice_at_once_leaves_the_launch_to_the_n
     assert last.messages == []  # no other launch
 
 
-def test_a_hung_run_times_out_and_names_the_rank_that_stopped_not_those_that_wait(swept):
+def test_timeout_names_the_stopped_rank_and_not_the_waiting_ones(swept):
     outcome = swept.outcomes["hung"]
     assert outcome.status == "timeout"
     assert outcome.error.startswith("exceeded the time limit of 12 s; rank 1 had stopped")
     assert outcome.error.endswith("while training")
 
 
-def test_a_completed_run_has_whole_books(swept):
+def test_completed_run_has_all_times_and_counts(swept):
     outcome = swept.outcomes["before"]
     assert [worker.rank for worker in outcome.workers] == [0, 1]
     for worker in outcome.workers:
@@ -256,17 +256,17 @@ def test_a_completed_run_has_whole_books(swept):
         assert parts == pytest.approx(worker.train_s, rel=0.02)  # the clock's last reading comes a moment later
         assert 0 <= worker.wait_s <= worker.comm_s
         assert worker.wait_s == pytest.approx(sum(epoch.wait_s for epoch in worker.epochs))
-        assert worker.optimizer_steps == 2 * outcome.facts["steps_per_epoch"] == worker.syncs
-        assert worker.bytes_sent == worker.syncs * 4 * outcome.facts["parameters"]
+        assert worker.optimizer_steps == 2 * outcome.facts.steps_per_epoch == worker.syncs
+        assert worker.bytes_sent == worker.syncs * 4 * outcome.facts.parameters
         assert worker.peak_rss_mib > 50
     assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
-    assert outcome.facts["nodes"] == 1
-    assert outcome.facts["oversubscribed"] is (engines.cores() < 2)
+    assert outcome.facts.nodes == 1
+    assert outcome.facts.oversubscribed is (engines.cores() < 2)
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 
-def test_a_launch_that_never_begins_is_tried_twice_then_all_its_runs_fail(tmp_path, monkeypatch):
+def test_launch_that_never_begins_is_tried_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "scalebench").mkdir()
     (tmp_path / "scalebench" / "__init__.py").write_text("raise ImportError('a shadow')")
@@ -280,7 +280,7 @@ def test_a_launch_that_never_begins_is_tried_twice_then_all_its_runs_fail(tmp_pa
     assert len(list((tmp_path / "work").iterdir())) == 2
 
 
-def test_without_mpirun_the_command_that_adds_it_is_named(tmp_path, monkeypatch):
+def test_missing_mpirun_names_the_command_that_adds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "find_mpirun", lambda: None)
     with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
         Recorder([make_run("one")], tmp_path)
@@ -288,7 +288,7 @@ def test_without_mpirun_the_command_that_adds_it_is_named(tmp_path, monkeypatch)
         mpirun_command(2)
 
 
-def test_ranks_are_bound_to_cores_while_there_are_enough(monkeypatch):
+def test_ranks_are_bound_while_cores_suffice(monkeypatch):
     monkeypatch.setattr(engines, "physical_cores", lambda: 4)
     assert mpirun_command(4)[1] == "core"
     assert mpirun_command(2, threads=2)[1] == "core:2"
@@ -299,7 +299,7 @@ def test_ranks_are_bound_to_cores_while_there_are_enough(monkeypatch):
     assert mpirun_command(2, bind=False)[1] == "none"
 
 
-def test_the_shell_cannot_change_what_a_run_says(monkeypatch):
+def test_shell_variables_do_not_change_a_run(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "50")
     monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
@@ -310,7 +310,7 @@ def test_the_shell_cannot_change_what_a_run_says(monkeypatch):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_path, sent):
+def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, sent):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     program = tmp_path / "program.py"
@@ -342,7 +342,7 @@ def test_nothing_stays_behind_when_the_launcher_is_interrupted_or_killed(tmp_pat
         process.kill()
 
 
-def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
+def test_horovod_settings_get_their_own_launches(tmp_path):
     if reason := engines.available("horovod"):
         pytest.skip(reason)
     slow = Component(name="horovod", options={"cycle_time_ms": 20.0, "fusion_threshold_mib": 1.0})
@@ -366,7 +366,7 @@ def test_horovod_runs_with_settings_of_their_own_share_a_sweep(tmp_path):
     assert [sorted(job["settings"]) for job in jobs] == [[], ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]]
 
 
-def test_engines_share_a_launch_in_the_order_of_their_runs(tmp_path):
+def test_engines_share_a_launch_in_run_order(tmp_path):
     for engine in ("mpi", "horovod", "gloo"):
         if reason := engines.available(engine):
             pytest.skip(reason)
@@ -386,7 +386,7 @@ def test_engines_share_a_launch_in_the_order_of_their_runs(tmp_path):
     assert losses["third"] == pytest.approx(losses["first"], rel=1e-4)
 
 
-def test_a_launch_stays_open_for_what_follows_and_begins_with_runs_that_do_not_count(tmp_path):
+def test_launch_begins_with_warmups_and_takes_further_runs(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     blocks = [[make_run("second", strategy="epoch_average"), make_run("too large", workers=3)], [make_run("third")], []]
@@ -397,7 +397,7 @@ def test_a_launch_stays_open_for_what_follows_and_begins_with_runs_that_do_not_c
     assert len(list((tmp_path / "work").iterdir())) == 1, "one launch"
 
 
-def test_a_warm_up_that_fails_is_not_tried_again_and_the_runs_are_made(tmp_path):
+def test_failed_warmup_is_not_repeated(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     found = Recorder([faulty("broken", "kill"), make_run("sound", workers=1)], tmp_path, warmup_runs=1)
@@ -408,7 +408,7 @@ def test_a_warm_up_that_fails_is_not_tried_again_and_the_runs_are_made(tmp_path)
     } | {"warmup0-sound": "completed"}
 
 
-def test_each_engine_is_warmed_up_at_its_largest_worker_count():
+def test_warmups_use_the_largest_worker_count_of_each_engine():
     runs = [make_run("a", 1), make_run("b", 4), make_run("c", 4), make_run("d", 2, engine="gloo", save_weights=True)]
     made = warm_ups(runs, 2)
     assert [run.run_id for run in made] == ["warmup0-b", "warmup1-b", "warmup0-d", "warmup1-d"]

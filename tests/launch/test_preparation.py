@@ -1,4 +1,4 @@
-"""What is odd about a study is said before it runs."""
+"""Warnings about a study before it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def notes(strategies, workers, **said):
         (["epoch_average"], "1", None),
     ],
 )
-def test_a_learning_rate_that_grows_with_the_workers_is_not_for_replicas_that_step_alone(strategies, workers, named):
+def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, named):
     said = [note for note in notes(strategies, workers, lr_policy="linear") if "lr_policy" in note]
     if named is None:
         assert not said
@@ -49,14 +49,14 @@ def test_a_learning_rate_that_grows_with_the_workers_is_not_for_replicas_that_st
         ("1", {}, None),
     ],
 )
-def test_a_schedule_that_training_ends_before_is_noted(workers, said, noted):
+def test_schedule_longer_than_the_training_is_noted(workers, said, noted):
     found = notes(["allreduce"], workers, epochs=3, batch_per_worker=8, execution="virtual", **said)
     found = [note for note in found if note.startswith("lr_")]
     assert len(found) == (noted is not None)
     assert all(note.startswith(noted) for note in found)
 
 
-def test_it_is_said_which_points_are_oversubscribed_and_why(monkeypatch):
+def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     monkeypatch.setattr(engines, "cores", lambda: 2)
     monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
     (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]

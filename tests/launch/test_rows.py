@@ -30,7 +30,7 @@ def convert(run, outcome, **values):
     return rows_of(run, outcome, provenance=NOTHING, **settings)
 
 
-def test_time_is_the_slowest_workers_and_who_is_early_waits(make_run):
+def test_train_s_is_the_slowest_workers_and_idle_time_is_waiting(make_run):
     outcome = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.4)], [Evaluation(1, 1.4, 0.9)])
     row, epochs = convert(make_run("allreduce", 2), outcome)
     assert row.train_s == 1.4
@@ -41,7 +41,7 @@ def test_time_is_the_slowest_workers_and_who_is_early_waits(make_run):
     assert [epoch.test_metric for epoch in epochs] == [None, 0.9]
 
 
-def test_what_was_not_measured_stays_empty(make_run):
+def test_unmeasured_columns_are_empty(make_run):
     blank = {"compute_s": None, "comm_s": None, "wait_s": None, "other_s": None}
     outcome = Outcome("test-run", "completed", "", [worker(0, 1.0, **blank), worker(1, 1.2, **blank)], [])
     row, _ = convert(make_run("ddp", 2), outcome)
@@ -50,12 +50,12 @@ def test_what_was_not_measured_stays_empty(make_run):
     assert row.peak_rss_mib is None
 
 
-def test_a_failed_run_is_a_row_with_its_reason(make_run):
+def test_failed_run_has_a_row_with_its_error(make_run):
     row, epochs = convert(make_run("allreduce", 2), Outcome("test-run", "failed", "rank 1 was killed"))
     assert (row.status, row.error, row.train_s, epochs) == ("failed", "rank 1 was killed", None, [])
 
 
-def test_time_to_target_is_the_first_moment_at_or_above_it(make_run):
+def test_time_to_target_is_the_first_evaluation_at_or_above_it(make_run):
     evaluations = [Evaluation(0, 0.5, 0.7), Evaluation(1, 1.0, 0.85), Evaluation(2, 1.5, 0.8)]
     outcome = Outcome("test-run", "completed", "", [worker(0, 1.5)], evaluations)
     row, _ = convert(make_run(target_metric=0.8), outcome)
@@ -64,7 +64,7 @@ def test_time_to_target_is_the_first_moment_at_or_above_it(make_run):
     assert (missed.time_to_target_s, missed.target_metric) == (None, 0.99)
 
 
-def test_a_pace_that_was_not_kept_counts_as_oversubscribed(make_run):
+def test_paced_overrun_counts_as_oversubscribed(make_run):
     run = make_run("allreduce", 2, execution="paced", engine="mpi", device_step_time=0.1)
     kept = Outcome("test-run", "completed", "", [worker(0, 1.0)], [])
     kept.workers[0].paced_overrun = 0.005
@@ -73,7 +73,7 @@ def test_a_pace_that_was_not_kept_counts_as_oversubscribed(make_run):
     assert convert(run, kept)[0].oversubscribed is True
 
 
-def test_the_straggler_factor_is_the_most_compute_over_the_mean(make_run):
+def test_straggler_factor_is_the_largest_step_time_over_the_mean(make_run):
     uneven = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.6, compute_s=1.2)], [])
     assert convert(make_run("allreduce", 2), uneven)[0].straggler_factor == pytest.approx(1.2 / 0.9)
     even = Outcome("test-run", "completed", "", [worker(0, 1.0), worker(1, 1.0)], [])
@@ -82,7 +82,7 @@ def test_the_straggler_factor_is_the_most_compute_over_the_mean(make_run):
     assert convert(make_run("ddp", 2), blank)[0].straggler_factor is None
 
 
-def test_who_takes_fewer_steps_is_no_faster_for_that(make_run, play):
+def test_straggler_factor_is_per_step(make_run, play):
     """Seconds a step: 0.1, and 0.12 of one that took half the steps; who took none (here worker 0) is left out."""
     half, none = worker(1, 1.0, compute_s=0.6), worker(0, 1.0, compute_s=0.0)
     half.optimizer_steps, none.optimizer_steps = 5, 0
@@ -101,7 +101,7 @@ def test_who_takes_fewer_steps_is_no_faster_for_that(make_run, play):
         ("bsp_backup", {2: 3.0}, 3.0 / 1.5),
     ],
 )
-def test_a_factor_of_equal_or_slow_workers_is_theirs_whoever_took_part(make_run, play, strategy, slowdown, factor):
+def test_straggler_factor_under_partial_participation(make_run, play, strategy, slowdown, factor):
     virtual = {"slowdown": slowdown, "jitter": "none"}
     outcome, _ = play(strategy, 4, virtual=virtual, epochs=3)
     assert len({worker.optimizer_steps for worker in outcome.workers}) > 1
@@ -109,7 +109,7 @@ def test_a_factor_of_equal_or_slow_workers_is_theirs_whoever_took_part(make_run,
     assert row.straggler_factor == pytest.approx(factor)
 
 
-def test_a_virtual_straggler_is_recorded(make_run, play):
+def test_virtual_straggler_factor_is_recorded(make_run, play):
     run = make_run("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
     outcome, _ = play("epoch_average", 4, virtual={"slowdown": {2: 3.0}, "jitter": "none"})
     row, _ = convert(run, outcome)
@@ -117,7 +117,7 @@ def test_a_virtual_straggler_is_recorded(make_run, play):
     assert row.worker_weights is None
 
 
-def test_merge_order_and_weights_of_an_asynchronous_run_are_kept(make_run, play):
+def test_merge_order_and_weights_are_recorded(make_run, play):
     options = {"epochs": 5, "virtual": {"ties": "rank", "jitter": "none"}}
     strategy = {"epoch_async": {"every": 2}}
     outcome, _ = play(strategy, 3, **options)
@@ -132,12 +132,12 @@ def test_merge_order_and_weights_of_an_asynchronous_run_are_kept(make_run, play)
 
 
 @pytest.mark.parametrize("strategy", ["bsp", "asp", "ssp", "dssp", "elastic_bsp", "epoch_async"])
-def test_staleness_and_lead_of_all_workers_are_counted_together(make_run, play, strategy):
+def test_histograms_sum_over_workers(make_run, play, strategy):
     options = {"epochs": 3, "virtual": {"slowdown": {1: 2.5}, "jitter": "none"}}
     outcome, _ = play(strategy, 3, **options)
     row, epochs = convert(make_run(strategy, 3, **options), outcome)
     stale = {int(value): times for value, times in json.loads(row.staleness_histogram).items()}
-    merges = 3 if strategy == "epoch_async" else outcome.facts["steps_per_epoch"] * 3
+    merges = 3 if strategy == "epoch_async" else outcome.facts.steps_per_epoch * 3
     assert sum(stale.values()) == 3 * merges
     assert list(stale) == sorted(stale)
     assert max(stale) == max(epoch.max_staleness for epoch in epochs if epoch.max_staleness is not None)
@@ -151,6 +151,6 @@ def test_staleness_and_lead_of_all_workers_are_counted_together(make_run, play, 
         assert stale == {0: 3 * merges}
 
 
-def test_who_pushes_to_nobody_has_no_histogram(make_run, play):
+def test_strategy_without_pushes_has_no_histogram(make_run, play):
     row, _ = convert(make_run("epoch_average", 3), play("epoch_average", 3)[0])
     assert (row.staleness_histogram, row.lead_histogram) == (None, None)

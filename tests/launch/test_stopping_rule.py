@@ -1,4 +1,4 @@
-"""Blocks until every time is known well enough: what they hold, when they end, and that going on decides alike."""
+"""The sequential stopping rule: members of blocks, their end, and equal decisions after an interruption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.load import load_cluster
-from scalebench.launch.stopping_rule import Cell, StoppingRule, relative_width, together
+from scalebench.launch.stopping_rule import Point, StoppingRule, relative_width, together
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
@@ -32,7 +32,7 @@ def replication(seconds=None):
     return StoppingRule(SWEEP.runs, SWEEP.further, STUDY.until, seconds or {})
 
 
-def carry_out(made, times, stop_after=math.inf):
+def run_study(made, times, stop_after=math.inf):
     """Run what is left until nothing is; the times of the runs that were made, by run_id."""
     done = {}
     while left := made.left():
@@ -54,20 +54,20 @@ def counts(done):
     return Counter((run.strategy.name, run.workers) for run in ALL if run.run_id in done)
 
 
-def test_quiet_points_are_run_as_often_as_must_be_and_no_more():
-    assert set(counts(carry_out(replication(), noisy({}))).values()) == {3}
+def test_quiet_points_get_the_minimum_of_runs():
+    assert set(counts(run_study(replication(), noisy({}))).values()) == {3}
 
 
-def test_a_noisy_point_is_repeated_with_what_it_is_compared_with():
-    done = counts(carry_out(replication(), noisy({("epoch_average", 4): 0.5})))
+def test_noisy_point_is_repeated_with_its_baselines():
+    done = counts(run_study(replication(), noisy({("epoch_average", 4): 0.5})))
     together = {("epoch_average", 4), ("allreduce", 4), ("horovod", 4), ("serial", 1)}
     assert {point for point, count in done.items() if count == 8} == together
     assert {count for point, count in done.items() if point not in together} == {3}
 
 
-def test_a_block_has_its_place_in_the_order_whatever_it_holds():
+def test_run_order_does_not_depend_on_open_points():
     made = replication()
-    carry_out(made, noisy({("epoch_average", 4): 0.5}))
+    run_study(made, noisy({("epoch_average", 4): 0.5}))
     orders = [run.run_order for run in made.planned()]
     assert orders == sorted(set(orders))
     blocks = [run.repetition for run in made.planned()]
@@ -77,34 +77,34 @@ def test_a_block_has_its_place_in_the_order_whatever_it_holds():
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from([("epoch_average", 4), ("allreduce", 2), ("serial", 1), ("horovod", 4)]),
                        st.floats(0.001, 0.2)), st.integers(0, 99), st.integers(0, 80))  # fmt: skip
-def test_an_interrupted_study_goes_on_to_the_same_runs(spread, seed, stop_after):
+def test_interrupted_study_continues_to_the_same_runs(spread, seed, stop_after):
     times = noisy(spread, seed)
-    whole = carry_out(replication(), times)
-    before = carry_out(replication(), times, stop_after)
-    assert before.keys() | carry_out(replication(before), times).keys() == whole.keys()
+    whole = run_study(replication(), times)
+    before = run_study(replication(), times, stop_after)
+    assert before.keys() | run_study(replication(before), times).keys() == whole.keys()
 
 
 @settings(max_examples=30)
 @example(spread=0.0234375, seed=1)  # serial, a baseline of others, was narrow after 6 blocks and wide after 7
 @given(spread=st.floats(0.001, 0.2), seed=st.integers(0, 99))
-def test_a_point_that_is_left_is_narrow_or_was_run_to_the_last(spread, seed):
+def test_closed_point_is_narrow_or_exhausted(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
     made = replication()
-    done = carry_out(made, times)
-    by_cell: dict[Cell, dict[int, float]] = {}
+    done = run_study(made, times)
+    by_cell: dict[Point, dict[int, float]] = {}
     for run in ALL:
         if run.run_id in done:
-            by_cell.setdefault(Cell.of(run), {})[run.repetition] = done[run.run_id]
+            by_cell.setdefault(Point.of(run), {})[run.repetition] = done[run.run_id]
     for cell, seconds in by_cell.items():
         assert sorted(seconds) == list(range(len(seconds)))  # no block is left out: pairs by block are whole
         narrow = relative_width(list(seconds.values()), STUDY.until) <= 0.05
         assert narrow or len(seconds) == 8
         assert (cell in made.wide()) == (not narrow)
-        assert len(seconds) <= len(by_cell[Cell("virtual", "virtual", "serial", 1)])
+        assert len(seconds) <= len(by_cell[Point("virtual", "virtual", "serial", 1)])
     assert made.most_to_come() == 0
 
 
-def test_a_point_whose_run_failed_waits_until_it_was_made_again():
+def test_point_with_a_failed_run_waits_for_its_repetition():
     times = noisy({("epoch_average", 4): 0.5})
     made, again = replication(), replication()
     broken = next(run for run in SWEEP.runs if (run.strategy.name, run.workers) == ("epoch_average", 4))
@@ -118,18 +118,18 @@ def test_a_point_whose_run_failed_waits_until_it_was_made_again():
     assert replication().of({broken.run_id}).left() == [broken]
 
 
-def test_without_a_width_the_runs_are_those_of_the_study():
+def test_without_until_the_runs_are_fixed():
     made = StoppingRule(SWEEP.runs, [], None, {SWEEP.runs[0].run_id: 1.0})
     assert made.left() == SWEEP.runs[1:]
     assert (made.wide(), made.most_to_come()) == ([], 0)
 
 
-def test_what_may_still_come_is_told_until_nothing_does():
+def test_most_to_come_counts_the_further_runs():
     made = replication()
     assert made.most_to_come() == len(SWEEP.further)
 
 
-def test_the_width_is_the_whole_interval_over_the_geometric_mean():
+def test_relative_width_is_the_interval_over_the_geometric_mean():
     logs = [0.0, 0.1, 0.3]
     mean = sum(logs) / 3
     level = 0.96  # of `at_least` runs, which covers 95 % although it stops the study where it happens to be narrow
@@ -138,7 +138,7 @@ def test_the_width_is_the_whole_interval_over_the_geometric_mean():
     assert relative_width([math.exp(x) for x in logs], STUDY.until) == pytest.approx(2 * math.sinh(half), rel=1e-9)
 
 
-def test_stopping_when_it_is_narrow_costs_the_coverage_that_the_page_states():
+def test_coverage_under_stopping_is_the_documented_one():
     """As `docs/repetitions.md` says for 3 % noise and a width of 5 %; the tolerance is 4 standard errors."""
 
     def coverage(at_least: int, points: int = 20000, at_most: int = 20) -> float:
@@ -159,7 +159,7 @@ def test_stopping_when_it_is_narrow_costs_the_coverage_that_the_page_states():
     assert coverage(5) == pytest.approx(0.961, abs=0.006)
 
 
-def test_points_are_all_named_those_of_like_counts_together():
-    native = [Cell("native", "mpi", name, workers) for name in ("allreduce", "localsgd") for workers in (4, 2)]
-    cells = [*native, Cell("native", "gloo", "ddp", 2), Cell("virtual", "virtual", "ddp", 2)]
+def test_points_of_equal_counts_are_named_together():
+    native = [Point("native", "mpi", name, workers) for name in ("allreduce", "localsgd") for workers in (4, 2)]
+    cells = [*native, Point("native", "gloo", "ddp", 2), Point("virtual", "virtual", "ddp", 2)]
     assert together(cells) == "allreduce, localsgd at 2, 4 (native mpi); ddp at 2 (native gloo); ddp at 2 (virtual)"

@@ -27,7 +27,7 @@ def points(runs):
     return {(run.execution, run.engine, run.strategy.name, run.workers) for run in runs}
 
 
-def test_auto_is_virtual_everywhere_and_native_where_the_cores_allow():
+def test_auto_adds_native_points_that_fit_the_cores():
     found = points(sweep(workers="1..64", strategies=["allreduce", "horovod", "ddp"]).runs)
     counts = [1, 2, 4, 8, 16, 32, 64]
     virtual = {("virtual", "virtual", name, n) for name in ("allreduce", "horovod", "ddp") for n in counts}
@@ -36,12 +36,12 @@ def test_auto_is_virtual_everywhere_and_native_where_the_cores_allow():
     assert found == virtual | native
 
 
-def test_serial_runs_once_at_one_worker_even_if_no_count_is_one():
+def test_serial_runs_once_at_one_worker():
     found = points(sweep(workers="4,8", strategies=["serial"]).runs)
     assert found == {("virtual", "virtual", "serial", 1), ("native", "mpi", "serial", 1)}
 
 
-def test_the_order_is_drawn_within_each_repetition():
+def test_order_is_random_within_each_repetition():
     runs = sweep(workers="1..64", execution="virtual", repetitions=3).runs
     assert [run.run_order for run in runs] == list(range(len(runs)))
     assert [run.repetition for run in runs] == sorted(run.repetition for run in runs)
@@ -51,7 +51,7 @@ def test_the_order_is_drawn_within_each_repetition():
     assert [run.run_id for run in runs] == [run.run_id for run in sweep(workers="1..64", execution="virtual").runs]
 
 
-def test_runs_have_distinct_names_and_hashes_that_follow_the_configuration():
+def test_run_ids_and_hashes_follow_the_configuration():
     runs = sweep(workers="1,2", strategies=["epoch_average", {"epoch_average": {"every": 2}}]).runs
     assert len({run.run_id for run in runs}) == len({run.config_hash for run in runs}) == len(runs)
     before = {run.config_hash for run in sweep(workers="2", strategies=["allreduce"]).runs}
@@ -59,7 +59,7 @@ def test_runs_have_distinct_names_and_hashes_that_follow_the_configuration():
     assert not before & {run.config_hash for run in sweep(workers="2", strategies=["allreduce"], lr=0.2).runs}
 
 
-def test_native_runs_do_not_depend_on_how_virtual_ones_are_timed():
+def test_native_hashes_ignore_virtual_options():
     def native(**values):
         return {r.config_hash for r in sweep(workers="2", strategies=["allreduce"], **values).runs if r.engine == "mpi"}
 
@@ -69,19 +69,19 @@ def test_native_runs_do_not_depend_on_how_virtual_ones_are_timed():
     assert native(partition={"iid": {"balance": "speed"}}, **slow) != native(partition={"iid": {"balance": "speed"}})
 
 
-def test_native_shards_follow_the_speeds_that_are_stated():
+def test_native_shards_follow_stated_speeds():
     runs = sweep(
         workers="2", strategies=["allreduce"], partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 2.0}}
     ).runs
     assert {run.execution: run.virtual.slowdown for run in runs} == {"native": {1: 2.0}, "virtual": {1: 2.0}}
 
 
-def test_repetitions_share_their_seed_over_strategies_and_counts():
+def test_repetition_has_one_seed_for_all_points():
     runs = sweep(workers="1,2", seed=5, repetitions=2).runs
     assert {(run.repetition, run.seed) for run in runs} == {(0, 5), (1, 6)}
 
 
-def test_a_missing_engine_leaves_the_virtual_runs_and_says_why(monkeypatch):
+def test_missing_engine_leaves_virtual_runs_with_a_note(monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name: "not built" if name == "horovod" else None)
     found = sweep(strategies=["horovod"], workers="1,2")
     assert {run.execution for run in found.runs} == {"virtual"}
@@ -90,7 +90,7 @@ def test_a_missing_engine_leaves_the_virtual_runs_and_says_why(monkeypatch):
         sweep(strategies=["horovod"], workers="1,2", execution="native")
 
 
-def test_a_strategy_on_an_engine_that_cannot_carry_it_is_refused():
+def test_engine_without_required_capabilities_is_refused():
     with pytest.raises(
         EngineError, match="epoch_async cannot run on engine gloo, which has no shared_state; use --engine mpi"
     ):
@@ -100,7 +100,7 @@ def test_a_strategy_on_an_engine_that_cannot_carry_it_is_refused():
 
 
 @pytest.mark.parametrize("engine", ["gloo", "nccl"])
-def test_adasum_is_refused_where_nothing_carries_it(monkeypatch, engine):
+def test_adasum_is_refused_on_engines_without_it(monkeypatch, engine):
     monkeypatch.setattr(engines, "available", lambda name: None)
     said = f"adasum cannot run on engine {engine}, which has no adasum; use --engine (mpi or horovod|horovod or mpi),"
     with pytest.raises(EngineError, match=said):
@@ -110,12 +110,12 @@ def test_adasum_is_refused_where_nothing_carries_it(monkeypatch, engine):
         assert {run.engine for run in runs} == {able}
 
 
-def test_an_engine_that_is_asked_for_is_taken():
+def test_named_engine_is_used():
     runs = sweep(strategies=["allreduce", "epoch_average"], engine="gloo", workers="2", execution="native").runs
     assert {run.engine for run in runs} == {"gloo"}
 
 
-def test_virtual_runs_are_charged_by_the_engine_that_is_asked_for_where_it_can_carry_them():
+def test_virtual_runs_are_charged_by_the_named_engine_if_able():
     names = ["allreduce", "gossip", "epoch_async", "horovod"]
     told = sweep(strategies=names, workers="2", virtual={"engine": "gloo"})
     charged = {run.strategy.name: run.virtual.engine for run in told.runs if run.execution == "virtual"}
@@ -130,7 +130,7 @@ def test_virtual_runs_are_charged_by_the_engine_that_is_asked_for_where_it_can_c
     }
 
 
-def test_a_worker_of_nccl_has_a_gpu_of_its_own(monkeypatch):
+def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(engines, "available", lambda name: None)
     monkeypatch.setattr(engines, "gpus", lambda: 4)
@@ -149,7 +149,7 @@ def test_a_worker_of_nccl_has_a_gpu_of_its_own(monkeypatch):
     assert on_nodes == {("native", "nccl", "ddp", n) for n in (1, 2, 4, 8)}, "other nodes have others"
 
 
-def test_daso_knows_which_workers_share_a_node(monkeypatch):
+def test_daso_is_checked_with_workers_per_node(monkeypatch):
     """Virtually those of the cluster; real ranks are all on this machine, unless a scheduler spreads them."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         monkeypatch.delenv(name, raising=False)
@@ -166,13 +166,13 @@ def test_daso_knows_which_workers_share_a_node(monkeypatch):
         sweep(nodes, **four, execution="native")
 
 
-def test_another_machine_needs_step_times():
+def test_virtual_runs_of_another_machine_need_step_times():
     with pytest.raises(ClusterError, match="--device-step-time"):
         sweep(cluster="dgx-h100", strategies=["allreduce"])
     assert sweep(cluster="dgx-h100", strategies=["allreduce"], device_step_time=1e-3).runs
 
 
-def test_paced_runs_need_a_pace():
+def test_paced_runs_need_step_times():
     with pytest.raises(StudyError, match="--device-step-time"):
         sweep(execution="paced", strategies=["allreduce"])
     runs = sweep(execution="paced", strategies=["allreduce"], workers="8", device_step_time=1e-2).runs
@@ -197,7 +197,7 @@ def carried_on(study, rows, upto=None):
 @pytest.mark.parametrize("more", EXTENDED, ids=["repetitions", "workers", "strategies"])
 @pytest.mark.parametrize("done", [0, 1, 5, 16])
 @pytest.mark.parametrize("upto", [0, 1, 7])
-def test_an_extended_study_is_numbered_on_however_often_it_is_interrupted(more, done, upto):
+def test_extended_study_continues_the_numbers_after_interruptions(more, done, upto):
     rows = carried_on(sweep(**BEFORE), [], done)
     extended = sweep(**{**BEFORE, **more})
     whole = carried_on(extended, rows)
@@ -206,7 +206,7 @@ def test_an_extended_study_is_numbered_on_however_often_it_is_interrupted(more, 
     assert carried_on(extended, carried_on(extended, rows, upto)) == whole
 
 
-def test_an_interrupted_study_keeps_its_numbers_whatever_was_made_again():
+def test_interrupted_study_keeps_its_numbers():
     study = sweep(**BEFORE)
     rows = recorded(study.runs)
     assert study.continued(rows[:5]) is study
@@ -215,7 +215,7 @@ def test_an_interrupted_study_keeps_its_numbers_whatever_was_made_again():
     assert study.continued(shuffled) is study, "virtual runs that end in another order than they began"
 
 
-def test_runs_that_may_follow_are_numbered_on_with_the_others():
+def test_further_runs_continue_the_numbers():
     until = {"ci_width": "5%", "at_least": 3, "at_most": 5}
     study = sweep(**POINTS, until=until)
     on = study.continued([("of another study", 7)])
@@ -224,7 +224,7 @@ def test_runs_that_may_follow_are_numbered_on_with_the_others():
     assert on.further
 
 
-def test_until_says_what_repeating_virtual_points_does_not_narrow():
+def test_until_notes_the_limits_of_repeated_virtual_points():
     until = {"ci_width": "5%", "at_least": 3, "at_most": 5}
     said = sweep(**POINTS, until=until).notes
     assert sum("no repetition narrows that" in note for note in said) == 1

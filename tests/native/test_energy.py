@@ -1,4 +1,4 @@
-"""Energy: by counters that wrap around, of a made tree of /sys, a made NVML and a made sstat."""
+"""Energy counters that wrap around, with a fake /sys, NVML and sstat."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def take(root, zone, microjoules):
     counter.write_text(str((int(counter.read_text()) + microjoules) % (largest + 1)))
 
 
-def test_packages_and_their_memory_are_counted_and_nothing_twice(zones):
+def test_packages_and_memory_are_counted_once(zones):
     rapl = Rapl(zones)
     rapl.begin()
     for zone in sorted(zones.iterdir()):
@@ -83,14 +83,14 @@ def test_packages_and_their_memory_are_counted_and_nothing_twice(zones):
 
 
 @pytest.mark.parametrize("gone", ["intel-rapl:0:1/energy_uj", "intel-rapl:1/max_energy_range_uj", "."])
-def test_what_cannot_be_read_is_unknown(zones, gone):
+def test_unreadable_counter_gives_no_energy(zones, gone):
     shutil.rmtree(zones) if gone == "." else (zones / gone).unlink()
     rapl = Rapl(zones)
     rapl.begin()
     assert rapl.joules() is None
 
 
-def test_a_counter_that_vanishes_meanwhile_leaves_the_sum_unknown(zones):
+def test_counter_that_vanishes_during_the_run_gives_no_energy(zones):
     rapl = Rapl(zones)
     rapl.begin()
     text = (zones / "intel-rapl:0/energy_uj").read_text()
@@ -100,7 +100,7 @@ def test_a_counter_that_vanishes_meanwhile_leaves_the_sum_unknown(zones):
     assert rapl.joules() is None
 
 
-def test_a_gpu_is_asked_by_its_name(tmp_path):
+def test_gpu_is_found_by_its_uuid(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML)
     library = str(tmp_path / "libnvml.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
@@ -122,7 +122,7 @@ def test_a_gpu_is_asked_by_its_name(tmp_path):
         (None, None),
     ],
 )
-def test_slurm_is_asked_for_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
+def test_slurm_sums_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     if script is not None:
@@ -153,11 +153,11 @@ NODE, OTHER = Reading(first_on_node=True, on_gpu=False, node=30.0), Reading(firs
         ([Reading(True, False, None, None, 0.0), OTHER], None),
     ],
 )
-def test_a_sum_without_a_part_is_no_sum(readings, expected):
+def test_total_needs_every_part(readings, expected):
     assert total(readings) == expected
 
 
-def test_a_meter_asks_slurm_once_before_and_once_after(monkeypatch):
+def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
     said = iter([100.0, 130.0])
     meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(said))
     meter.begin()
@@ -166,7 +166,7 @@ def test_a_meter_asks_slurm_once_before_and_once_after(monkeypatch):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_the_row_of_a_native_run_holds_it(zones, tmp_path, monkeypatch, invoke, there):
+def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invoke, there):
     """Two real ranks, the first of which makes the counters go on; where there are none the cells are empty."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)

@@ -3,11 +3,11 @@ import platform
 
 import pytest
 
-from scalebench.launch.postmortem import Pulse
 from scalebench.native.heartbeat import Beat, Heartbeat, Phase, create_heartbeats, read_heartbeats
+from scalebench.native.postmortem import Pulse
 
 
-def test_ranks_write_and_the_launcher_reads(tmp_path):
+def test_launcher_reads_what_ranks_write(tmp_path):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 3)
     hearts = [Heartbeat(path, rank) for rank in (0, 2)]
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("scalebench.launch.postmortem.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("scalebench.native.postmortem.time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -48,7 +48,7 @@ def four(tmp_path, clock):
     return [Heartbeat(path, rank) for rank in range(4)], Pulse(path)
 
 
-def test_the_ranks_furthest_behind_are_the_ones_that_stopped(four, clock):
+def test_ranks_furthest_behind_are_named_as_stopped(four, clock):
     hearts, pulse = four
     for rank, heart in enumerate(hearts):
         heart.enter(Phase.TRAINING)
@@ -64,7 +64,7 @@ def test_the_ranks_furthest_behind_are_the_ones_that_stopped(four, clock):
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
 
 
-def test_what_earlier_batches_took_says_nothing_of_who_is_behind(four, clock):
+def test_beats_of_earlier_batches_are_not_compared(four, clock):
     hearts, pulse = four
     for rank, batches, beats_each in ((0, 9, 4), (1, 6, 40)):  # rank 1 takes the snapshots
         hearts[rank].enter(Phase.TRAINING)
@@ -77,7 +77,7 @@ def test_what_earlier_batches_took_says_nothing_of_who_is_behind(four, clock):
     assert pulse.stopped(2) == "rank 1 had stopped 5.0 s before, while training"
 
 
-def test_a_hush_of_all_workers_is_told_once_when_it_is_unlike_them(four, clock):
+def test_unusual_silence_of_all_workers_is_reported_once(four, clock):
     hearts, pulse = four
 
     def silent(seconds, *, then):
@@ -105,7 +105,7 @@ def test_a_hush_of_all_workers_is_told_once_when_it_is_unlike_them(four, clock):
     assert silent(5000.0, then=[]) == 0.0, "between runs nobody works"
 
 
-def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(four, clock):
+def test_silent_server_is_named_instead_of_its_waiting_workers(four, clock):
     hearts, pulse = four
     for heart in hearts:
         heart.enter(Phase.TRAINING)
@@ -124,7 +124,7 @@ def test_a_silent_server_is_named_rather_than_the_workers_that_wait_for_it(four,
     assert said == "rank 1 had stopped 5.0 s before, while training", "the servers fell silent later: the core is taken"
 
 
-def test_connecting_is_timed_from_when_the_last_rank_came_to_it(four, clock):
+def test_connecting_is_timed_from_the_last_rank_that_began(four, clock):
     hearts, pulse = four
 
     def connecting_s(seconds):
@@ -153,11 +153,11 @@ def test_connecting_is_timed_from_when_the_last_rank_came_to_it(four, clock):
     assert connecting_s(60.0) == 0.0
 
 
-def test_ranks_of_other_hosts_are_named_with_them_and_never_killed_by_their_number(four, monkeypatch):
+def test_ranks_of_other_hosts_are_named_with_host_and_not_killed(four, monkeypatch):
     hearts, pulse = four
     here = platform.node()
     assert pulse.hosts == [], "all of this one"
-    monkeypatch.setattr("scalebench.launch.postmortem.platform.node", lambda: "n0")
+    monkeypatch.setattr("scalebench.native.postmortem.platform.node", lambda: "n0")
     assert pulse.pids == []
     hearts[2].wait_for(1)
     pulse.feel()

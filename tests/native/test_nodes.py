@@ -44,7 +44,7 @@ def run(*more):
     assert end.value.code == 0
 
 
-def test_a_run_on_other_nodes_names_the_file_that_describes_them(nodes, tmp_path):
+def test_run_on_other_nodes_names_their_provenance(nodes, tmp_path):
     run("--workers", "1,2", "--strategy", "allreduce")
     with (tmp_path / "results/far/runs.csv").open(newline="") as file:
         rows = {row["workers"]: row for row in csv.DictReader(file)}
@@ -68,7 +68,7 @@ def test_a_run_on_other_nodes_names_the_file_that_describes_them(nodes, tmp_path
     ]
 
 
-def test_ranks_on_the_launching_node_leave_it_at_its_own_file(monkeypatch, tmp_path):
+def test_run_on_the_launching_node_has_its_provenance(monkeypatch, tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Whole native runs: the same arithmetic on every engine, idle ranks in between, weights kept, compute paced."""
+"""Whole native runs: equal arithmetic on every engine, idle ranks, kept weights, paced compute."""
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def reference():
     return {(workers, per_batch): train(workers, per_batch) for workers in COUNTS for per_batch in (True, False)}
 
 
-def test_every_engine_ends_with_the_weights_of_the_arithmetic_by_hand(swept, reference):
+def test_every_engine_gives_the_weights_of_a_reference_loop(swept, reference):
     engine, _, weights = swept
     for workers in COUNTS:
         for strategy in STRATEGIES[engine]:
@@ -132,7 +132,7 @@ def test_every_engine_ends_with_the_weights_of_the_arithmetic_by_hand(swept, ref
             np.testing.assert_allclose(final, wanted, rtol=1e-9, atol=1e-12, err_msg=f"{engine} {strategy} {workers}")
 
 
-def test_one_worker_is_serial_bit_for_bit(swept):
+def test_one_worker_equals_serial_bit_for_bit(swept):
     engine, _, weights = swept
     if engine != "mpi":
         pytest.skip("serial runs on mpi")
@@ -149,14 +149,14 @@ def test_all_runs_start_from_the_same_weights(swept):
     assert all(not np.array_equal(initial, final) for initial, final in weights.values())
 
 
-def test_facts_say_what_was_run(swept):
-    engine, outcomes, _ = swept
+def test_outcome_holds_the_facts_of_its_run(swept):
+    _, outcomes, _ = swept
     for run_id, outcome in outcomes.items():
         facts = outcome.facts
-        assert (facts["engine"], facts["launcher"], facts["nodes"]) == (engine, "mpirun", 1)
-        assert facts["parameters"] == 13 * 6 + 6 + 6 * 3 + 3
-        assert facts["metric_name"] == "accuracy"
-        assert len(outcome.workers) == facts["workers_per_node"] == int(run_id.split("-")[1])
+        assert (facts.launcher, facts.nodes) == ("mpirun", 1)
+        assert facts.parameters == 13 * 6 + 6 + 6 * 3 + 3
+        assert facts.metric_name == "accuracy"
+        assert len(outcome.workers) == facts.workers_per_node == int(run_id.split("-")[1])
         assert outcome.eval_s > 0
         epochs = [evaluation.epoch for evaluation in outcome.evaluations]
         assert epochs[-1] == 1
@@ -164,7 +164,7 @@ def test_facts_say_what_was_run(swept):
         assert 0.5 < outcome.evaluations[-1].metric <= 1.0
 
 
-def test_books_are_empty_where_nothing_was_measured(swept):
+def test_unmeasured_times_are_none(swept):
     _, outcomes, _ = swept
     for run_id, outcome in outcomes.items():
         worker = outcome.workers[0]
@@ -179,7 +179,7 @@ def test_books_are_empty_where_nothing_was_measured(swept):
             assert 0 <= worker.wait_s <= worker.comm_s
 
 
-def test_paced_compute_takes_the_stated_devices_time(swept):
+def test_paced_compute_takes_the_stated_time(swept):
     _, outcomes, _ = swept
     outcome = next(outcome for run_id, outcome in outcomes.items() if run_id.endswith("paced"))
     for worker in outcome.workers:
@@ -189,4 +189,4 @@ def test_paced_compute_takes_the_stated_devices_time(swept):
             assert worker.train_s < worker.optimizer_steps * STEP_S * 2
         if worker.compute_s is not None:
             assert worker.compute_s >= worker.optimizer_steps * STEP_S * 0.999
-    assert outcome.facts["oversubscribed"] is (max(worker.paced_overrun for worker in outcome.workers) > 0.01)
+    assert outcome.facts.oversubscribed is (max(worker.paced_overrun for worker in outcome.workers) > 0.01)

@@ -1,4 +1,4 @@
-"""Who waited for whom, from journals alone: every kind of communication, and the laws that hold for all."""
+"""Waiting times from event logs: every kind of communication, and the laws that hold for all."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ def seconds(event_logs, served=()):
     return [float(np.diff(each).sum()) for each in waits(event_logs, served)]
 
 
-def test_who_comes_first_to_a_collective_waits_for_who_comes_last():
+def test_collective_waits_for_its_last_member():
     early, late = met((1, 1, 3), (10, 10, 13)), met((2.5, 2.5, 3), (12, 12, 12.5))
     assert [each.tolist() for each in waits([early, late])] == [[[1, 2.5], [10, 12]], []]
 
 
-def test_nobody_waits_in_an_operation_it_has_left():
+def test_wait_ends_when_the_operation_returns():
     assert seconds([met((1, 1, 1.1)), met((5, 5, 5.2))]) == [pytest.approx(0.1), 0]
 
 
-def test_what_does_not_block_is_waited_for_from_when_it_is_needed():
+def test_nonblocking_collective_waits_from_its_wait_call():
     """All have begun it by second 4: who needs it at 3 waits a second, who needs it at 6 none, who never does none."""
     assert seconds([met((1, 3, 5)), met((4, 6, 6.5)), met((2, 2, 2))]) == [1, 0, 0]
 
 
-def test_groups_wait_for_their_own_members_only():
+def test_group_waits_for_its_own_members():
     left, right = ("split", 0), ("split", 1)
     event_logs = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
     assert seconds(event_logs) == [2, 0, 0]
 
 
-def test_a_receiver_waits_until_the_sender_comes_and_the_way_is_no_waiting():
+def test_receiver_waits_for_the_sender_but_not_the_transfer():
     sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 7)
     sender.sent[mail].extend(numbers((2, 2.1), (5, 5.1)))
     receiver.received[mail].extend(numbers((1, 4), (6, 6.5)))  # two seconds on the way; then it was there already
     assert seconds([sender, receiver]) == [pytest.approx(0.1), 1]  # buffered: over when it was handed over
 
 
-def test_a_sender_whose_message_is_not_buffered_waits_for_its_receiver():
+def test_sender_of_an_unbuffered_message_waits_for_the_receiver():
     sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 0)
     sender.sent[mail].extend(numbers((2, 7.5)))
     receiver.received[mail].extend(numbers((7, 8)))
     assert seconds([sender, receiver]) == [5, 0]
 
 
-def test_who_wants_a_shared_vector_waits_until_the_one_before_has_left():
+def test_access_to_a_shared_vector_waits_for_the_previous_one():
     first, second, third = EventLog(), EventLog(), EventLog()
     first.visits.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
     second.visits.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
@@ -74,7 +74,7 @@ def test_who_wants_a_shared_vector_waits_until_the_one_before_has_left():
     assert seconds([first, second, third]) == [0, 4, 1]
 
 
-def test_at_a_server_the_queue_and_the_rule_are_waited_for_but_not_its_work():
+def test_request_waits_for_queue_and_rule_but_not_for_the_servers_work():
     """Worker 0 is held until worker 1's request is taken up; worker 1's stands in the queue behind it until 2.0."""
     workers = [EventLog(), EventLog()]
     workers[0].requests.extend(numbers((0, 0.9, 2.4), (1, 5.0, 5.3)))
@@ -88,7 +88,7 @@ def test_at_a_server_the_queue_and_the_rule_are_waited_for_but_not_its_work():
     assert seconds(workers, [server, slower])[0] == pytest.approx(1.2)  # side by side: the slowest decides
 
 
-def test_unknown_where_the_journals_differ_or_something_else_carried():
+def test_inconsistent_or_incomplete_logs_give_no_waits():
     assert waits([met((1, 1, 2)), met((1, 1, 2), (3, 3, 4))]) is None
     unanswered = EventLog()
     unanswered.sent[(), 0, 1, 0].extend(numbers((1, 2)))
@@ -98,14 +98,14 @@ def test_unknown_where_the_journals_differ_or_something_else_carried():
     assert waits([background, met((1, 1, 2))]) is None
 
 
-def test_epochs_have_what_began_in_them_and_a_barrier_behind_the_last_is_in_none():
+def test_wait_counts_in_the_epoch_in_which_it_began():
     (waited, _) = waits([met((1, 1, 2), (3, 3, 5), (6, 6, 9)), met((2, 2, 2), (4, 4, 5), (9, 9, 9))])
     assert by_epoch(waited, [2.5, 5.5]) == [1, 1]
     assert by_epoch(waited, [0.5, 5.5, 9]) == [0, 2, 3]
 
 
 @given(MOMENTS)
-def test_waiting_is_never_negative_and_somebody_never_waits(moments):
+def test_waits_are_nonnegative_and_the_last_worker_has_none(moments):
     """moments[k][i]: when worker i came to collective k; all leave when all have come."""
     workers = [met(*((moment[i], moment[i], max(moment)) for moment in moments)) for i in range(4)]
     waited = seconds(workers)
@@ -114,7 +114,7 @@ def test_waiting_is_never_negative_and_somebody_never_waits(moments):
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=12), st.data())
-def test_laps_cut_at_waits_lose_no_time_and_only_communication_becomes_waiting(lengths, data):
+def test_dividing_laps_at_waits_keeps_their_total_time(lengths, data):
     ends = np.cumsum(lengths).tolist()
     kinds = data.draw(st.lists(st.sampled_from(["forward", "communication"]), min_size=len(ends), max_size=len(ends)))
     laps = [Lap(kind, end - length, end) for kind, end, length in zip(kinds, ends, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Real paced workers, one of them three times as slow: their waiting is where virtual workers have it."""
+"""Waits of real paced workers, one of them three times as slow, compared with those of virtual workers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def in_epochs(worker):
 
 
 @pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
-def test_waiting_is_part_of_communication_and_nobody_waits_for_less_than_all_do(paced, strategy):
+def test_waiting_is_part_of_communication(paced, strategy):
     """A fast worker's waiting is what the slow one's computing takes longer, whatever the machine adds to either."""
     workers = paced[strategy].workers
     for worker in workers:
@@ -79,7 +79,7 @@ def test_waiting_is_part_of_communication_and_nobody_waits_for_less_than_all_do(
             assert worker.wait_s > slow.wait_s
 
 
-def test_in_lockstep_the_fast_wait_in_every_epoch_and_without_only_at_the_end(paced):
+def test_fast_workers_wait_in_every_epoch_only_in_lockstep(paced):
     for name in LOCKSTEP:
         assert all(epoch.wait_s > STEP_S for epoch in paced[name].workers[0].epochs)
     for name in FREE:
@@ -90,7 +90,7 @@ def test_in_lockstep_the_fast_wait_in_every_epoch_and_without_only_at_the_end(pa
 
 
 @pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
-def test_virtual_and_real_workers_wait_alike(paced, virtual, strategy):
+def test_real_waits_agree_with_virtual_ones(paced, virtual, strategy):
     """As shares of what the slow one computes longer, which a busy machine changes too."""
     shares = []
     for workers in (paced[strategy].workers, virtual[strategy].workers):

@@ -155,7 +155,7 @@ def test_virtual_workers_learn_and_record_staleness(options, play, recorded, mak
     outcome, weights = play({"ad_psgd": options}, 4, **values)
     assert max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6  # of three classes
     strategy = registry.create("ad_psgd", options)
-    steps = 8 * outcome.facts["steps_per_epoch"]
+    steps = 8 * outcome.facts.steps_per_epoch
     for worker, schedule in zip(outcome.workers, recorded({"ad_psgd": options}, 4, **values), strict=True):
         assert worker.syncs == schedule.syncs == steps // strategy.every + (strategy.trailing == "synchronise")
         assert worker.bytes_sent == schedule.bytes_sent == worker.syncs * weights["final"].numel() * 8
@@ -229,7 +229,7 @@ def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
     for run in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", outcome.error  # a model that is not finite would be `diverged`
-        steps = outcome.facts["steps_per_epoch"]
+        steps = outcome.facts.steps_per_epoch
         schedules = recorded(run, data=open_dataset(prepare(run, run.workers)))
         kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
         assert np.isfinite(kept["final"]).all()

@@ -77,7 +77,7 @@ def test_recorded_traffic_of_ddp_holds_its_buffers(make_run, simulated, recorded
     outcome, _, _ = simulated(run)
     for worker, schedule in zip(outcome.workers, recorded(run), strict=True):
         assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
-    updates = 2 * outcome.facts["steps_per_epoch"] // options.get("accumulate", 1)
+    updates = 2 * outcome.facts.steps_per_epoch // options.get("accumulate", 1)
     first, second = (report.bytes_sent for report in outcome.workers[:2])
     assert first - second == updates * 8 * (12 + 12 + 1)  # worker 0 alone sends buffers
 
@@ -88,7 +88,7 @@ def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, cost_model
     monkeypatch.setattr(ddp, "buffers_of", lambda worker: [])
     without = simulated(run)[0]
     costs = Costs(Network(cost_model.cluster, cost_model.cluster.node.workers_per_node), cost_model.engines, "gloo")
-    price = 2 * whole.facts["steps_per_epoch"] * costs.broadcast(BYTES, (0, 1, 2, 3))
+    price = 2 * whole.facts.steps_per_epoch * costs.broadcast(BYTES, (0, 1, 2, 3))
     for charged, free in zip(whole.workers, without.workers, strict=True):
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 

@@ -75,7 +75,7 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
     assert counted == [(schedule.syncs, schedule.bytes_sent) for schedule in schedules]
     compute = [sum(event.kind == "backward" for event in schedule.events) for schedule in schedules]
     chosen = name not in ("fedavg", "fedprox")  # clients that sit out a round compute nothing
-    assert not chosen or set(compute) == {EPOCHS * outcome.facts["steps_per_epoch"]} or name.startswith("dislib")
+    assert not chosen or set(compute) == {EPOCHS * outcome.facts.steps_per_epoch} or name.startswith("dislib")
 
 
 def test_a_schedule_holds_what_a_worker_does_in_order(recorded):

@@ -93,7 +93,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(play):
 
 def test_serial_time_is_the_steps_times_the_step(play):
     outcome, _ = play("serial", epochs=2)
-    steps = outcome.facts["steps_per_epoch"]
+    steps = outcome.facts.steps_per_epoch
     assert steps == 12
     assert outcome.workers[0].train_s == pytest.approx(2 * steps * 1e-3)
     assert outcome.workers[0].optimizer_steps == 2 * steps

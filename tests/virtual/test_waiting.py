@@ -77,7 +77,7 @@ def test_the_way_of_a_message_is_no_waiting(play, cost_model):
     slow = links.model_copy(update={"intra": links.intra.model_copy(update={"latency_s": 5e-3})})
     place = type(cost_model)(cost_model.cluster.model_copy(update={"links": slow}), EngineCosts(), cost_model.tables)
     outcome, _ = play("gossip", 2, cost_model=place, virtual=QUIET, epochs=1)
-    steps = outcome.facts["steps_per_epoch"]
+    steps = outcome.facts.steps_per_epoch
     for worker in outcome.workers:
         assert worker.comm_s > steps * 5e-3
     assert sum(worker.wait_s for worker in outcome.workers) < 0.6 * sum(worker.comm_s for worker in outcome.workers)
@@ -110,7 +110,7 @@ def test_a_barrier_each_step_costs_the_largest_of_the_workers_draws(play, free, 
     """E[step] = E[max of K], for exponential steps H_K times the mean; waited is that less one, on the mean."""
     jitter = {"jitter": kind, "jitter_sigma": SIGMA[kind]}
     outcome, _ = play("allreduce", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
-    steps = EPOCHS * outcome.facts["steps_per_epoch"]
+    steps = EPOCHS * outcome.facts.steps_per_epoch
     mean, variance = moments_of_largest(LAWS[kind], WORKERS)
     found = outcome.workers[0].train_s / (steps * STEP)
     assert found == pytest.approx(mean, abs=4 * np.sqrt(variance / steps))  # four standard errors, seeded
@@ -123,7 +123,7 @@ def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, f
     """A sum of S exponentials is Gamma(S): rare barriers are cheaper although the steps are the same."""
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
     outcome, _ = play("epoch_average", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
-    steps = outcome.facts["steps_per_epoch"]
+    steps = outcome.facts.steps_per_epoch
     mean, variance = moments_of_largest(stats.gamma(steps), WORKERS)
     assert outcome.workers[0].train_s / (EPOCHS * STEP) == pytest.approx(mean, abs=4 * np.sqrt(variance / EPOCHS))
     assert mean < 0.85 * steps * moments_of_largest(LAWS["exponential"], WORKERS)[0]
@@ -132,7 +132,7 @@ def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, f
 def test_without_barriers_random_steps_cost_their_mean(play, free):
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
     outcome, _ = play("asp", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
-    steps = EPOCHS * outcome.facts["steps_per_epoch"]
+    steps = EPOCHS * outcome.facts.steps_per_epoch
     for worker in outcome.workers:
         assert worker.compute_s + worker.data_s == pytest.approx(steps * STEP, abs=4 * STEP * np.sqrt(steps))
     assert np.mean([epoch.wait_s for worker in outcome.workers for epoch in worker.epochs]) < 0.1 * STEP

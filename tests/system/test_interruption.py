@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from scalebench.launch.interruption import AbandonedError, Interruption
+from scalebench.system.interruption import AbandonedError, Interruption
 
 
 @pytest.fixture
 def said(monkeypatch):
-    monkeypatch.setattr("scalebench.launch.interruption._ECHO_S", 0.0)
+    monkeypatch.setattr("scalebench.system.interruption._ECHO_S", 0.0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     yield []
     signal.signal(signal.SIGINT, before)
@@ -82,7 +82,7 @@ def test_abandoning_happens_once_so_that_nothing_disturbs_the_cleaning_up(said):
 
 
 def test_an_echo_of_the_signal_is_not_a_second_one(said, monkeypatch):
-    monkeypatch.setattr("scalebench.launch.interruption._ECHO_S", 10.0)
+    monkeypatch.setattr("scalebench.system.interruption._ECHO_S", 10.0)
     with Interruption(say=said.append) as interruption, interruption.runs_under_way():
         for _ in range(5):
             send(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Runs independent virtual runs on all cores: a few long-lived processes, each with one run at a time."""
+"""A pool of long-lived processes that simulate independent virtual runs, one run at a time each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,59 @@ from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import CostModel, alike, simulate_alike
 
 OnOutcome = Callable[[Run, Outcome], None]
-_POLL_S = 0.2  # between two questions whether to stop
+_POLL_S = 0.2  # between two checks of `stopping`
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Simulates runs of equal arithmetic; it is sent to each process of the pool.
+
+    `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them.
+    """
+
+    cost_model: CostModel
+    folders: dict[int, Path]
+    weights_folder: Path
+    fail_fast: bool = False
+
+    def outcomes(self, runs: Sequence[Run], stopping: Callable[[], bool]) -> list[Outcome]:
+        """The outcomes of `runs` in order, as far as they were made before `stopping` or a failure."""
+        found: list[Outcome] = []
+        if stopping():
+            return found
+        try:
+            for run, outcome, weights in simulate_alike(
+                runs, open_dataset(self.folders[runs[0].workers]), self.cost_model
+            ):
+                if run.save_weights and weights:
+                    save_weights(self.weights_folder, run.run_id, weights["initial"], weights["final"])
+                found.append(outcome)
+                if stopping() or self.ends_with([outcome]):
+                    return found
+        except Exception as error:  # of any kind, raised by a user's strategy or model
+            begun = len(found)
+            found += [Outcome(run.run_id, "failed", in_one_line(error)) for run in runs[begun:]]
+            return found[: begun + 1] if self.fail_fast else found
+        return found
+
+    def ends_with(self, outcomes: Sequence[Outcome]) -> bool:
+        """Return True if no run may follow these outcomes."""
+        return self.fail_fast and any(outcome.status != "completed" for outcome in outcomes)
 
 
 def run_virtual(
     runs: Sequence[Run],
-    folders: dict[int, Path],
-    cost_model: CostModel,
+    simulator: Simulator,
     *,
     jobs: int,
-    weights_folder: Path,
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
     stopping: Callable[[], bool] = lambda: False,
-    fail_fast: bool = False,
 ) -> None:
-    """Simulate `runs` in `jobs` processes; report each as it ends. A run that takes its process down is failed alone.
+    """Simulate `runs` in `jobs` processes and report each as it ends; a run that kills its process fails alone.
 
-    With one job all happens in this process. Once `stopping`, runs under way are finished and no other begins; with
-    `fail_fast` that is so from the moment a run fails, which its process knows first.
-    Runs whose arithmetic is alike are one piece of work. `folders` are the data sets by worker count; weights that a
-    run keeps go to `weights_folder`.
+    One job is done in this process. Once `stopping` returns True, or a run has failed if the simulator fails fast, runs
+    under way are finished and no other begins. Runs of equal arithmetic are one piece of work.
     """
     pieces: dict[str, list[Run]] = {}
     for run in runs:
@@ -49,19 +82,19 @@ def run_virtual(
                 return
             for run in piece:
                 on_start(run)
-            outcomes = _simulate(piece, (cost_model, folders, weights_folder), stopping, fail_fast=fail_fast)
+            outcomes = simulator.outcomes(piece, stopping)
             for run, outcome in zip(piece, outcomes, strict=False):
                 on_outcome(run, outcome)
-            if fail_fast and _failed(outcomes):
+            if simulator.ends_with(outcomes):
                 return
         return
     waiting = list(pieces.values())
-    suspects: list[list[Run]] = []  # were under way when a process died: tried again, one at a time
+    suspects: list[list[Run]] = []  # under way when a process died: repeated, one at a time
     while (waiting or suspects) and not stopping():
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting
         processes = 1 if alone else min(jobs, len(work))
-        left = _pass(work, folders, cost_model, processes, weights_folder, on_start, on_outcome, stopping, fail_fast)
+        left = _run_in_processes(work, simulator, processes, on_start, on_outcome, stopping)
         if stopping():
             return
         if not alone:
@@ -73,27 +106,24 @@ def run_virtual(
                 on_outcome(run, Outcome(run.run_id, "failed", "its process died (killed, or out of memory)"))
 
 
-def _pass(
+def _run_in_processes(
     pieces: Sequence[list[Run]],
-    folders: dict[int, Path],
-    cost_model: CostModel,
+    simulator: Simulator,
     processes: int,
-    weights_folder: Path,
     on_start: Callable[[Run], None],
     on_outcome: OnOutcome,
     stopping: Callable[[], bool],
-    fail_fast: bool,
 ) -> list[list[Run]]:
-    """Work until all is done or a process dies; return the pieces without outcomes, those under way first."""
+    """Work until all pieces are done or a process dies; return those without outcomes, those under way first."""
     left = dict(enumerate(pieces))
     context = preloaded_forkserver()
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, context, _begin, ((cost_model, folders, weights_folder), stop, fail_fast))
+    pool = ProcessPoolExecutor(processes, context, _begin, (simulator, stop))
     under_way: dict[Future[list[Outcome]], int] = {}
     queue = list(left)
     try:
         while under_way or (queue and not stopping()):
-            while queue and len(under_way) < 2 * processes and not stopping():  # for each: one in work, one waiting
+            while queue and len(under_way) < 2 * processes and not stopping():  # per process: one in work, one waiting
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
@@ -116,48 +146,19 @@ def _pass(
     return []
 
 
-_Stage = tuple[CostModel, dict[int, Path], Path]
-_stage: _Stage | None = None  # of this worker process, set once when it starts
-_stop: Any = None  # likewise: the event that says that no run should begin
-_fail_fast = False  # likewise
+_simulator: Simulator | None = None  # of this worker process, set when it starts
+_stop: Any = None  # likewise: the event that is set when no further run should begin
 
 
-def _begin(simulation: _Stage, stop: Any, fail_fast: bool) -> None:
-    global _stage, _stop, _fail_fast
+def _begin(simulator: Simulator, stop: Any) -> None:
+    global _simulator, _stop
     follow()
-    _stage, _stop, _fail_fast = simulation, stop, fail_fast
+    _simulator, _stop = simulator, stop
 
 
 def _simulate_here(runs: list[Run]) -> list[Outcome]:
-    assert _stage is not None
-    outcomes = _simulate(runs, _stage, _stop.is_set, fail_fast=_fail_fast)
-    if _fail_fast and _failed(outcomes):
+    assert _simulator is not None
+    outcomes = _simulator.outcomes(runs, _stop.is_set)
+    if _simulator.ends_with(outcomes):
         _stop.set()  # here, before this process takes the piece that waits for it
-    return outcomes
-
-
-def _failed(outcomes: list[Outcome]) -> bool:
-    return any(outcome.status != "completed" for outcome in outcomes)
-
-
-def _simulate(runs: list[Run], simulation: _Stage, stopping: Callable[[], bool], *, fail_fast: bool) -> list[Outcome]:
-    """The outcomes of `runs`, in their order; of fewer when it was `stopping` before the last began.
-
-    With `fail_fast` the first that is not completed is the last.
-    """
-    cost_model, folders, weights_folder = simulation
-    outcomes: list[Outcome] = []
-    if stopping():
-        return outcomes
-    try:
-        for run, outcome, weights in simulate_alike(runs, open_dataset(folders[runs[0].workers]), cost_model):
-            if run.save_weights and weights:
-                save_weights(weights_folder, run.run_id, weights["initial"], weights["final"])
-            outcomes.append(outcome)
-            if stopping() or (fail_fast and outcome.status != "completed"):
-                return outcomes
-    except Exception as error:  # of a strategy or model of somebody's own: any
-        begun = len(outcomes)
-        outcomes += [Outcome(run.run_id, "failed", in_one_line(error)) for run in runs[begun:]]
-        return outcomes[: begun + 1] if fail_fast else outcomes
     return outcomes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.launch.tracing import timeline_from
-from scalebench.training.outcome import Outcome
+from scalebench.training.outcome import Outcome, RunFacts
+from scalebench.training.timeline import timeline_from
 
 UNEVEN = {
     "slowdown": {1: 2.0, 5: 3.0},
@@ -17,7 +17,7 @@ UNEVEN = {
 
 
 def about(run, **facts):
-    outcome = Outcome("test-run", "completed", "", [], [], facts={"steps_per_epoch": 5, **facts})
+    outcome = Outcome("test-run", "completed", "", [], [], facts=RunFacts(steps_per_epoch=5, **facts))
     return timeline_from(run, outcome).about
 
 

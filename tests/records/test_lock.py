@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.launch.lock import FILE, owner_of, study_lock
+from scalebench.records.lock import FILE, owner_of, study_lock
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_owner_is_named_and_the_lock_is_gone_afterwards(tmp_path):
 def test_a_process_that_was_killed_leaves_a_lock_that_is_taken_over(tmp_path):
     program = (
         "import os, signal, sys, pathlib\n"
-        "from scalebench.launch.lock import study_lock\n"
+        "from scalebench.records.lock import study_lock\n"
         "with study_lock(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)

@@ -1,4 +1,4 @@
-"""Which folder a study goes on in: its own, never another study's."""
+"""The study.yaml of a results folder: a later command continues the same study there, never another one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_whole
 
-# What a study may change and still be the same: more points are added, none of the old ones means something else.
+# Keys that may change while the study stays the same: they add points and leave the meaning of old ones.
 _MAY_CHANGE = {
     *("description", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights"),
     *("calibration_budget_s", "noisy"),
 }
-_SHOWN = 4  # keys that differ
-_LONGEST = 76  # of a name that gets a number behind it
+_SHOWN = 4  # differing keys in a message
+_LONGEST = 76  # characters of a name before a number is appended
 
 
 def keep_study(folder: Path, study: Study) -> None:
-    """Write study.yaml: the same study goes on, a changed one is refused with what changed.
+    """Write study.yaml, or refuse a changed study with the names of the changed keys.
 
     Raises:
         ResultsError: `folder` holds another study of this name, or cannot be written.
@@ -43,7 +43,7 @@ def keep_study(folder: Path, study: Study) -> None:
 
 
 def changes(folder: Path, study: Study) -> list[str]:
-    """What makes `study` another one than that in `folder`, "key was a, is b"; nothing if there is none."""
+    """Differences of `study` from the one in `folder`, as "key was a, is b"; empty without study.yaml."""
     path = folder / "study.yaml"
     if not path.exists():
         return []
@@ -59,14 +59,14 @@ def changes(folder: Path, study: Study) -> list[str]:
 
 
 def _short(key: str, values: dict[str, Any]) -> Any:
-    """The value of `key`, of a checksum its first digits."""
+    """The value of `key`, shortened if it is a checksum."""
     return str(values[key])[:12] if key in PINS or key.startswith(STRATEGIES) else values[key]
 
 
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
-    """`study`, as NAME-2, NAME-3 ... if `output`/NAME holds another study of its name.
+    """Rename `study` to NAME-2, NAME-3 ... if `output`/NAME holds another study.
 
-    The first name that is free, or whose folder holds this very study: said twice, it goes on.
+    The first name is taken that is free or whose folder holds the same study, which then continues.
     """
     study = pinned(study)
     for number in count(1):

@@ -1,4 +1,4 @@
-"""Why a launch ended, and who had stopped: read from a rank's last words, mpirun's messages and the heartbeats."""
+"""The cause that ended a launch: from the error files of ranks, the messages of mpirun, and the heartbeats."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon o
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _NOISE = re.compile(r"^(-+|\s*)$")
-_MOST_TOLD = 300  # characters of it
+_MOST_TOLD = 300  # characters
 _SERVER = ("a server", "servers")
-HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and so many times the longest silence before
-_SILENCE_S = 1.0  # a rank without a beat for so long has stopped, or computes one very long step
+HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and for so many times the longest silence before
+_SILENCE_S = 1.0  # without a beat for so long a rank has stopped, or computes a very long step
 
 
 @dataclass(frozen=True)
 class Death:
-    """How a launch ended; `run_id` where a rank said which run it was in."""
+    """The failure that ended a launch; `run_id` if a rank wrote in which run."""
 
     status: str
     error: str
@@ -36,10 +36,10 @@ class Death:
 
 
 def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> Death:
-    """The cause that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
+    """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
-    mpirun names the process that ended first: a rank that died without last words precedes the last words of others,
-    which report the connections that it broke. Ranks wait before they abort, so that mpirun notices it (`processes`).
+    mpirun names the process that ended first: a rank that died without an error file precedes the errors of others,
+    which report broken connections. Ranks wait before they abort, so that mpirun notices it (`processes`).
     """
     words = LastWords.first(folder)
     said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
@@ -71,7 +71,7 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> 
 
 
 def telling_line(text: str) -> str:
-    """Of what a program said before it failed, what says most: an exception's line, else the first paragraph."""
+    """The most informative part of a failed program's output: the line of an exception, else the first paragraph."""
     lines = [line.strip() for line in text.splitlines()]
     if exception := next((line for line in lines if _EXCEPTION.match(line)), ""):
         return exception
@@ -81,7 +81,7 @@ def telling_line(text: str) -> str:
 
 
 def what_to_check(hosts: Sequence[str]) -> str:
-    """The next step when ranks of `hosts`, of this one if empty, wait for one another while they connect."""
+    """The next step for the user if ranks of `hosts`, or of this one if empty, do not connect."""
     if not hosts:
         return "check what else keeps the cores of this machine busy"
     return (
@@ -91,7 +91,7 @@ def what_to_check(hosts: Sequence[str]) -> str:
 
 
 class Pulse:
-    """Watches the heartbeats of a launch to say, when a run hangs, which ranks had stopped."""
+    """Watches the heartbeats of a launch: which ranks stopped, and when."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,22 +101,22 @@ class Pulse:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that ever said they are there, of this host."""
+        """Process numbers of the ranks of this host that have started."""
         return [beat.pid for beat in read_heartbeats(self._path) if beat.pid and beat.host == platform.node()]
 
     @property
     def hosts(self) -> list[str]:
-        """Each rank's host, empty for a rank that has not said it; no hosts at all where it is this one for all."""
+        """Host of each rank, empty if unknown; no hosts at all if every rank is on this one."""
         hosts = [beat.host for beat in read_heartbeats(self._path)]
         return hosts if set(hosts) - {"", platform.node()} else []
 
     def watch(self, workers: int) -> None:
-        """A run of the first `workers` ranks begins."""
+        """Begin watching a run of the first `workers` ranks."""
         self._watched, self._longest, self._hushed = workers, 0.0, False
         self._changed[:workers] = [time.monotonic()] * workers
 
     def feel(self) -> None:
-        """Look at the file; call often."""
+        """Read the file; call often."""
         now = time.monotonic()
         before = self._hush_s(now)
         for rank, beat in enumerate(read_heartbeats(self._path)):
@@ -127,7 +127,7 @@ class Pulse:
             self._longest = max(self._longest, before)
 
     def hush_s(self) -> float:
-        """For how long all workers of the run have been silent, once it is unlike them; 0 before, and ever after."""
+        """Seconds of silence of all workers, returned once, when it is unusually long; 0 otherwise."""
         seconds = self._hush_s(time.monotonic())
         if self._hushed or seconds <= max(HUSH_S, HUSH_FACTOR * self._longest):
             return 0.0
@@ -135,7 +135,7 @@ class Pulse:
         return seconds
 
     def connecting_s(self, ranks: int) -> float:
-        """For how long one of the first `ranks` ranks has been connecting, while all others did so or were done."""
+        """Seconds for which one of the first `ranks` ranks has been connecting while the others did so, or before."""
         beats = self._beats[:ranks]
         connecting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
         if not connecting or any(beat.phase < Phase.CONNECTING for beat in beats):
@@ -143,7 +143,7 @@ class Pulse:
         return time.monotonic() - max(self._changed[rank] for rank in connecting)
 
     def unconnected(self, ranks: int) -> str:
-        """Which of the first `ranks` ranks wait for which while they connect, in words."""
+        """Name the first `ranks` ranks that wait while they connect, and those they wait for."""
         hosts, beats = self.hosts, self._beats[:ranks]
         waiting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
         pairs = [(rank, beats[rank].batches - 1) for rank in waiting if beats[rank].batches]
@@ -156,11 +156,11 @@ class Pulse:
         return f"{_ranks(waiting)}{places} waited for the others"
 
     def stopped(self, workers: int, servers: int = 0) -> str:
-        """Which of the first `workers` ranks, or of the `servers` after them, stopped first, in words.
+        """Name the first `workers` ranks, or the `servers` after them, that stopped first.
 
-        A server beats while it waits, too: one that fell silent as early as any worker has stopped, and the workers
-        with it; one that fell silent later was kept from the core. Workers that wait for another are silent like that
-        one, but had come further: only the ones furthest behind are named.
+        A server beats while it waits: one that fell silent as early as any worker has stopped, and the workers with it;
+        one that fell silent later was kept from the core. Workers that wait for a stopped one are silent too, but ahead
+        of it: only the ones furthest behind are named.
         """
         now = time.monotonic()
         silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]

@@ -1,11 +1,11 @@
-"""What is told of a launch that mpirun, or a rank, ended."""
+"""The failure found in the files of a launch."""
 
 from __future__ import annotations
 
 import pytest
 
-from scalebench.launch.postmortem import cause_of_death
 from scalebench.native.job import LastWords
+from scalebench.native.postmortem import cause_of_death
 
 SLOTS = """--------------------------------------------------------------------------
 There are not enough slots available in the system to satisfy the 64
@@ -33,7 +33,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError:
         ("word " * 400, "word ...; see"),
     ],
 )
-def test_mpirun_is_quoted_by_its_first_paragraph_or_by_an_exception(said, told, tmp_path):
+def test_mpirun_is_quoted_by_an_exception_or_its_first_paragraph(said, told, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     death = cause_of_death(tmp_path, 1)
     assert death.status == "failed"
@@ -66,13 +66,13 @@ This is usually due to either a failure of the TCP network.
 
 
 @pytest.mark.parametrize("said", LOST)
-def test_a_lost_daemon_is_told_with_its_host_and_ranks(said, tmp_path):
+def test_lost_daemon_is_named_with_host_and_ranks(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     death = cause_of_death(tmp_path, 1, ["n0", "n1", "n2", "n2"])
     assert death.error.startswith("mpirun lost its daemon on n2 with ranks 2, 3: check that host")
 
 
-def test_a_killed_rank_is_told_with_its_host_where_there_are_several(tmp_path):
+def test_killed_rank_is_named_with_its_host_among_several(tmp_path):
     said = "prterun noticed that process rank 4 with PID 518 on node n2 exited on\nsignal 9 (Killed).\n"
     (tmp_path / "stderr.txt").write_text(said)
     hosts = ["n0", "n0", "n1", "n1", "n2", "n2"]
@@ -96,7 +96,7 @@ BROKEN = LastWords(rank=0, run_id="r", status="failed", error="RuntimeError: Con
         ('prterun has exited due to process rank 0 with PID 0 on node n0 calling\n"abort".\n', "rank 0 on n0: Runtime"),
     ],
 )
-def test_a_rank_without_last_words_precedes_ranks_that_report_broken_connections(said, told, tmp_path):
+def test_rank_killed_without_error_file_precedes_broken_connections(said, told, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     BROKEN.save(tmp_path)
     death = cause_of_death(tmp_path, 1, HOSTS)
@@ -105,7 +105,7 @@ def test_a_rank_without_last_words_precedes_ranks_that_report_broken_connections
 
 
 @pytest.mark.parametrize("said", [SIGNALLED, IMPROPER])
-def test_last_words_explain_how_the_rank_that_wrote_them_ended(said, tmp_path):
+def test_error_file_explains_how_its_rank_ended(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     LastWords(rank=2, run_id="r", status="failed", error="ValueError: upset").save(tmp_path)
     assert cause_of_death(tmp_path, 1, HOSTS).error == "rank 2 on n1: ValueError: upset"
@@ -121,7 +121,7 @@ usually indicates a failure in the peer process.
 """
 
 
-def test_a_broken_connection_is_told_with_both_hosts_where_nothing_tells_more(tmp_path):
+def test_broken_connection_is_named_with_both_hosts(tmp_path):
     (tmp_path / "stderr.txt").write_text(HUNG_UP)
     told = "a process on n0 lost its connection to n1, where ranks 1, 2 ran: check that host"
     assert cause_of_death(tmp_path, 14, HOSTS).error == told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.launch.resume import changes, keep_study, with_a_folder_of_its_own
+from scalebench.records.study_file import changes, keep_study, with_a_folder_of_its_own
 from scalebench.study.load import load_study
 
 

@@ -1,8 +1,8 @@
-"""What a study does when it is told to stop: finish what is under way, or abandon it when told again.
+"""Interruption of a study by signals: finish the runs under way, or abandon them on a second signal.
 
-SIGINT (Ctrl-C), SIGTERM and SIGUSR1 (a scheduler's warning) ask for the end: runs under way are finished and kept, no
-other begins. A second Ctrl-C abandons them, and so does the end of the grace that follows SIGTERM: what is abandoned
-leaves no row, as if the command had been killed. A third Ctrl-C leaves at once.
+After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 (a scheduler's warning) runs under way are finished and kept, and no other
+begins. A second Ctrl-C abandons them, and so does the end of the grace period after SIGTERM: abandoned runs leave no
+row, as if the command had been killed. A third Ctrl-C exits at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class AbandonedError(KeyboardInterrupt):
-    """Leave everything that is under way; raised by the second signal wherever the program is."""
+    """Raised wherever the program is, by the signal that abandons the runs under way."""
 
 
 class Interruption:
-    """Listens while a study runs; `signum` is the first signal that came, None if none did.
+    """Handles signals while a study runs; `signum` is the first one received.
 
-    Only a main thread can listen. A signal that was ignored before (as by nohup) stays ignored.
+    Only in the main thread. A signal that was ignored before (as by nohup) stays ignored.
     """
 
     def __init__(self, grace_s: float = GRACE_S, say: Callable[[str], None] | None = None) -> None:
@@ -41,12 +41,12 @@ class Interruption:
         self._timer_before: tuple[float, float] | None = None
 
     def asked(self) -> bool:
-        """Whether no further run should begin."""
+        """Return True if no further run should begin."""
         return self.signum is not None
 
     @contextmanager
     def runs_under_way(self) -> Iterator[None]:
-        """There is something to finish inside; outside, the first signal already ends what is being done."""
+        """Let runs inside finish after the first signal; outside, the first signal abandons at once."""
         self._under_way = True
         try:
             yield
@@ -55,7 +55,7 @@ class Interruption:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """What is done inside is done whole: abandoning waits for it."""
+        """Delay abandoning until the block has ended."""
         self._shielded = True
         try:
             yield
@@ -115,7 +115,7 @@ class Interruption:
         raise AbandonedError
 
 
-# Said while ranks are starting, too, when no run has begun yet.
+# Printed while ranks start, too, before any run has begun.
 _PROMISE: dict[int, str] = {
     signal.SIGINT: "stopping: any run that has begun is finished and kept; Ctrl-C again abandons it",
     signal.SIGTERM: "stopping (SIGTERM): any run that has begun has {grace:g} s to finish",
@@ -124,7 +124,7 @@ _PROMISE: dict[int, str] = {
 
 
 def _say(text: str) -> None:
-    """A line on standard error, past Python's buffers: in a signal handler they may be in use."""
+    """Write a line to standard error without Python's buffers, which may be in use in a signal handler."""
     below_the_bar = "\n" if sys.stderr.isatty() else ""
     with suppress(OSError):
         os.write(2, f"{below_the_bar}{text}\n".encode())

@@ -1,4 +1,4 @@
-"""One command at a time writes a study: `lock` in its folder says which."""
+"""Exclusive access to the folder of a study: the file `lock` names the process that writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "lock"
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that writes a study; `born` tells it from a later process with its number."""
+    """The process that writes a study; `born` distinguishes it from a later process of the same number."""
 
     host: str
     pid: int
@@ -33,7 +33,7 @@ class Owner:
 
     @property
     def may_live(self) -> bool:
-        """False if it ran on this host and is gone; of other hosts nothing is known."""
+        """False if it ran on this host and has ended; True on other hosts, whose processes are not visible."""
         return self.host != platform.node() or _born(self.pid) == self.born != ""
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class Owner:
 
 @contextmanager
 def study_lock(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made if need be. A lock whose owner is gone from this host is taken over.
+    """Hold `folder`, created if missing. A lock whose owner has ended on this host is taken over.
 
-    The file system's own lock (flock) is held too, where it has one: it ends with its process, whatever ends that.
+    The file system's own lock (flock) is held too, where available: it ends with its process in any case.
 
     Raises:
         ResultsError: another command holds it (named by host and process), or the folder cannot be written.
@@ -60,7 +60,7 @@ def study_lock(folder: Path) -> Iterator[None]:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Who writes the study in `folder` at this moment, as far as can be told from here."""
+    """The process that writes the study in `folder` now, or may do so on another host."""
     owner = _read(folder / FILE)
     return owner if owner is not None and owner.may_live else None
 
@@ -91,7 +91,7 @@ def _take(path: Path) -> int:
 
 
 def _flock(descriptor: int) -> bool:
-    """Whether the file is ours; file systems without flock leave it to what the file says."""
+    """Lock the file; True if it is locked, or if the file system has no flock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +119,7 @@ def _write(path: Path, descriptor: int) -> None:
 def _read(path: Path) -> Owner | None:
     try:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # not there, or torn by a kill: then nobody holds it
+    except (OSError, ValueError, TypeError):  # missing, or incomplete after a kill: no owner
         return None
 
 
@@ -131,7 +131,7 @@ def _refusal(path: Path, owner: Owner | None) -> str:
 
 
 def _born(pid: int) -> str:
-    """When the process began, in the kernel's ticks since the machine's start and with that; empty if there is none."""
+    """Boot identifier and start time of the process in kernel ticks since then; empty if there is no such process."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

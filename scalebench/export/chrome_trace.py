@@ -1,8 +1,8 @@
 """A timeline as a Chrome trace file, which ui.perfetto.dev and chrome://tracing open.
 
-Viewers count in whole nanoseconds and drop an event that reaches into the next one of its lane, be it by one: moments
-are rounded, and durations are the differences of rounded moments, so that laps that touch still do. A lap shorter than
-that, of which Horovod's own timeline (microseconds) has some, is left out.
+Viewers count in whole nanoseconds and drop an event that overlaps the next one of its lane by one: times are rounded,
+and durations are differences of rounded times, so that adjacent laps stay adjacent. Shorter laps, as in Horovod's own
+timeline (microseconds), are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.errors import ResultsError
-from scalebench.launch.tracing import Timeline
+from scalebench.training.timeline import Timeline
 
 _PROCESS = 1  # 0 is the idle process of viewers
 

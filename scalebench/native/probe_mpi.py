@@ -1,0 +1,98 @@
+"""Costs of MPI: collectives, one-sided access to a shared vector, and requests to a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.server import RankServer, ServerLoop
+from scalebench.comm.shared import OneSidedState
+from scalebench.native.probe_rounds import Rounds, repetitions_in, sleep_until_all_arrive
+from scalebench.native.probe_samples import GRID, Found, Sample, entry
+from scalebench.system.stopwatch import Stopwatch
+
+_COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
+
+
+def measure_mpi(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+    """Measure MPI's operations in reference steps of their round."""
+    comm = MpiCommunicator(rounds.mpi, rounds.clock)
+    operations: dict[str, tuple[Callable[[torch.Tensor], None], tuple[int, ...]]] = {
+        "mpi": (partial(comm.allreduce_, op="mean"), GRID),
+        "mpi-broadcast": (comm.broadcast_, _COARSE_GRID),
+        "mpi-reduce": (comm.reduce_, _COARSE_GRID),
+        "mpi-linear-broadcast": (partial(comm.broadcast_, linear=True), _COARSE_GRID),
+        "mpi-linear-reduce": (partial(comm.reduce_, linear=True), _COARSE_GRID),
+    }
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+    states = {nbytes: OneSidedState(comm, torch.zeros(nbytes // 4)) for nbytes in _COARSE_GRID}
+
+    def access(state: OneSidedState) -> None:
+        with state.exclusive():
+            pass
+
+    def one_round() -> list[Sample]:
+        samples: list[Sample] = []
+        for name, (operation, grid) in operations.items():
+            for nbytes in grid:
+                samples += rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes]))
+        for nbytes, state in states.items():
+            samples += rounds.by_one(rounds.mpi.size - 1, ("mpi-onesided", nbytes), partial(access, state))
+        samples += rounds.together(("at once", 4), partial(comm.allreduce_, buffers[4]))
+        return samples + _serve(rounds)
+
+    found = rounds.measure(one_round, relative=True)
+    message_s = found.least(("at once", 4))
+    for state in states.values():
+        state.close()
+    made = partial(entry, ranks=rounds.mpi.size, source=source)
+    collectives = [made(name, found.curve(name, grid), message_s=message_s) for name, (_, grid) in operations.items()]
+    others = ("mpi-onesided", "mpi-server", "mpi-server-busy")
+    return found, collectives + [made(name, found.curve(name, _COARSE_GRID)) for name in others]
+
+
+class _Echo:
+    """A server's rule that replies with as many bytes as were sent."""
+
+    def __call__(self, worker: int, payload: torch.Tensor, now: float) -> list[tuple[int, torch.Tensor]]:
+        return [(worker, payload.clone())]
+
+
+def _serve(rounds: Rounds) -> list[Sample]:
+    """Time requests of n bytes from worker 0 to the last rank with their replies, and the server's part of each."""
+    mpi = rounds.mpi
+    serves = mpi.rank == mpi.size - 1
+    group = mpi.Split(int(serves))
+    samples = []
+    for nbytes in _COARSE_GRID:
+        if serves:
+            loop = ServerLoop(mpi, torch.float32)
+            stopwatch = Stopwatch(computes=False)
+            handled = loop.serve()
+            undisturbed = stopwatch.stop().undisturbed
+            samples.append(Sample(("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed))
+        else:
+            samples += _request(rounds, MpiCommunicator(group, rounds.clock), nbytes)
+        sleep_until_all_arrive(mpi)  # one server after the other
+    group.Free()
+    return samples
+
+
+def _request(rounds: Rounds, workers: MpiCommunicator, nbytes: int) -> list[Sample]:
+    """Time a window of requests by worker 0 while the others sleep."""
+    server, payload = RankServer(workers, rounds.mpi, _Echo()), torch.zeros(nbytes // 4)
+    samples = []
+    if workers.rank == 0:
+        request = partial(server.request, payload)
+        began = time.perf_counter()
+        request()
+        repetitions = repetitions_in(time.perf_counter() - began, "mpi", least=2)
+        samples.append(rounds.window(("mpi-server", nbytes), request, repetitions, "mpi"))
+    sleep_until_all_arrive(workers.mpi)
+    server.close()
+    return samples

@@ -1,0 +1,133 @@
+"""Rounds of timed windows among a group of ranks, each round beside a reference step of rank 0."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from scalebench.native.probe_samples import Found, Key, Sample
+from scalebench.system.background_load import BackgroundLoad, taken_by
+from scalebench.system.clock import WallClock
+from scalebench.system.stopwatch import Stopwatch
+from scalebench.training.reference_step import Gauge
+
+CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
+_WINDOW_S = {"mpi": 3e-3, "horovod": 10e-3, "gloo": 20e-3}  # aimed at; at least one operation
+_MOST = 100  # operations of a window
+_ROUNDS = 5  # at least
+_OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
+_LARGE, _FEW, _SOME = 1 << 20, 2, 8  # bytes, and operations of a window with more and with less
+_PAUSES = 12  # operations of a window that each follow some computing, from none to a cycle long
+
+Operation = Callable[[], object]
+
+
+class Rounds:
+    """Times operations among the ranks of `mpi`, for `seconds` at most; all ranks call each method together."""
+
+    def __init__(self, mpi: MPI.Comm, seconds: float) -> None:
+        self.mpi, self._seconds = mpi, seconds
+        self.clock = WallClock()
+        self.gauge = Gauge()
+        self._repetitions: dict[Key, int] = {}
+        self._family = (os.getppid(), *mpi.allgather(os.getpid()))  # mpirun, bound to no core, and the ranks
+
+    def measure(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Found:
+        """Repeat `one_round` until all costs are precise or the time is over; `relative`: to the reference step."""
+        found = Found()
+        end = time.perf_counter() + self._seconds
+        going = True
+        while going:
+            found.references.append(self._reference())
+            background = BackgroundLoad(taken_by(self._family), of=self._family[0])
+            samples = self.mpi.allgather(one_round())
+            if not relative and (background.share() or 0.0) > _OTHERS:
+                samples = [[sample._replace(undisturbed=False) for sample in own] for own in samples]
+            found.add(samples)
+            rounds = len(found.references)
+            more = rounds < _ROUNDS or (time.perf_counter() < end and not found.precise(relative=relative))
+            going = self.mpi.bcast(more)
+        return found
+
+    def _reference(self) -> float:
+        """Time of the reference step on rank 0 while the others sleep; NaN if it was disturbed."""
+        sleep_until_all_arrive(self.mpi)
+        seconds = (self.gauge.seconds() or math.nan) if self.mpi.rank == 0 else None
+        sleep_until_all_arrive(self.mpi)
+        return float(self.mpi.bcast(seconds))
+
+    def together(self, key: Key, operation: Operation, engine: str = "mpi") -> list[Sample]:
+        """Time a window of `operation`, done by all ranks together and equally often."""
+        operation()
+        if key not in self._repetitions:
+            began = time.perf_counter()
+            operation()
+            trial = time.perf_counter() - began
+            self._repetitions[key] = self.mpi.bcast(repetitions_in(trial, engine))
+        return [self.window(key, operation, self._repetitions[key], engine)]
+
+    def after_a_step(self, key: Key, operation: Operation) -> list[Sample]:
+        """Time a window of operations, each after a reference step, so that caches are as in training.
+
+        A barrier lies between the two: waiting for other ranks is not part of the cost of an operation.
+        """
+        operation()
+        steps = _FEW if key[1] > _LARGE else _SOME
+        stopwatch, seconds = Stopwatch(computes=False), 0.0
+        for _ in range(steps):
+            self.gauge.steps(1)
+            self.mpi.Barrier()
+            began = time.perf_counter()
+            operation()
+            seconds += time.perf_counter() - began
+        return [Sample(key, seconds / steps, stopwatch.stop().undisturbed)]
+
+    def after_computing(self, key: Key, operation: Operation) -> list[Sample]:
+        """Time a window of operations, each after computing for none to one cycle, so that it starts at any phase."""
+        operation()
+        stopwatch = Stopwatch(computes=False, shares_cores=True)
+        seconds = 0.0
+        for place in range(_PAUSES):
+            ready = time.perf_counter() + (place + 0.5) / _PAUSES * CYCLE_S
+            while (began := time.perf_counter()) < ready:
+                pass
+            operation()
+            seconds += time.perf_counter() - began
+        return [Sample(key, seconds / _PAUSES, stopwatch.stop().undisturbed)]
+
+    def by_one(self, rank: int, key: Key, operation: Operation, engine: str = "mpi") -> list[Sample]:
+        """Time a window on one rank; the others sleep outside MPI, as if they computed."""
+        samples = []
+        if self.mpi.rank == rank:
+            operation()
+            began = time.perf_counter()
+            operation()
+            trial = time.perf_counter() - began
+            repetitions = repetitions_in(trial, engine)
+            samples.append(self.window(key, operation, repetitions, engine))
+        sleep_until_all_arrive(self.mpi)
+        return samples
+
+    def window(self, key: Key, operation: Operation, repetitions: int, engine: str) -> Sample:
+        stopwatch = Stopwatch(computes=False, shares_cores=engine != "mpi")
+        stopwatch.start()
+        for _ in range(repetitions):
+            operation()
+        seconds, undisturbed = stopwatch.stop()
+        return Sample(key, seconds / repetitions, undisturbed)
+
+
+def repetitions_in(trial_s: float, engine: str, least: int = 1) -> int:
+    """Number of operations of a window if one takes `trial_s` seconds."""
+    return int(min(_MOST, max(least, _WINDOW_S[engine] / max(trial_s, 1e-7))))
+
+
+def sleep_until_all_arrive(group: MPI.Comm) -> None:
+    """Wait at a barrier without taking the core from ranks that still measure."""
+    done = group.Ibarrier()
+    while not done.Test():
+        time.sleep(1e-3)

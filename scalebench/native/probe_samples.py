@@ -1,0 +1,104 @@
+"""Timed windows of the engine probe: which of them count, and the cost that follows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from scalebench.cluster.engine_costs import EngineCost
+from scalebench.system.stopwatch import FEWEST, typical
+
+GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
+Key = tuple[str, int]  # an operation's name, and bytes
+
+
+class Sample(NamedTuple):
+    """Seconds of one operation in one window, and whether the window was undisturbed."""
+
+    key: Key
+    seconds: float
+    undisturbed: bool
+
+
+class Found:
+    """The windows of all rounds so far, and the reference step of each round, in seconds."""
+
+    def __init__(self) -> None:
+        self.references: list[float] = []
+        self._windows: dict[Key, list[tuple[int, float, bool]]] = {}
+
+    def add(self, samples: Sequence[Sequence[Sample]]) -> None:
+        """Add one round's samples by rank: the first rank's time counts, undisturbed if it was so on every rank."""
+        together: dict[tuple[Key, int], list[Sample]] = {}
+        for of_rank in samples:
+            seen: Counter[Key] = Counter()
+            for sample in of_rank:
+                together.setdefault((sample.key, seen[sample.key]), []).append(sample)
+                seen[sample.key] += 1
+        for (key, _), own in together.items():
+            undisturbed = all(sample.undisturbed for sample in own)
+            self._windows.setdefault(key, []).append((len(self.references) - 1, own[0].seconds, undisturbed))
+
+    @property
+    def reference_s(self) -> float:
+        """Mean reference step of all rounds, as for a run: a shared machine changes between two speeds."""
+        known = [value for value in self.references if math.isfinite(value)]
+        return fmean(known) if known else math.nan
+
+    def values(self, key: Key, *, relative: bool) -> list[float]:
+        """Seconds of the undisturbed windows, at the mean reference step if `relative`.
+
+        If fewer than FEWEST were undisturbed, use the shortest quarter of all instead: noise only adds.
+        """
+        windows = self._windows[key]
+        found = []
+        for number, seconds, undisturbed in windows:
+            reference = self.references[number]
+            scale = self.reference_s / reference if relative and math.isfinite(reference) else 1.0
+            found.append((seconds * scale, undisturbed))
+        kept = [seconds for seconds, undisturbed in found if undisturbed]
+        if len(kept) < min(FEWEST, len(windows)):
+            kept = sorted(seconds for seconds, _ in found)[: max(1, len(found) // 4)]
+        return kept
+
+    def seconds(self, key: Key, *, relative: bool = True) -> float:
+        """Median cost of an operation."""
+        return typical(self.values(key, relative=relative)).value
+
+    def least(self, key: Key, *, relative: bool = True) -> float:
+        """10 % quantile of the windows: the cost without waits of the operation's own threads for a core."""
+        return float(np.quantile(self.values(key, relative=relative), 0.1))
+
+    def curve(self, name: str, grid: Sequence[int], *, relative: bool = True) -> list[tuple[int, float]]:
+        """(bytes, seconds) of an operation."""
+        return [(nbytes, self.seconds((name, nbytes), relative=relative)) for nbytes in grid]
+
+    def share_undisturbed(self) -> float:
+        """Share of all windows that were undisturbed."""
+        flags = [undisturbed for windows in self._windows.values() for _, _, undisturbed in windows]
+        return sum(flags) / len(flags) if flags else 1.0
+
+    def precise(self, *, relative: bool) -> bool:
+        """Return True if each cost is known precisely and no larger message costs less than a smaller one."""
+        if not all(typical(self.values(key, relative=relative)).precise for key in self._windows):
+            return False
+        curves: dict[str, list[float]] = {}
+        for name, nbytes in sorted(self._windows):
+            curves.setdefault(name, []).append(self.seconds((name, nbytes), relative=relative))
+        return all(a <= b * 1.02 for curve in curves.values() for a, b in pairwise(curve))
+
+
+def entry(
+    name: str, points: Sequence[tuple[int, float]], *, ranks: int, source: str, nodes: int = 1, **others: float
+) -> EngineCost:
+    """The costs nearest to `points`, (bytes, seconds), among those that never fall with the bytes."""
+    costs = isotonic_regression([seconds for _, seconds in points]).x.tolist()
+    curve = [(nbytes, seconds) for (nbytes, _), seconds in zip(points, costs, strict=True)]
+    return EngineCost(engine=name, ranks=ranks, nodes=nodes, alpha_s=costs[0], points=curve, source=source, **others)

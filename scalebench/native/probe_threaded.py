@@ -1,0 +1,196 @@
+"""Costs of engines with a thread of their own, Horovod and gloo, and of their hooks and wrappers in a step.
+
+Such engines wait for timers and for the scheduler: their costs are measured in seconds, not in reference steps.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+
+import torch
+from mpi4py import MPI
+
+from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.native import NativeCommunicator
+from scalebench.models.flat import flatten
+from scalebench.native.connection import connected
+from scalebench.native.probe_rounds import CYCLE_S, Operation, Rounds, sleep_until_all_arrive
+from scalebench.native.probe_samples import GRID, Found, Key, Sample, entry
+from scalebench.system.stopwatch import Stopwatch
+from scalebench.training.reference_step import Step, reference_network
+
+_SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport
+_PAIRS, _STEPS = 12, 4  # windows of an engine's step in a round, and steps of each
+
+
+def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+    """Measure Horovod's allreduce, divided into cycle, negotiation and transport, and its cost per step."""
+    import horovod.torch as hvd
+
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+    hooked = [torch.zeros(16) for _ in range(4)]  # as many as a model with two layers hands over
+    transport = MpiCommunicator(rounds.mpi, rounds.clock)
+
+    def one_round() -> list[Sample]:
+        samples: list[Sample] = []
+        for nbytes in GRID:
+            if nbytes <= _SMALL:
+                samples += rounds.after_a_step(("transport", nbytes), partial(transport.allreduce_, buffers[nbytes]))
+        samples += rounds.together(("at once", 4), partial(transport.allreduce_, buffers[4]))
+        with _engine("horovod", rounds, rounds.mpi) as comm:
+            samples += rounds.together(("cycle", 4), partial(comm.allreduce_, buffers[4]), "horovod")
+            for nbytes in GRID:
+                samples += rounds.after_computing(("horovod", nbytes), partial(comm.allreduce_, buffers[nbytes]))
+            began = time.perf_counter()
+            handles = [hvd.allreduce_async_(tensor, name=f"probe.{i}") for i, tensor in enumerate(hooked)]
+            samples.append(Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True))
+            for handle in handles:
+                hvd.synchronize(handle)
+        return samples + _alone("horovod", rounds, _horovod_step)
+
+    found = rounds.measure(one_round, relative=False)
+    cycle_s = found.seconds(("cycle", 4), relative=False)
+    moved = {nbytes: found.seconds(("transport", nbytes)) for nbytes in GRID if nbytes <= _SMALL}
+    # A tensor that is ready at any moment waits for half a cycle on average.
+    whole = {nbytes: found.seconds(("horovod", nbytes), relative=False) - cycle_s / 2 for nbytes in GRID}
+    # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small operation's time is negotiation.
+    negotiation = max(0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items()))
+    points = [(nbytes, moved.get(nbytes, max(0.0, seconds - negotiation))) for nbytes, seconds in whole.items()]
+    alone_s, together_s = _added(found)
+    return found, [
+        entry(
+            "horovod",
+            points,
+            ranks=rounds.mpi.size,
+            source=source,
+            negotiation_s=negotiation,
+            message_s=found.least(("at once", 4)),
+            cycle_s=cycle_s,
+            per_step_s=found.seconds(("enqueue", 0)) + together_s,
+            alone_s=alone_s,
+        )
+    ]
+
+
+def measure_gloo(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+    """Measure gloo's allreduce, and the cost per step of DDP."""
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+
+    def one_round() -> list[Sample]:
+        samples: list[Sample] = []
+        with _engine("gloo", rounds, rounds.mpi) as comm:
+            for nbytes in GRID:
+                samples += rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes]))
+        return samples + _alone("gloo", rounds, _ddp_step)
+
+    found = rounds.measure(one_round, relative=False)
+    alone_s, together_s = _added(found)
+    reduced_s = found.seconds(("reduce alone", 0))  # of a lone worker's bucket, which others are charged for
+    return found, [
+        entry(
+            "gloo",
+            found.curve("gloo", GRID, relative=False),
+            ranks=rounds.mpi.size,
+            source=source,
+            message_s=found.least(("gloo", 4), relative=False),
+            per_step_s=max(0.0, together_s - reduced_s),
+            alone_s=alone_s,
+        )
+    ]
+
+
+@contextmanager
+def _engine(engine: str, rounds: Rounds, group: MPI.Comm) -> Iterator[NativeCommunicator]:
+    """Connect the engine on `group`, Horovod with its default cycle."""
+    os.environ["HOROVOD_CYCLE_TIME"] = str(1e3 * CYCLE_S)
+    try:
+        with connected(engine, group, rounds.clock, one_node=True) as comm:
+            yield comm
+    finally:
+        del os.environ["HOROVOD_CYCLE_TIME"]
+
+
+def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) -> list[Sample]:
+    """Time steps of a lone worker with the engine's hooks and wrappers, relative to reference steps beside them.
+
+    First of rank 0 while the others sleep, then of all ranks at the same time.
+    """
+    group = rounds.mpi.Split(rounds.mpi.rank)
+    samples = []
+    with _engine(engine, rounds, group):
+        wrapped = engine_step()
+        if rounds.mpi.rank == 0:
+            samples += _over_reference(rounds, ("alone", 0), wrapped)
+        sleep_until_all_arrive(rounds.mpi)
+        samples += _over_reference(rounds, ("together", 0), wrapped)
+        if engine == "gloo":
+            bucket = torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
+            reduce = partial(torch.distributed.all_reduce, bucket)
+            samples += rounds.together(("reduce alone", 0), reduce, engine)
+        del wrapped
+    group.Free()
+    return samples
+
+
+def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
+    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step."""
+    samples = []
+    for _ in range(_PAIRS):
+        stopwatch = Stopwatch()
+        rounds.gauge.steps(_STEPS)  # reading the counters cools the caches
+        reference_s = rounds.gauge.steps(_STEPS)
+        step()
+        began = time.perf_counter()
+        for _ in range(_STEPS):
+            step()
+        seconds = (time.perf_counter() - began) / _STEPS
+        samples.append(Sample(key, seconds / reference_s, stopwatch.stop().undisturbed))
+    return samples
+
+
+def _added(found: Found) -> tuple[float, float]:
+    """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
+    alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
+    return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s
+
+
+def _horovod_step() -> Step:
+    """The reference step of a script with Horovod: a wrapped optimizer, tensor by tensor."""
+    import horovod.torch as hvd
+
+    net, x = reference_network(), torch.randn(8, 96)
+    _, gradients = flatten(net)
+    plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
+
+    def step() -> None:
+        gradients.zero_()
+        net(x).sum().backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    return step
+
+
+def _ddp_step() -> Step:
+    """The reference step of a script with DDP: a wrapped module, buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    net, x = reference_network(), torch.randn(8, 96)
+    _, gradients = flatten(net)
+    wrapped = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+
+    def step() -> None:
+        gradients.zero_()
+        wrapped(x).sum().backward()
+        optimizer.step()
+
+    return step

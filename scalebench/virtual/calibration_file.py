@@ -1,0 +1,94 @@
+"""The file of a calibration: all measured numbers that charge the virtual runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.errors import ClusterError, ResultsError
+from scalebench.system.atomic_write import write_whole
+from scalebench.virtual.calibration import loads_up_to
+from scalebench.virtual.operation_times import OperationTimes
+from scalebench.virtual.step_times import StepTable
+
+CALIBRATION = "calibration.json"  # in the folder of a study
+
+
+class Calibration(BaseModel):
+    """Step times, engine costs and times of operations; no `tables` where a study states its step times."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str  # hash of the machine, the torch build, the model, the data and the settings that were measured
+    tables: list[StepTable]
+    engines: EngineCosts
+    operations: OperationTimes = {}
+    reference_s: float | None = None  # the reference step at the machine speed of all these
+
+    def at(self, reference_s: float) -> Calibration:
+        """Scale to the machine speed at which the reference step takes `reference_s`."""
+        if self.reference_s is None:
+            return self
+        factor = reference_s / self.reference_s
+        return Calibration(
+            key=self.key,
+            tables=[table.scaled(factor) for table in self.tables],
+            engines=self.engines.at(reference_s),
+            operations={
+                name: {operation: time.scaled(factor) for operation, time in own.items()}
+                for name, own in self.operations.items()
+            },
+            reference_s=reference_s,
+        )
+
+    def lacking(self, sizes: set[int], most_workers: int) -> str:
+        """Name the batch `sizes`, and the loads of up to `most_workers` a node, without step times; empty if none."""
+        known = [{batch.samples for batch in table.batches} for table in self.tables]
+        missing = sorted({size for own in known for size in sizes - own})
+        loads = sorted(set(loads_up_to(most_workers)) - {table.busy_workers for table in self.tables})
+        parts = [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
+        parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []
+        return " and ".join(parts)
+
+    def with_tables(self, measured: Sequence[StepTable]) -> Calibration:
+        """Add the batch sizes and loads of `measured` that are new."""
+        own = {table.busy_workers: table for table in self.tables}
+        for table in measured:
+            if (before := own.get(table.busy_workers)) is None:
+                own[table.busy_workers] = table
+                continue
+            known = {batch.samples for batch in before.batches}
+            further = [batch for batch in table.batches if batch.samples not in known]
+            own[table.busy_workers] = before.model_copy(update={"batches": [*before.batches, *further]})
+        return self.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
+
+    def save(self, path: Path) -> None:
+        """Write the file whole, or raise ResultsError."""
+        save_text(self.model_dump_json(indent=1), path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write `text` whole, or raise ResultsError."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read what `Calibration.save` wrote.
+
+    Raises:
+        ClusterError: the file cannot be read or is not a calibration.
+    """
+    try:
+        return Calibration.model_validate_json(path.read_text())
+    except OSError as error:
+        raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
+    except (ValidationError, UnicodeDecodeError):
+        raise ClusterError(
+            f"calibration: {path} is not a calibration of this version; delete it or name another"
+        ) from None

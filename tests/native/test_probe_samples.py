@@ -1,0 +1,92 @@
+"""Costs from the timed windows of the engine probe; no message is sent."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalebench.native.probe_samples import Found, Sample
+
+
+def rounds(*seconds, key=("mpi", 4), reference=1e-3, ranks=2, disturbed=()):
+    """One window a round of each rank; `disturbed` names pairs of round and rank."""
+    found = Found()
+    for number, each in enumerate(seconds):
+        found.references.append(reference)
+        found.add([[Sample(key, each + rank, undisturbed=(number, rank) not in disturbed)] for rank in range(ranks)])
+    return found
+
+
+def test_cost_is_the_median_of_the_first_ranks_undisturbed_windows():
+    times = [float(number) for number in range(1, 22)]
+    found = rounds(*times)
+    assert found.seconds(("mpi", 4)) == 11.0
+    assert found.least(("mpi", 4)) == pytest.approx(3.0)
+    assert found.share_undisturbed() == 1.0
+    held_up = rounds(*times, disturbed={(20, 0), (19, 1)})  # on any rank
+    assert held_up.values(("mpi", 4), relative=True) == times[:19]
+    assert held_up.seconds(("mpi", 4)) == 10.0
+    assert held_up.share_undisturbed() == pytest.approx(19 / 21)
+
+
+def test_shortest_quarter_counts_where_few_windows_are_undisturbed():
+    times = [float(number) for number in range(1, 41)]
+    all_but_11 = {(number, 0) for number in range(29)}
+    found = rounds(*times, disturbed=all_but_11)
+    assert found.values(("mpi", 4), relative=True) == times[:10]
+    assert found.seconds(("mpi", 4)) == 5.5
+    assert rounds(*times, disturbed=all_but_11 - {(0, 0)}).seconds(("mpi", 4)) == 34.5, "twelve are enough"
+
+
+def test_all_of_few_windows_must_be_undisturbed():
+    times = [3.0, 1.0, 2.0, 9.0, 8.0]
+    assert rounds(*times).seconds(("mpi", 4)) == 3.0
+    assert rounds(*times, disturbed={(3, 1)}).seconds(("mpi", 4)) == 1.0
+
+
+def test_windows_are_matched_by_name_and_place_in_their_round():
+    found = Found()
+    found.references.append(1e-3)
+    mine = [Sample(("alone", 0), seconds, undisturbed=True) for seconds in (1.0, 2.0)]
+    its = [Sample(("alone", 0), 5.0, undisturbed=seconds > 5) for seconds in (5.0, 6.0)]
+    found.add([mine, [*its, Sample(("mpi-onesided", 4), 7.0, undisturbed=True)]])
+    found.add([[], []])
+    assert found.values(("mpi-onesided", 4), relative=False) == [7.0]
+    assert found.share_undisturbed() == pytest.approx(2 / 3)
+    assert found.values(("alone", 0), relative=False) == [1.0], "one of two is not enough: the shortest"
+
+
+def test_relative_cost_is_independent_of_the_machine_speed():
+    found = Found()
+    for number in range(24):
+        slow = number % 2
+        found.references.append(2e-3 if slow else 1e-3)
+        found.add([[Sample(("mpi", 4), 20.0 if slow else 10.0, undisturbed=True)]])
+    assert found.reference_s == pytest.approx(1.5e-3)
+    assert found.values(("mpi", 4), relative=True) == pytest.approx([15.0] * 24)
+    assert found.precise(relative=True)
+    assert found.seconds(("mpi", 4), relative=False) == 15.0  # the mean of the two in the middle
+    assert not found.precise(relative=False)
+
+
+def test_round_without_reference_step_counts_unscaled():
+    found = rounds(*[4.0] * 12, reference=math.nan)
+    assert math.isnan(found.reference_s)
+    assert found.seconds(("mpi", 4)) == 4.0
+    found.references[:6] = [1e-3] * 6
+    assert found.reference_s == pytest.approx(1e-3)
+
+
+def test_costs_that_fall_with_the_bytes_are_not_precise():
+    found = Found()
+    costs = {4: 1.0, 4096: 2.0, 65536: 1.99}  # within 2 % of the smaller message's
+    for _ in range(12):
+        found.references.append(1e-3)
+        found.add([[Sample(("mpi", nbytes), cost, undisturbed=True) for nbytes, cost in costs.items()]])
+    assert found.precise(relative=True)
+    for _ in range(30):
+        found.references.append(1e-3)
+        found.add([[Sample(("mpi", 65536), 1.5, undisturbed=True)]])
+    assert found.seconds(("mpi", 65536)) == 1.5
+    assert not found.precise(relative=True)
