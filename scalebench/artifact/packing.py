@@ -1,4 +1,4 @@
-"""Puts an artifact together: a folder, and the same as a zip. The same records give the same bytes.
+"""Write an artifact as a folder and as a zip; the same records give the same bytes.
 
 results/<study>/   the records       plots/<study>/   the figures with their CSVs       inputs/   files the study names
 software/          scalebench as a wheel              constraints.txt, requirements-analysis.txt, reproduce.sh
@@ -7,22 +7,24 @@ README.md, artifact-description.tex, ro-crate-metadata.json, SHA256SUMS
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
+import scalebench
 from scalebench.analysis import load
-from scalebench.artifact import crate, text
-from scalebench.artifact.contents import Description, describe, light_requirements
-from scalebench.artifact.minutes import TIMES
-from scalebench.artifact.paper import Paper
-from scalebench.artifact.shipping import ship_records
-from scalebench.artifact.wheel import add_file, write_wheel
+from scalebench.artifact import rendering
+from scalebench.artifact.anonymising import ship_records
+from scalebench.artifact.description import Description, Paper, describe, light_requirements
+from scalebench.artifact.reproduction import SUMS, TIMES, changed_files, sha256
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
 from scalebench.records.durations import FILE as DURATIONS
@@ -30,12 +32,13 @@ from scalebench.records.durations import durations_in, timed
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import write_whole
 
-SUMS = "SHA256SUMS"
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
+_CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Where it lies, and what its author should know."""
+    """A written artifact; `remarks` are advice to its author."""
 
     folder: Path
     archive: Path
@@ -46,7 +49,7 @@ class Artifact:
 def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) -> Artifact:
     """Write the artifact of the study in `results` as `output`/<study>-artifact/ and -artifact.zip.
 
-    An artifact that is there is replaced, but not one that was changed by hand.
+    An existing artifact is replaced unless its files were changed by hand.
 
     Raises:
         ResultsError: the records cannot be read or drawn, `output` cannot be written, or holds a changed artifact.
@@ -61,8 +64,12 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
             building = Path(scratch) / folder.name
             building.mkdir()
             description = _fill(results, building, name, paper, jobs, folder)
-            archive = _zip(building, Path(scratch) / f"{folder.name}.zip")
-            if (folder / TIMES).is_file():  # the author's own: neither packed nor lost
+            archive = Path(scratch) / f"{folder.name}.zip"
+            with zipfile.ZipFile(archive, "w") as packed:
+                for inner, file in _files(building):
+                    mode = 0o755 if os.access(file, os.X_OK) else 0o644
+                    _add_file(packed, f"{folder.name}/{inner}", file.read_bytes(), mode)
+            if (folder / TIMES).is_file():  # the author's own, not a part of the artifact
                 shutil.copyfile(folder / TIMES, building / TIMES)
             if folder.exists():
                 shutil.rmtree(folder)
@@ -71,61 +78,6 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
     except OSError as error:
         raise ResultsError(f"cannot write {folder}: {error.strerror or error}; choose another --output") from None
     return Artifact(folder, archive, description, tuple(_remarks(description)))
-
-
-def changed_files(folder: Path) -> list[str]:
-    """The files in `folder` that SHA256SUMS does not find as they were packed."""
-    changed = []
-    for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        file = folder / name
-        if not file.is_file() or _sha256(file) != digest:
-            changed.append(name)
-    return changed
-
-
-def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, before: Path) -> Description:
-    shipment = ship_records(results, building, name)
-    records = building / "results" / name
-    with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
-        drawn = plot_folder(records, building / "plots", jobs=jobs)
-    with suppress(OSError):  # so that the next packing says the same; a folder that cannot be written stays as it is
-        write_whole(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
-    (building / "software").mkdir()
-    write_wheel(building / "software")
-    description = describe(load(records), drawn, paper, shipment, before)
-    pins = [f"{package}=={version}" for package, version in description.pins]
-    files = {
-        "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
-        "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
-        "README.md": text.markdown(description),
-        "artifact-description.tex": text.latex(description),
-        "reproduce.sh": text.script(description),
-    }
-    for file, content in files.items():
-        (building / file).write_text(content, encoding="utf-8")
-    (building / "reproduce.sh").chmod(0o755)
-    (building / crate.FILE).write_text(crate.crate(building, description), encoding="utf-8")
-    sums = [f"{_sha256(file)}  {inner}\n" for inner, file in _files(building)]
-    (building / SUMS).write_text("".join(sums), encoding="utf-8")
-    return description
-
-
-def _zip(folder: Path, archive: Path) -> Path:
-    with zipfile.ZipFile(archive, "w") as packed:
-        for inner, file in _files(folder):
-            add_file(packed, f"{folder.name}/{inner}", file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
-    return archive
-
-
-def _files(folder: Path) -> list[tuple[str, Path]]:
-    """Every file by its name inside `folder`, sorted as bytes, wherever that is done."""
-    return sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file())
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _refuse_if_changed(folder: Path) -> None:
@@ -139,31 +91,93 @@ def _refuse_if_changed(folder: Path) -> None:
         )
 
 
-def _remarks(description: Description) -> list[str]:
-    """What keeps the artifact from being all it could be, and what the author can do about it."""
-    d, remarks = description, []
+def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, earlier: Path) -> Description:
+    shipment = ship_records(results, building, name)
+    records = building / "results" / name
+    with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
+        drawn = plot_folder(records, building / "plots", jobs=jobs)
+    with suppress(OSError):  # the next artifact states the same time; a read-only folder is left as it is
+        write_whole(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
+    (building / "software").mkdir()
+    write_wheel(building / "software")
+    description = describe(load(records), drawn, paper, shipment, earlier)
+    pins = [f"{package}=={version}" for package, version in description.pins]
+    files = {
+        "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
+        "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
+        "README.md": rendering.markdown(description),
+        "artifact-description.tex": rendering.latex(description),
+        "reproduce.sh": rendering.script(description),
+    }
+    for file, content in files.items():
+        (building / file).write_text(content, encoding="utf-8")
+    (building / "reproduce.sh").chmod(0o755)
+    (building / rendering.CRATE).write_text(rendering.crate(building, description), encoding="utf-8")
+    sums = [f"{sha256(file)}  {inner}\n" for inner, file in _files(building)]
+    (building / SUMS).write_text("".join(sums), encoding="utf-8")
+    return description
+
+
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    """Return every file with its name inside `folder`, sorted by name."""
+    return sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file())
+
+
+def _add_file(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Add a file without the date and the user of this moment."""
+    entry = zipfile.ZipInfo(name, _ZIP_EPOCH)
+    entry.create_system = 3  # Unix: the mode counts
+    entry.external_attr = (0o100000 | mode) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, data, compresslevel=9)
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write the running scalebench as a wheel to `folder`, from the installed files, without a build.
+
+    A wheel (PyPA, "Binary distribution format") is a zip of the package and of NAME-VERSION.dist-info, whose RECORD has
+    the SHA-256 and the size of each file.
+    """
+    info = f"scalebench-{scalebench.__version__}.dist-info"
+    wheel = folder / f"scalebench-{scalebench.__version__}-py3-none-any.whl"
+    about = {name: distribution("scalebench").read_text(name) for name in ("METADATA", "entry_points.txt")}
+    about["licenses/LICENSE"] = distribution("scalebench").read_text("licenses/LICENSE")
+    about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: scalebench\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {f"{info}/{name}": text.encode() for name, text in about.items() if text} | dict(_package_files())
+    record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in sorted(files.items()):
+            _add_file(archive, name, data)
+    return wheel
+
+
+def _package_files() -> Iterator[tuple[str, bytes]]:
+    package = Path(scalebench.__file__).parent
+    for inner, file in _files(package):
+        if not _CACHES & set(Path(inner).parts) and file.suffix not in (".pyc", ".pyo", ".so"):
+            yield f"scalebench/{inner}", file.read_bytes()
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _remarks(d: Description) -> Iterator[str]:
+    """Yield what the artifact lacks, with what its author can do about it."""
     if not d.paper.license:
-        remarks.append(
-            "no licence is stated, so others may not use the records; give one in --paper: license: CC-BY-4.0"
-        )
+        yield "no licence is stated, so others may not use the records; give one in --paper: license: CC-BY-4.0"
     if d.dirty:
-        remarks.append(
-            "the runs were made with changes that are not in their commit: run the study again from a clean one"
-        )
+        yield "the runs were made with changes that are not in their commit: run the study again from a clean one"
     if len(d.commits) > 1:
-        remarks.append(f"the runs were made by {len(d.commits)} commits of scalebench; the wheel holds the present one")
+        yield f"the runs were made by {len(d.commits)} commits of scalebench; the wheel holds the present one"
     if not d.shipment.study:
-        remarks.append("the records hold no study.yaml: figures can be drawn again, but the study cannot be run again")
+        yield "the records hold no study.yaml: figures can be drawn again, but the study cannot be run again"
     if d.minutes.setup is None:
-        remarks.append(
-            "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
-        )
-    remarks += [
-        f"{place} has changed since the study began and is not packed: put the file that ran back, and pack again"
-        if place in d.shipment.changed
-        else f"{place} was not found and is missing in the artifact"
-        for place in d.shipment.missing
-    ]
+        yield "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
+    for place in d.shipment.missing:
+        changed = "has changed since the study began and is not packed: put the file that ran back, and pack again"
+        yield f"{place} {changed if place in d.shipment.changed else 'was not found and is missing in the artifact'}"
     if d.shipment.needs_data:
-        remarks.append("the data files are not packed: say in the paper where they can be had")
-    return [*remarks, *d.notes]
+        yield "the data files are not packed: say in the paper where they can be had"
+    yield from d.notes

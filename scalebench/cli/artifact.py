@@ -46,16 +46,16 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
         return _verify(verify, jobs)
     from scalebench.artifact import load_paper, write_artifact
 
-    said = load_paper(paper)
-    made = write_artifact(completed_study(results), output, said, jobs=jobs)
+    written = load_paper(paper)
+    made = write_artifact(completed_study(results), output, written, jobs=jobs)
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes
     click.echo(f"{made.folder}/")
     click.echo(made.archive)
     click.echo(
-        f"minutes that a reviewer needs: set-up {minutes.said('setup')}, to check the figures "
-        f"{minutes.said('analysis')}; to run the study again: set-up {minutes.said('setup_rerun')}, "
+        f"minutes that a reviewer needs: set-up {minutes.text('setup')}, to check the figures "
+        f"{minutes.text('analysis')}; to run the study again: set-up {minutes.text('setup_rerun')}, "
         f"execution {minutes.execution}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""The synthetic studies of the report's tests serve the artifact's too."""
+"""Fixtures shared with the tests of the report."""
 
 from tests.report.conftest import keep, opened, page, results, small
 

@@ -1,4 +1,4 @@
-"""An artifact as its author makes it and as a reviewer finds it."""
+"""Packing and verifying artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from scalebench.artifact import Paper, load_paper, verify_artifact, write_artifact
-from scalebench.artifact.wheel import write_wheel
+from scalebench.artifact.packing import write_wheel
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import plot_folder
@@ -42,15 +42,15 @@ STUDY = {"name": "mine", "workers": [1, 2], "dataset": "wine", "model": "mlp", "
 
 @pytest.fixture(autouse=True)
 def one_figure(monkeypatch):
-    """All figures and formats are drawn alike, and each takes its time."""
+    """Draw one figure in one format, to save time."""
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
-    for room in ("packing", "verifying"):
+    for room in ("packing", "reproduction"):
         monkeypatch.setattr(f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, formats=("svg",)))
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """`study(study={...}, error=...)`: a folder of records whose texts hold what must not be told."""
+    """`study(study={...}, error=...)` writes records whose texts hold a home, a user and a secret."""
     home = tmp_path / "home" / "carla"
     home.mkdir(parents=True)
     for name, value in {"HOME": str(home), "USER": "carla", "HF_TOKEN": PLANTED}.items():
@@ -76,7 +76,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_reviewer_unpacks_it_and_finds_the_same_figures(study, tmp_path):
+def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
     made = write_artifact(study(), tmp_path / "out", Paper())
     with zipfile.ZipFile(made.archive) as archive:
         names = archive.namelist()
@@ -95,8 +95,8 @@ def test_a_reviewer_unpacks_it_and_finds_the_same_figures(study, tmp_path):
     assert not [verdict for verdict in verdicts if verdict.fault or not verdict.cells]
 
 
-def test_figures_of_texts_that_look_like_formulas_are_verified(study, tmp_path):
-    """And those of an artifact that was made before such texts were kept from being formulas."""
+def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path):
+    """Artifacts packed before formulas were escaped verify as well."""
     folder = write_artifact(study(strategy="=cmd()"), tmp_path, Paper()).folder
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
     sums, named = folder / "SHA256SUMS", 0
@@ -112,7 +112,7 @@ def test_figures_of_texts_that_look_like_formulas_are_verified(study, tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "told"), [("horovod", True), ("ddp", True), ("allreduce", False)])
-def test_an_engine_has_a_part_in_what_is_saved_only_where_it_was_run(tmp_path, engine, told):
+def test_contribution_mentions_engine_part_only_if_engine_was_run(tmp_path, engine, told):
     with Store(tmp_path / "mine", fsync=False) as store:
         names = ("serial", "allreduce", "epoch_average", engine)
         for run, epochs in study_rows(
@@ -125,7 +125,7 @@ def test_an_engine_has_a_part_in_what_is_saved_only_where_it_was_run(tmp_path, e
 
 
 @pytest.mark.parametrize("execution", ["native", "paced"])
-def test_where_every_run_is_oversubscribed_no_time_is_expected(tmp_path, execution):
+def test_oversubscribed_study_states_no_expected_time(tmp_path, execution):
     with Store(tmp_path / "mine", fsync=False) as store:
         for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=1):
             marked = {"execution": execution, "engine": "mpi", "oversubscribed": True}
@@ -139,7 +139,7 @@ def test_where_every_run_is_oversubscribed_no_time_is_expected(tmp_path, executi
     assert timed["description"] == "How long the commands on the study took, in seconds"
 
 
-def test_verification_finds_a_changed_row_and_a_changed_file(study, tmp_path):
+def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
     folder = write_artifact(study(), tmp_path, Paper()).folder
     shutil.copytree(folder, tmp_path / "forged")
     forged, table = tmp_path / "forged", "results/mine/runs.csv"
@@ -156,15 +156,15 @@ def test_verification_finds_a_changed_row_and_a_changed_file(study, tmp_path):
     assert any(verdict.fault for verdict in verify_artifact(forged))
 
 
-def test_the_same_records_give_the_same_bytes(study, tmp_path, monkeypatch):
+def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
     files = [("scalebench/__init__.py", b"")]  # the real ones may be edited while this runs
-    monkeypatch.setattr("scalebench.artifact.wheel._package", lambda: files)
+    monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
     folder = study()
     first, second = (write_artifact(folder, tmp_path / name, Paper()).archive.read_bytes() for name in ("one", "two"))
     assert first == second
 
 
-def test_drawing_is_timed_by_whoever_draws_first_and_told_the_same_from_then_on(study, tmp_path):
+def test_first_packing_times_drawing_and_later_ones_reuse_it(study, tmp_path):
     folder = study()
     assert not (folder / "durations.json").exists()
     first = write_artifact(folder, tmp_path / "first", Paper())
@@ -179,12 +179,12 @@ def test_drawing_is_timed_by_whoever_draws_first_and_told_the_same_from_then_on(
 
 
 @pytest.mark.parametrize(("cluster", "stated"), [("juwels-booster", True), ("this-machine", False), ("no.yaml", False)])
-def test_it_is_known_whether_virtual_runs_rest_on_anything_measured(study, tmp_path, cluster, stated):
+def test_shipment_is_stated_only_for_stated_clusters(study, tmp_path, cluster, stated):
     shipment = write_artifact(study({"cluster": cluster}), tmp_path, Paper()).description.shipment
     assert (shipment.is_stated, shipment.has_calibration) == (stated, False)
 
 
-def test_an_artifact_is_replaced_but_not_one_changed_by_hand(study, tmp_path):
+def test_artifact_is_replaced_unless_changed_by_hand(study, tmp_path):
     folder = study()
     made = write_artifact(folder, tmp_path, Paper())
     assert write_artifact(folder, tmp_path, Paper(title="Another")).description.title == "Another"
@@ -194,7 +194,7 @@ def test_an_artifact_is_replaced_but_not_one_changed_by_hand(study, tmp_path):
     assert (made.folder / "README.md").read_text() == "mine"
 
 
-def test_nothing_in_it_names_a_person_or_opens_a_door(study, tmp_path):
+def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
     home, host = os.environ["HOME"], platform.node()
     own = Path(home) / "models" / "net.py"
     own.parent.mkdir()
@@ -220,7 +220,7 @@ def test_nothing_in_it_names_a_person_or_opens_a_door(study, tmp_path):
     assert "rank 1 of <user> on <host>: cannot read ~/x or ~/y with https://<credentials>@host/z and <secret>" in rows
 
 
-def test_what_a_study_names_comes_along_under_names_that_hold_elsewhere(study, tmp_path, cost_model):
+def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, cost_model):
     home = Path(os.environ["HOME"])
     for name in ("net.py", "our cluster.yaml", "start.npz"):
         (home / name).write_text("x = 1\n")
@@ -252,7 +252,7 @@ def test_what_a_study_names_comes_along_under_names_that_hold_elsewhere(study, t
     assert "put the files of the data set into inputs/data first" in script
 
 
-def test_virtual_runs_are_repeated_on_the_machine_of_the_records_not_the_reviewers(study, tmp_path):
+def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):
     root = write_artifact(study({"cluster": "this-machine"}), tmp_path / "out", Paper()).folder
     assert "options+=(--cluster inputs/this-machine.yaml)" in (root / "reproduce.sh").read_text()
     node = load_cluster(root / "inputs" / "this-machine.yaml").node
@@ -260,7 +260,7 @@ def test_virtual_runs_are_repeated_on_the_machine_of_the_records_not_the_reviewe
     assert load_cluster(root / "inputs" / "this-machine.yaml").compute == "this-machine"
 
 
-def test_versions_are_pinned_as_they_were(study, tmp_path):
+def test_constraints_pin_recorded_versions(study, tmp_path):
     made = write_artifact(study(), tmp_path, Paper())
     pins = (made.folder / "constraints.txt").read_text().splitlines()
     assert pins == ["# Python 3.11.7", "horovod==0.28.1", "numpy==2.4.6", "torch==2.13.0"]
@@ -269,7 +269,7 @@ def test_versions_are_pinned_as_they_were(study, tmp_path):
     assert "torch" not in light
 
 
-def test_its_hardware_names_gpus_and_the_nodes_of_real_runs(study, tmp_path, monkeypatch):
+def test_hardware_lists_gpus_and_nodes_of_real_runs(study, tmp_path, monkeypatch):
     gpu = {"name": "NVIDIA H100", "driver": "550.54", "memory": "81559 MiB"}
     node = {"cpu": {"model": "another CPU", "usable_cores": 64}}
     monkeypatch.setitem(PROVENANCE, "gpus", [gpu])
@@ -279,7 +279,7 @@ def test_its_hardware_names_gpus_and_the_nodes_of_real_runs(study, tmp_path, mon
     assert dict(said)["nodes of real runs"] == "2 of another CPU, 64 cores"
 
 
-def test_the_wheel_is_one_that_pip_installs(tmp_path):
+def test_wheel_installs_with_pip(tmp_path):
     wheel = write_wheel(tmp_path)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "there", wheel], check=True)
@@ -303,7 +303,7 @@ def test_the_wheel_is_one_that_pip_installs(tmp_path):
     assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_the_crate_has_what_ro_crate_1_2_requires(study, tmp_path):
+def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
     paper = Paper.model_validate(
         {
             "title": "A paper",
@@ -335,7 +335,7 @@ def test_the_crate_has_what_ro_crate_1_2_requires(study, tmp_path):
     assert linked - set(entities) == {"https://w3id.org/ro/crate/1.2"}
 
 
-def test_a_paper_says_what_records_cannot(study, tmp_path):
+def test_paper_file_sets_contributions_and_elements(study, tmp_path):
     path = tmp_path / "paper.yaml"
     said = {
         "contributions": [{"text": "It pays", "figures": ["strong-scaling", "time-reduction"]}],
@@ -357,7 +357,7 @@ def test_a_paper_says_what_records_cannot(study, tmp_path):
         ("- a", "expected a mapping"),
     ],
 )
-def test_a_wrong_paper_is_refused_in_one_line(tmp_path, text, complaint):
+def test_invalid_paper_is_refused_in_one_line(tmp_path, text, complaint):
     (tmp_path / "paper.yaml").write_text(text)
     with pytest.raises(StudyError) as error:
         load_paper(tmp_path / "paper.yaml")
@@ -365,7 +365,7 @@ def test_a_wrong_paper_is_refused_in_one_line(tmp_path, text, complaint):
     assert str(tmp_path) in str(error.value)
 
 
-def test_records_alone_are_an_artifact_that_cannot_be_run_again(study, tmp_path):
+def test_records_without_study_cannot_be_rerun(study, tmp_path):
     folder = study()
     (folder / "study.yaml").unlink()
     made = write_artifact(folder, tmp_path / "out", Paper())

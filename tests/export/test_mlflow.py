@@ -31,7 +31,7 @@ def history(lines: str) -> list[tuple[int, float, int]]:
     return [(int(stamp), float(value), int(step)) for stamp, value, step in parts]
 
 
-def test_every_run_is_there_with_what_was_run_and_measured(results, tmp_path):
+def test_runs_have_params_metrics_and_tags(results, tmp_path):
     experiment = write_mlflow(results, tmp_path / "mlruns")
     facts = yaml.safe_load((experiment / "meta.yaml").read_text())
     assert (facts["name"], facts["experiment_id"], facts["lifecycle_stage"]) == ("synthetic", experiment.name, "active")
@@ -64,7 +64,7 @@ def test_every_run_is_there_with_what_was_run_and_measured(results, tmp_path):
             assert "ünïcode" in tags["scalebench.error"]
 
 
-def test_epochs_are_steps_with_growing_times(results, tmp_path):
+def test_epoch_metrics_have_increasing_timestamps(results, tmp_path):
     experiment = write_mlflow(results, tmp_path / "mlruns")
     seen = 0
     for folder in (path.parent for path in experiment.glob("*/params")):
@@ -82,7 +82,7 @@ def test_epochs_are_steps_with_growing_times(results, tmp_path):
     assert seen > 60
 
 
-def test_exporting_again_replaces_and_leaves_other_experiments(results, tmp_path):
+def test_repeated_export_replaces_own_experiment_only(results, tmp_path):
     other = tmp_path / "mlruns" / "0"
     other.mkdir(parents=True)
     (other / "meta.yaml").write_text("name: Default\n")
@@ -91,7 +91,7 @@ def test_exporting_again_replaces_and_leaves_other_experiments(results, tmp_path
     assert (other / "meta.yaml").read_text() == "name: Default\n"
 
 
-def test_another_experiment_of_the_same_name_is_left_alone(results, tmp_path):
+def test_foreign_experiment_of_same_name_is_refused(results, tmp_path):
     other = tmp_path / "mlruns" / "17"
     other.mkdir(parents=True)
     (other / "meta.yaml").write_text("name: synthetic\n")
@@ -100,7 +100,7 @@ def test_another_experiment_of_the_same_name_is_left_alone(results, tmp_path):
     assert [path.name for path in (tmp_path / "mlruns").iterdir()] == ["17"]
 
 
-def test_every_column_has_its_place():
+def test_every_column_is_param_metric_or_tag():
     """A column that is added is put among what was run, what was measured or what happened, not wherever it falls."""
     kind_of = kinds(RunRow)
     assert {*_MEASURED, *_TAGS} <= set(kind_of)
@@ -111,7 +111,7 @@ def test_every_column_has_its_place():
     }
 
 
-def test_missing_moments_and_values_are_no_obstacle(results, tmp_path):
+def test_missing_start_and_values_are_left_out(results, tmp_path):
     bare = results.runs.assign(started_utc=None, git_dirty=pd.NA)
     experiment = write_mlflow(type(results)(results.folder, bare, results.epochs, {}), tmp_path / "mlruns")
     facts = yaml.safe_load((experiment / "meta.yaml").read_text())

@@ -23,7 +23,7 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def test_json_is_strict_and_says_what_the_tables_say(results, tmp_path):
+def test_json_is_strict_and_equals_tables(results, tmp_path):
     text = write_json(results, tmp_path / "deep" / "x.json").read_text(encoding="utf-8")
     read = json.loads(text, parse_constant=refuse)
     assert (read["format"], read["format_version"], read["schema_version"]) == ("scalebench-results", 1, SCHEMA_VERSION)
@@ -40,7 +40,7 @@ def test_json_is_strict_and_says_what_the_tables_say(results, tmp_path):
                 assert missing or value == expected[key]  # the very double, not one near it
 
 
-def test_the_example_in_the_documentation_is_what_is_written(results, tmp_path):
+def test_documented_json_example_runs(results, tmp_path):
     written = json.loads(write_json(results, tmp_path / "x.json").read_text(encoding="utf-8"))
     shown = json.loads(PAGE.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0])
     assert list(shown) == list(written)
@@ -53,13 +53,13 @@ def test_the_example_in_the_documentation_is_what_is_written(results, tmp_path):
     assert set(column) == set(written["columns"]["runs"]["train_s"])
 
 
-def test_json_has_a_row_a_line(results, tmp_path):
+def test_json_has_one_row_per_line(results, tmp_path):
     lines = write_json(results, tmp_path / "x.json").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line.rstrip(",]")) for line in lines if line.startswith('{"schema_version"')]
     assert [row["run_id"] for row in rows] == results.runs["run_id"].tolist()
 
 
-def test_a_target_that_was_never_reached_is_told_from_one_that_was_not_stated(results, tmp_path):
+def test_unreached_target_differs_from_missing_target(results, tmp_path):
     cells = json.loads(write_json(results, tmp_path / "x.json").read_text(encoding="utf-8"))["cells"]
     said = {cell["strategy"]: (cell["target_reached"], cell["time_to_target_s"]) for cell in cells}
     assert said["allreduce"] == (False, None)
@@ -67,7 +67,7 @@ def test_a_target_that_was_never_reached_is_told_from_one_that_was_not_stated(re
     assert said["epoch_average"] == (True, 0.1 + 0.2)
 
 
-def test_parquet_gives_the_same_tables_back(results, tmp_path):
+def test_parquet_round_trip(results, tmp_path):
     files = write_parquet(results, tmp_path / "parquet")
     assert [file.name for file in files] == ["runs.parquet", "epochs.parquet", "cells.parquet", "ratios.parquet"]
     for file, (name, expected) in zip(files, tables(results).items(), strict=True):
@@ -81,7 +81,7 @@ def test_parquet_gives_the_same_tables_back(results, tmp_path):
     assert {str(schema.field(name).type) for name in ("oversubscribed", "git_dirty")} == {"bool"}
 
 
-def test_cells_and_ratios_are_the_analysis_s_own(results):
+def test_cells_and_ratios_equal_the_analysis(results):
     found = tables(results)
     assert found["cells"]["train_s"].equals(analysis.cells(results)["train_s"])
     assert found["ratios"]["reduction"].equals(analysis.ratios(results)["reduction"])
@@ -89,7 +89,7 @@ def test_cells_and_ratios_are_the_analysis_s_own(results):
     assert kinds <= {"str", "Int64", "int64", "float64", "boolean", "bool"}
 
 
-def test_without_pyarrow_one_line_says_what_adds_it(results, tmp_path, monkeypatch):
+def test_missing_pyarrow_names_the_extra(results, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r"need pyarrow; add it with: pip install 'scalebench\[parquet\]'"):
         write_parquet(results, tmp_path / "parquet")
@@ -97,7 +97,7 @@ def test_without_pyarrow_one_line_says_what_adds_it(results, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("write", [write_json, write_parquet])
-def test_a_place_that_cannot_be_written_is_named(results, tmp_path, write):
+def test_unwritable_output_is_refused(results, tmp_path, write):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ResultsError, match=r"cannot write .*file/x.*: (Not a directory|File exists); name another place"
@@ -105,7 +105,7 @@ def test_a_place_that_cannot_be_written_is_named(results, tmp_path, write):
         write(results, tmp_path / "file" / "x")
 
 
-def test_an_old_file_is_replaced_whole_or_not_at_all(results, tmp_path, monkeypatch):
+def test_interrupted_write_keeps_the_old_file(results, tmp_path, monkeypatch):
     file = tmp_path / "x.json"
     file.write_text("old")
 

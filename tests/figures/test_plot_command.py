@@ -34,7 +34,7 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_newest_study_is_drawn_by_default(workplace):
+def test_plot_draws_newest_study_by_default(workplace):
     done = CliRunner().invoke(plot, ["--figure", "strong-scaling", "--format", "svg"])
     assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.csv}\n")
     assert sorted(file.name for file in (workplace / "plots/newer").iterdir()) == [
@@ -58,7 +58,7 @@ def test_the_newest_study_is_drawn_by_default(workplace):
         "compare FOLDER FOLDER",
     ],
 )
-def test_a_folder_of_studies_stands_for_its_newest(workplace, invoke, words):
+def test_folder_of_studies_means_its_newest(workplace, invoke, words):
     """`scalebench run --output elsewhere`, then each command on `elsewhere`, as on the study's own folder."""
     (workplace / "results").rename(workplace / "elsewhere")
     code = int(words.startswith("laws"))  # which fits nothing to two worker counts
@@ -66,7 +66,7 @@ def test_a_folder_of_studies_stands_for_its_newest(workplace, invoke, words):
     assert said[0] == said[1]
 
 
-def test_studies_of_one_name_do_not_overwrite_each_others_drawings(workplace):
+def test_studies_of_one_name_get_separate_folders(workplace):
     """Two folders of one study's name, as before and after a change; drawn again each goes where it went."""
     for folder in ("before", "after"):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
@@ -82,7 +82,7 @@ def test_studies_of_one_name_do_not_overwrite_each_others_drawings(workplace):
     assert drawn.stdout.startswith("plots/older/"), "a folder that nobody marked is taken"
 
 
-def test_figures_that_cannot_be_drawn_are_named_with_the_reason(workplace):
+def test_absent_figures_are_named_with_reason(workplace):
     done = CliRunner().invoke(plot, ["results/older", "--output", "here", "--format", "svg"])
     assert done.exit_code == 0
     assert "here/older/time-reduction{.svg,.csv}" in done.stdout
@@ -97,7 +97,7 @@ def test_figures_that_cannot_be_drawn_are_named_with_the_reason(workplace):
         (["--format", "gif"], "'gif' is not one of 'pdf', 'svg', 'png'"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_code_2(workplace, arguments, message):
+def test_wrong_request_exits_2_with_one_line(workplace, arguments, message):
     done = subprocess.run(
         [sys.executable, "-m", "scalebench", "plot", *arguments], capture_output=True, text=True, check=False
     )
@@ -106,12 +106,12 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(workplace, arguments, messa
     assert "Traceback" not in done.stderr
 
 
-def test_without_results_there_is_nothing_to_draw(tmp_path):
+def test_missing_results_exit_2(tmp_path):
     with pytest.raises(ResultsError, match="run one with `scalebench run`"):
         newest_study(tmp_path)
 
 
-def test_listing_figures_loads_neither_pandas_nor_matplotlib():
+def test_listing_figures_imports_nothing_heavy():
     code = (
         "import sys; from scalebench.figures import describe_figures; import scalebench.cli.plot; describe_figures();"
         "print([name for name in ('pandas', 'matplotlib', 'torch', 'scipy') if name in sys.modules])"
@@ -120,7 +120,7 @@ def test_listing_figures_loads_neither_pandas_nor_matplotlib():
     assert done.stdout == "[]\n"
 
 
-def test_plot_is_a_command_of_scalebench():
+def test_plot_is_a_command():
 
     done = subprocess.run(
         [sys.executable, "-m", "scalebench", "plot", "--help"], capture_output=True, text=True, check=True

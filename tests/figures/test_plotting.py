@@ -50,14 +50,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
 
-def test_every_figure_is_one_file_and_says_what_it_shows():
+def test_every_figure_has_own_file_and_summary():
     assert figure_names() == sorted(
         ["agreement", "breakdown", "convergence", "scaling-laws", "strong-scaling", "time-reduction", "weak-scaling"]
     )
     assert all(summary and "\n" not in summary for _, summary in describe_figures())
 
 
-def test_each_figure_is_written_in_three_formats_with_its_data(plots):
+def test_figures_are_written_in_three_formats_with_csv(plots):
     names = [name for name in default_figures() if name != "weak-scaling"]
     assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in ("pdf", "svg", "png", "csv")}
     for name in names:
@@ -67,13 +67,13 @@ def test_each_figure_is_written_in_three_formats_with_its_data(plots):
             assert image.width == 1440
 
 
-def test_the_same_records_give_the_same_bytes(results, plots, tmp_path):
+def test_same_records_give_same_bytes(results, plots, tmp_path):
     plot(results, tmp_path, ["strong-scaling", "breakdown"])
     again = digests(tmp_path / "synthetic")
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
 
 
-def test_several_processes_draw_what_one_does(results, plots, tmp_path):
+def test_several_processes_draw_the_same_bytes(results, plots, tmp_path):
     drawn = plot_folder(results.folder, tmp_path, formats=["svg"], jobs=2)
     assert [figure.name for figure in drawn] == default_figures()
     again = digests(tmp_path / "synthetic")
@@ -81,7 +81,7 @@ def test_several_processes_draw_what_one_does(results, plots, tmp_path):
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
 
 
-def test_the_drawn_data_are_the_statistics(results, plots):
+def test_drawn_data_equal_the_analysis(results, plots):
     drawn = pd.read_csv(plots / "time-reduction.csv")
     headline = drawn[drawn["panel"] == "reduction against allreduce"]
     headline = headline[headline["quantity"] == "reduction"].set_index(["series", "execution", "workers"])["y"]
@@ -93,7 +93,7 @@ def test_the_drawn_data_are_the_statistics(results, plots):
         assert headline[key] == pytest.approx(100 * value)
 
 
-def test_the_drawn_parts_add_up_to_the_drawn_total(plots):
+def test_drawn_parts_add_up_to_total(plots):
     drawn = pd.read_csv(plots / "time-reduction.csv")
     bars = drawn[drawn["quantity"].str.startswith("reduction: ", na=False)]
     table = bars.pivot_table(index=["panel", "execution", "workers"], columns="quantity", values="y")
@@ -102,7 +102,7 @@ def test_the_drawn_parts_add_up_to_the_drawn_total(plots):
     assert parts.to_numpy() == pytest.approx(table["reduction: total"].to_numpy())
 
 
-def test_what_is_not_measured_is_drawn_as_such(plots):
+def test_unmeasured_share_is_drawn_as_not_measured(plots):
     drawn = pd.read_csv(plots / "breakdown.csv")
     ddp = drawn[(drawn["series"] == "ddp") & (drawn["execution"] == "native")]
     assert set(ddp["quantity"]) == {"share of training time: not measured"}
@@ -111,7 +111,7 @@ def test_what_is_not_measured_is_drawn_as_such(plots):
     assert shares.to_numpy() == pytest.approx(100)
 
 
-def test_no_label_is_a_formula_for_a_spreadsheet(tmp_path):
+def test_csv_escapes_formulas(tmp_path):
     rows = [run_row(run_id=f"{n}", workers=n, strategy="=cmd()", train_s=4.0 / n, compute_s=1.0) for n in (1, 2)]
     plot(keep(tmp_path / "study", some(*rows)), tmp_path / "plots", ["strong-scaling"], ["svg"])
     drawn = pd.read_csv(next((tmp_path / "plots").rglob("strong-scaling.csv")))
@@ -119,7 +119,7 @@ def test_no_label_is_a_formula_for_a_spreadsheet(tmp_path):
     assert not [text for text in drawn.select_dtypes(exclude="number").to_numpy().ravel() if str(text)[0] in "=+-@"]
 
 
-def test_what_an_engine_takes_at_one_worker_is_no_communication(tmp_path):
+def test_engine_time_at_one_worker_is_not_communication(tmp_path):
     split = {
         "strategy": "horovod",
         "train_s": 10.0,
@@ -138,7 +138,7 @@ def test_what_an_engine_takes_at_one_worker_is_no_communication(tmp_path):
     assert drawn.loc[parts == "communication", ["workers", "y"]].to_numpy().tolist() == [[2, 30]]
 
 
-def test_executions_and_oversubscription_stay_visible_in_the_data(plots):
+def test_data_keep_execution_and_oversubscription(plots):
     drawn = pd.read_csv(plots / "strong-scaling.csv")
     times = drawn[drawn["quantity"] == "train_s"]
     assert set(times["execution"]) == {"native", "virtual"}
@@ -166,7 +166,7 @@ def seeds_alone(number: int):
     ]
 
 
-def test_seeds_have_an_interval_from_three_that_do_not_agree(tmp_path):
+def test_metric_interval_needs_three_seeds(tmp_path):
     kept = keep(tmp_path / "study", seeds_alone(3))
     plot(kept, tmp_path / "plots", ["convergence", "strong-scaling"], formats=["svg"])
     drawn = pd.read_csv(next((tmp_path / "plots").rglob("convergence.csv")))
@@ -191,7 +191,7 @@ def test_two_seeds_have_no_interval(tmp_path):
     assert "interval over seeds" not in caption(kept, "convergence")
 
 
-def test_serial_is_named_where_it_is_drawn(tmp_path, results):
+def test_legend_names_serial_only_if_drawn(tmp_path, results):
     assert "Serial (one worker) is drawn in every panel." in caption(results, "convergence")
     assert "Serial" not in caption(keep(tmp_path, seeds_alone(3)), "convergence")
 
@@ -203,7 +203,7 @@ def caption(results: Results, name: str) -> str:
     return " ".join(canvas._caption)
 
 
-def test_a_caption_says_what_a_number_rests_on(results):
+def test_caption_names_data_cluster_and_interval(results):
     text = caption(results, "strong-scaling")
     for part in (
         "Strong scaling: mlp(hidden=[128]) (9,610 parameters) on digits_shifted (7,185 training samples",
@@ -217,7 +217,7 @@ def test_a_caption_says_what_a_number_rests_on(results):
     assert "(a) Baseline: per-batch allreduce on the same engine" in caption(results, "time-reduction")
 
 
-def test_a_caption_names_no_execution_that_is_not_drawn(results):
+def test_caption_names_drawn_executions_only(results):
     text = caption(results, "scaling-laws")  # native runs have three worker counts, too few for a law
     assert "Virtual on this-machine" in text
     assert "ative on" not in text
@@ -225,12 +225,12 @@ def test_a_caption_names_no_execution_that_is_not_drawn(results):
 
 
 @pytest.mark.parametrize(("cluster", "said"), [("juwels-booster", "JUWELS Booster, 4"), ("mine/net.yaml", "net (")])
-def test_a_caption_names_the_cluster_as_it_is_called(tmp_path, cluster, said):
+def test_caption_names_the_cluster(tmp_path, cluster, said):
     rows = [run_row(strategy="serial", cluster=cluster), run_row(run_id="two", workers=2, cluster=cluster)]
     assert said in caption(keep(tmp_path, [(row, []) for row in rows]), "strong-scaling")
 
 
-def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
+def test_breakdown_caption_names_machine_and_network(tmp_path, results):
     stated = caption(results, "breakdown")
     assert "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated" in stated
     assert "joined by 10 Gbit/s Ethernet. Means" in stated
@@ -259,13 +259,13 @@ def test_the_breakdown_says_on_which_machine_and_network(tmp_path, results):
         ("{engine: gloo, collective: ring}", "; collectives at the cost of gloo's; allreduce between nodes assumed by"),
     ],
 )
-def test_the_caption_of_virtual_runs_says_by_what_they_are_charged(tmp_path, options, said):
+def test_caption_names_engine_and_algorithm_of_virtual_runs(tmp_path, options, said):
     own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
     (own.folder / "study.yaml").write_text(f"name: s\nvirtual: {options}\n")
     assert f"up to 2 nodes of 4 workers{said}" in caption(load(own.folder), "breakdown")
 
 
-def test_the_caption_says_between_how_many_nodes_the_engines_were_measured(tmp_path):
+def test_caption_names_number_of_measured_nodes(tmp_path):
     own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
     entries = [{"engine": "mpi", "nodes": 3}, {"engine": "mpi"}]
     (own.folder / "calibration.json").write_text(json.dumps({"engines": {"entries": entries}}))
@@ -273,7 +273,7 @@ def test_the_caption_says_between_how_many_nodes_the_engines_were_measured(tmp_p
     assert "; allreduce between nodes as measured between 3, in proportion to recursive doubling up to 2 KiB" in said
 
 
-def test_the_breakdowns_panels_have_letters_and_bars_wherever_they_have_ticks(results):
+def test_breakdown_panels_have_letters_and_a_bar_per_tick(results):
     with house_style():
         canvas = Canvas("breakdown")
         FIGURES.create("breakdown", {}).draw(results, canvas)
@@ -285,7 +285,7 @@ def test_the_breakdowns_panels_have_letters_and_bars_wherever_they_have_ticks(re
     assert len(widths) == 1  # bars are as wide in every panel
 
 
-def test_the_parts_of_a_bar_can_be_told_apart():
+def test_bar_colours_differ():
     """Pale communication once had the colour of waiting, to 0.007 of the unit cube."""
     colors = [*TASKS.values(), ENGINE_ALONE]
     shown = [to_rgb(color) for color in colors] + [tint(color) for color in colors]
@@ -322,7 +322,7 @@ def _texts(figure) -> Iterator[Text]:
             yield from legend.get_texts()
 
 
-def test_the_ticks_of_seconds_have_no_more_digits_than_they_need():
+def test_second_ticks_have_minimal_digits():
     panel, *_ = Canvas("test").rows((3, 2.0))
     panel.ax.plot([0.02, 9], [0, 1])
     panel.seconds_axis("x")
@@ -335,12 +335,12 @@ def test_the_ticks_of_seconds_have_no_more_digits_than_they_need():
 
 
 @pytest.mark.parametrize("name", [name for name in figure_names() if name != "weak-scaling"])
-def test_no_text_covers_another(results, name):
+def test_texts_do_not_overlap(results, name):
     assert texts_overlap(results, name) == []
 
 
 @pytest.mark.parametrize("name", ["strong-scaling", "breakdown", "time-reduction", "convergence"])
-def test_many_strategies_and_counts_stay_legible(tmp_path, name):
+def test_large_study_has_no_overlapping_texts(tmp_path, name):
     counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     rows = study_rows(workers=counts, native_workers=counts[:8], cores=8, repetitions=1)
     variants = [
@@ -355,7 +355,7 @@ def test_many_strategies_and_counts_stay_legible(tmp_path, name):
     assert texts_overlap(keep(tmp_path / "many", rows + variants), name) == []
 
 
-def test_a_weak_study_has_its_own_figure(tmp_path):
+def test_weak_study_draws_weak_scaling(tmp_path):
     weak = keep(tmp_path / "weak", study_rows(scaling="weak", workers=(1, 2, 4), repetitions=2))
     figures = {figure.name: figure for figure in plot(weak, tmp_path / "plots", formats=["svg"])}
     assert figures["weak-scaling"].files[0] == tmp_path / "plots/synthetic/weak-scaling.svg"
@@ -392,7 +392,7 @@ def some(*rows: RunRow):
     ],
     ids=["one run", "serial only", "no metric", "no baseline", "odd names", "many counts", "paced", "one count"],
 )
-def test_studies_at_the_edge_are_drawn_without_complaint(tmp_path, rows):
+def test_minimal_studies_are_drawn_without_warnings(tmp_path, rows):
     drawn = plot(keep(tmp_path / "study", rows), tmp_path / "plots", formats=["svg"])
     files = [file for figure in drawn for file in figure.files]
     assert len(files) >= 4
@@ -400,7 +400,7 @@ def test_studies_at_the_edge_are_drawn_without_complaint(tmp_path, rows):
     assert not any(".." in file.parts for file in files)
 
 
-def test_a_wide_interval_does_not_hide_the_points(tmp_path):
+def test_wide_interval_does_not_hide_points(tmp_path):
     # Two repetitions a factor of four apart: the t interval spans ten orders of magnitude around them.
     rows = some(
         *(run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n) for n in (1, 2) for r in (0, 1))
@@ -416,20 +416,20 @@ def test_a_wide_interval_does_not_hide_the_points(tmp_path):
     assert "Error bars that leave a panel go on" in canvas._caption[-1]
 
 
-def test_a_study_without_completed_runs_has_no_figure(tmp_path):
+def test_study_without_completed_runs_is_refused(tmp_path):
     failed = keep(tmp_path / "study", some(run_row(status="failed", train_s=None)))
     with pytest.raises(ResultsError, match="no figure can be drawn: no run was completed"):
         plot(failed, tmp_path)
 
 
-def test_a_figure_asked_for_must_be_possible(results, tmp_path):
+def test_named_figure_that_is_absent_is_refused(results, tmp_path):
     with pytest.raises(UsageError, match="unknown figure 'strong'; did you mean 'strong-scaling'"):
         plot(results, tmp_path, ["strong"])
     with pytest.raises(ResultsError, match="weak-scaling cannot be drawn: the study scales strongly"):
         plot(results, tmp_path, ["weak-scaling"])
 
 
-def test_an_output_that_cannot_be_written_is_one_line(results, tmp_path):
+def test_unwritable_output_is_refused(results, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match=r"cannot write .*--output"):
         plot(results, tmp_path / "file")

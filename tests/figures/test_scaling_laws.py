@@ -29,7 +29,7 @@ def drawn(tmp_path_factory):
     return results, pd.read_csv(output / "synthetic" / "scaling-laws.csv")
 
 
-def test_the_drawn_curve_is_the_fitted_law_with_its_band(drawn):
+def test_drawn_curve_equals_fitted_law_and_band(drawn):
     results, table = drawn
     fitted = {one.series.label: one for one in scaling_laws(results) if not one.refusal}
     assert set(fitted) == {"allreduce", "epoch_average"}
@@ -47,12 +47,12 @@ def test_the_drawn_curve_is_the_fitted_law_with_its_band(drawn):
         assert knee["x"].tolist() == ([scaling.advice.knee.workers] if shown else [])
 
 
-def test_only_series_that_have_a_law_are_drawn(drawn):
+def test_series_without_law_are_not_drawn(drawn):
     _, table = drawn
     assert set(table["execution"].dropna()) == {"virtual"}  # native ran at two worker counts that count
 
 
-def test_the_same_records_give_the_same_bytes(drawn, tmp_path):
+def test_same_records_give_same_bytes(drawn, tmp_path):
     results, _ = drawn
     for folder in ("one", "two"):
         plot(results, tmp_path / folder, ["scaling-laws"], ["svg"])
@@ -60,14 +60,14 @@ def test_the_same_records_give_the_same_bytes(drawn, tmp_path):
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_one_repetition_has_a_law_without_a_band(tmp_path):
+def test_one_repetition_gives_law_without_band(tmp_path):
     results = keep(tmp_path / "once", repetitions=1, native_workers=())
     plot(results, tmp_path, ["scaling-laws"], ["svg"])
     table = pd.read_csv(tmp_path / "synthetic" / "scaling-laws.csv")
     assert "low" not in table or table.loc[table["quantity"].str.startswith("law: ", na=False), "low"].isna().all()
 
 
-def test_five_counts_have_a_band_as_far_as_they_go(tmp_path):
+def test_five_counts_give_band_up_to_the_last(tmp_path):
     results = keep(tmp_path / "five", workers=(1, 2, 4, 8, 16), native_workers=())
     plot(results, tmp_path, ["scaling-laws"], ["svg"])
     table = pd.read_csv(tmp_path / "synthetic" / "scaling-laws.csv")
@@ -76,11 +76,11 @@ def test_five_counts_have_a_band_as_far_as_they_go(tmp_path):
     assert (curve["low"].notna() == (curve["x"] <= 16)).all()
 
 
-def test_below_four_counts_the_figure_is_refused(tmp_path):
+def test_fewer_than_four_counts_are_refused(tmp_path):
     results = keep(tmp_path / "few", workers=(1, 2, 4), native_workers=())
     with pytest.raises(ResultsError, match=r"scaling-laws cannot be drawn: 3 worker counts \(1, 2, 4\)"):
         plot(results, tmp_path, ["scaling-laws"])
 
 
-def test_it_is_drawn_by_default():
+def test_scaling_laws_are_drawn_by_default():
     assert "scaling-laws" in default_figures()

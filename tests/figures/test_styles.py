@@ -23,13 +23,13 @@ def shown(names):
     return {name: (look.color, look.marker) for name, look in looks(names).items()}
 
 
-def test_every_strategy_of_the_package_has_a_look_of_its_own():
+def test_strategies_have_distinct_looks():
     given = shown(registry.names())
     assert len(set(given.values())) == len(given)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_look_does_not_depend_on_what_else_is_drawn(seed):
+def test_look_is_independent_of_other_series(seed):
     """Neither on the others, nor on their order."""
     whole, draw = shown(LABELS), random.Random(seed)
     names = draw.sample(LABELS, draw.randint(1, len(LABELS)))
@@ -37,11 +37,11 @@ def test_a_look_does_not_depend_on_what_else_is_drawn(seed):
 
 
 @pytest.mark.parametrize("labels", SWEEPS, ids=lambda labels: labels[0])
-def test_the_usual_steps_of_an_option_differ_in_colour(labels):
+def test_common_option_values_differ_in_colour(labels):
     assert len({color for color, _ in shown(labels).values()}) == len(labels)
 
 
-def test_series_that_would_look_alike_are_told_apart():
+def test_colliding_looks_are_resolved():
     names = [f"mine.py:Mine(first={n})" for n in range(100)]
     assert len(set(shown(names).values())) == 100
     assert len(shown([f"mine.py:Mine(first={n})" for n in range(300)])) == 300, "more than there are looks"

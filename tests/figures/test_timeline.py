@@ -33,7 +33,7 @@ def drawn(tmp_path: Path, timeline: Timeline, **values: object) -> list[tuple[st
     return [(lane, activity, float(begin), float(end)) for lane, activity, begin, end in rows[1:]]
 
 
-def test_a_steps_compute_is_one_bar(tmp_path: Path) -> None:
+def test_compute_of_a_step_is_one_bar(tmp_path: Path) -> None:
     rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]))
     assert [row[1:] for row in rows] == [
         ("data", 0.0, 0.1), ("compute", 0.1, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.9),
@@ -41,12 +41,12 @@ def test_a_steps_compute_is_one_bar(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_window_cuts_bars_at_its_ends(tmp_path: Path) -> None:
+def test_window_cuts_bars(tmp_path: Path) -> None:
     rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS)]), window=(0.3, 0.85))
     assert [row[1:] for row in rows] == [("compute", 0.3, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.85)]
 
 
-def test_a_trace_file_has_every_lap_in_microseconds(tmp_path: Path) -> None:
+def test_trace_file_has_laps_in_microseconds(tmp_path: Path) -> None:
     write_chrome(Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]), tmp_path / "t.trace.json")
     events = json.loads((tmp_path / "t.trace.json").read_text())["traceEvents"]
     laps = [(e["name"], e["cat"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
@@ -55,7 +55,7 @@ def test_a_trace_file_has_every_lap_in_microseconds(tmp_path: Path) -> None:
     assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("end of epoch 1", 1e6)]
 
 
-def test_a_lap_shorter_than_a_nanosecond_is_in_no_trace_file(tmp_path: Path) -> None:
+def test_laps_below_a_nanosecond_are_left_out(tmp_path: Path) -> None:
     laps = [Lap("communication", 0.0, 0.1), Lap("waiting", 0.1, 0.1 + 1e-10), Lap("communication", 0.1, 0.2)]
     write_chrome(Timeline("t", "native", "about", [Lane("tensor", laps)]), tmp_path / "t.trace.json")
     document = json.loads((tmp_path / "t.trace.json").read_text())
@@ -64,7 +64,7 @@ def test_a_lap_shorter_than_a_nanosecond_is_in_no_trace_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_the_trace_file_of_every_strategy_keeps_the_rules_of_viewers(tmp_path: Path, name: str) -> None:
+def test_trace_file_of_every_strategy_is_valid(tmp_path: Path, name: str) -> None:
     """A lap that reaches a nanosecond into the next one of its lane is dropped by Perfetto."""
     timeline = timeline_of(name)
     write_chrome(timeline, tmp_path / "t.trace.json")
@@ -78,7 +78,7 @@ def test_the_trace_file_of_every_strategy_keeps_the_rules_of_viewers(tmp_path: P
     assert lanes == workers + ["server"] * served
 
 
-def test_a_server_is_busy_once_for_each_request() -> None:
+def test_server_lane_has_one_lap_per_request() -> None:
     """Of 12 steps of four workers; worker 0, whose machine it shares, reaches it in no time."""
     *workers, server = timeline_of("asp").lanes
     assert {lap.activity for lap in server.laps} == {"serving"}
@@ -87,7 +87,7 @@ def test_a_server_is_busy_once_for_each_request() -> None:
     assert all(any(lap.begin_s < busy.end_s and busy.begin_s < lap.end_s for busy in server.laps) for lap in waits[:-4])
 
 
-def test_horovods_timeline_becomes_a_lane_for_each_tensor() -> None:
+def test_horovod_timeline_gives_one_lane_per_tensor() -> None:
     lanes = read_horovod(RECORDED)
     assert [lane.name for lane in lanes] == ["Horovod: allreduce.a", "Horovod: allreduce.b"]
     first = lanes[0].laps[0]
@@ -96,13 +96,13 @@ def test_horovods_timeline_becomes_a_lane_for_each_tensor() -> None:
         assert [lap.activity for lap in lane.laps] == ["waiting", "communication"] * 3
 
 
-def test_it_is_laid_over_a_run_by_its_absolute_time() -> None:
+def test_horovod_timeline_is_shifted_to_run_start() -> None:
     origin = json.loads(RECORDED.read_text())[0]["args"]["start_time_since_epoch_in_micros"] / 1e6
     later = read_horovod(RECORDED, began_unix_s=origin + 0.020)
     assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)  # what came before is left out
 
 
-def test_the_timeline_of_a_killed_run_is_read_too(tmp_path: Path) -> None:
+def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
     whole = RECORDED.read_text()
     cut = tmp_path / "cut.json"
     cut.write_text(whole[: whole.index('{"name": "process_name", "ph": "M", "pid": 2')])
@@ -129,13 +129,13 @@ def test_the_timeline_of_a_killed_run_is_read_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_another_file_is_refused_by_what_is_wrong_in_it(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_horovod_timeline_is_refused_with_reason(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ResultsError, match=rf"other\.json is no timeline of Horovod \({said}"):
         read_horovod(tmp_path / "other.json", began_unix_s=1.0)
 
 
-def test_pages_show_the_slow_worker_that_nobody_waits_for_asynchronously() -> None:
+def test_asynchronous_workers_do_not_wait_for_the_slow_one() -> None:
     def waited(name: str) -> list[float]:
         lanes = timeline_of(name).lanes
         return [sum(lap.end_s - lap.begin_s for lap in lane.laps[:-2] if lap.activity == "waiting") for lane in lanes]
@@ -146,7 +146,7 @@ def test_pages_show_the_slow_worker_that_nobody_waits_for_asynchronously() -> No
     assert max(asynchronous) < 0.5e-3  # for one's turn at the shared model only
 
 
-def test_pages_are_drawn_anew_as_they_are(tmp_path: Path) -> None:
+def test_pages_draw_the_same_bytes_again(tmp_path: Path) -> None:
     draw_pages(tmp_path / "a", ["allreduce"])
     draw_pages(tmp_path / "b", ["allreduce"])
     first, second = (tmp_path / name / "timelines" / "allreduce.png" for name in ("a", "b"))

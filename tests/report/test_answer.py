@@ -53,7 +53,7 @@ def beside(keep, *cells):
     return [as_text(one) for one in said(keep, *cells).beside]
 
 
-def test_a_saving_and_its_cost_are_said_with_their_intervals(keep):
+def test_answer_has_saving_and_metric_with_intervals(keep):
     text = sentence(keep, cell("allreduce"), cell("epoch_average"))
     assert text.startswith(
         "At 8 workers, epoch_average takes 50 % less time than per-batch allreduce (505 ms instead of"
@@ -63,7 +63,7 @@ def test_a_saving_and_its_cost_are_said_with_their_intervals(keep):
     assert text.endswith("95 % confidence interval over 5 seeds).")
 
 
-def test_the_numbers_are_those_of_the_comparison(keep):
+def test_answer_has_numbers_of_the_comparison(keep):
     results = keep([*cell("allreduce"), *cell("epoch_average")])
     (one,) = [one for one in comparisons(results) if one.answers]
     logs = [math.log(a / b) for a, b in zip(SECONDS["epoch_average"], SECONDS["allreduce"], strict=True)]
@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_the_comparison(keep):
     assert one.difference == pytest.approx(-0.022)
 
 
-def test_a_loss_of_time_is_said_as_one(keep):
+def test_loss_of_time_is_stated_as_more_time(keep):
     near = (0.97, 0.96, 0.975, 0.97, 0.965)
     slow = cell("epoch_average", [2 * time for time in SECONDS["allreduce"]], near)
     text = sentence(keep, cell("allreduce"), slow)
@@ -81,14 +81,14 @@ def test_a_loss_of_time_is_said_as_one(keep):
     assert "no difference in accuracy is shown" in text
 
 
-def test_what_the_runs_cannot_tell_apart_is_not_told(keep):
+def test_overlapping_intervals_give_no_saving(keep):
     same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
     assert "whether epoch_average saves time is not shown against per-batch allreduce (" in text
     assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, and its signs say so"
 
 
-def test_seeds_that_all_agree_are_said_to_agree(keep):
+def test_equal_metrics_of_all_seeds_are_the_same(keep):
     alike = cell("epoch_average", accuracy=ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), alike)
     assert text.endswith(", and its accuracy is the same (0.968, equal with each of 5 seeds).")
@@ -97,20 +97,20 @@ def test_seeds_that_all_agree_are_said_to_agree(keep):
     assert metric_change(-1e-9, "accuracy", 0.0) == "+0.0 to +0.0 points"
 
 
-def test_times_known_to_be_alike_are_about_as_long(keep):
+def test_narrow_interval_around_zero_is_about_as_long(keep):
     same = cell("epoch_average", (0.995, 1.105, 0.9, 0.995, 1.055), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
     assert "epoch_average takes about as long as per-batch allreduce (" in text
 
 
-def test_one_run_has_no_interval(keep):
+def test_single_run_has_no_interval(keep):
     text = sentence(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
     assert "epoch_average took 50 % less time" in text
     assert "one run of each, so no interval" in text
     assert "its accuracy was 2.0 points lower (0.950 instead of 0.970; one seed, so no interval)" in text
 
 
-def test_a_metric_that_was_not_measured_is_no_zero(keep):
+def test_missing_metric_is_not_measured(keep):
     none = {"metric_name": None}
     silent = [
         [(run.model_copy(update={"final_metric": None}), []) for run, _ in cell(strategy, **none)]
@@ -119,19 +119,19 @@ def test_a_metric_that_was_not_measured_is_no_zero(keep):
     assert sentence(keep, *silent).endswith("and what that costs in accuracy was not measured.")
 
 
-def test_r2_is_no_percentage(keep):
+def test_r2_is_not_a_percentage(keep):
     one = said(keep, cell("allreduce", metric_name="r2"), cell("epoch_average", metric_name="r2"))
     assert one.question.endswith("what does it cost in R²?")
     assert "its R² is 0.022 lower" in as_text(one.sentence)
 
 
-def test_the_largest_worker_count_speaks_not_the_largest_saving(keep):
+def test_headline_takes_largest_worker_count(keep):
     best = cell("epoch_average", [time / 10 for time in SECONDS["allreduce"]], workers=4)
     text = sentence(keep, cell("allreduce", workers=4), best, cell("allreduce"), cell("epoch_average"))
     assert text.startswith("At 8 workers, epoch_average takes 50 % less")
 
 
-def test_measured_times_speak_before_simulated_ones_that_reach_no_further(keep):
+def test_headline_prefers_measured_at_equal_counts(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
     native, simulated = (
         (cell("allreduce"), cell("epoch_average")),
@@ -149,14 +149,14 @@ def test_measured_times_speak_before_simulated_ones_that_reach_no_further(keep):
     assert "No native run checks the virtual times of this study." in [as_text(text) for text in one.beside]
 
 
-def test_the_choice_among_strategies_is_said(keep):
+def test_answer_names_number_of_compared_strategies(keep):
     other = cell("epoch_async", [0.8 * time for time in SECONDS["allreduce"]], ACCURACY["allreduce"])
     texts = beside(keep, cell("allreduce"), cell("epoch_average"), other)
     assert "Of the 2 strategies compared at 8 workers it takes the least time." in texts
     assert any(text.startswith("Without a shown loss of accuracy: epoch_async takes 20 % less time") for text in texts)
 
 
-def test_a_tie_is_told_as_one_and_decided_by_the_metric(keep):
+def test_tie_is_named_and_decided_by_metric(keep):
     """Faster by a thousandth in the mean, with noise of percents: no reason to name the one and not the other."""
     noise = (1.1, 0.9, 1.1, 0.9, 1.02)
     seconds = [0.999 * time * factor for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)]
@@ -173,7 +173,7 @@ def test_a_tie_is_told_as_one_and_decided_by_the_metric(keep):
 TIED = [1.001 * time * noise for time, noise in zip(SECONDS["epoch_average"], (1.1, 0.9, 1.1, 0.9, 1.02), strict=True)]
 
 
-def test_means_that_rounding_parts_leave_the_headline_to_the_fastest(keep):
+def test_metrics_equal_up_to_rounding_keep_the_fastest(keep):
     """(0.1 + 0.2) + 0.3 is more than 0.1 + (0.2 + 0.3): that is no accuracy."""
     metrics = (0.9111111111111111, 0.9, 0.9222222222222223, 0.91, 0.905)
     upset = [metric + 2e-16 for metric in metrics]
@@ -185,7 +185,7 @@ def test_means_that_rounding_parts_leave_the_headline_to_the_fastest(keep):
     )
 
 
-def test_a_higher_mean_without_an_interval_above_zero_is_no_difference(keep):
+def test_metric_difference_needs_interval_above_zero(keep):
     """The rival is ahead by 0.4 points in the mean, in two seeds of five behind."""
     metrics = (0.95, 0.94, 0.96, 0.945, 0.95)
     ahead = [metric + change for metric, change in zip(metrics, (0.02, -0.01, 0.02, -0.01, 0.0), strict=True)]
@@ -195,7 +195,7 @@ def test_a_higher_mean_without_an_interval_above_zero_is_no_difference(keep):
     assert text.endswith("; it has the highest mean accuracy of these, no difference shown.")
 
 
-def test_two_seeds_cannot_tell_whether_a_metric_differs(keep):
+def test_two_seeds_give_no_metric_difference(keep):
     """Neither where they agree to the last digit, nor where they do not."""
     for accuracy in (ACCURACY["allreduce"][:2], (0.9, 0.95)):
         text = sentence(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.54), accuracy))
@@ -203,13 +203,13 @@ def test_two_seeds_cannot_tell_whether_a_metric_differs(keep):
         assert text.endswith("no interval from 2 seeds).")
 
 
-def test_draws_of_a_calibration_are_not_called_runs(keep):
+def test_virtual_interval_counts_draws_not_runs(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
     text = sentence(keep, cell("allreduce", **virtual), cell("epoch_average", **virtual))
     assert "calibration interval from 5 draws of the calibration; virtual" in text
 
 
-def test_an_interval_that_a_single_check_withholds_is_not_one_runs(keep):
+def test_single_check_withholds_virtual_interval(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
     cells = [cell(name, **virtual) for name in SECONDS] + [cell("allreduce", (4.0, 4.0), workers=1, **virtual)]
     one = said(keep, *cells, cell("allreduce", (12.4, 12.4), workers=1))
@@ -220,7 +220,7 @@ def test_an_interval_that_a_single_check_withholds_is_not_one_runs(keep):
     )
 
 
-def test_from_which_worker_count_on_a_saving_is_shown(keep):
+def test_answer_names_worker_count_from_which_saving_holds(keep):
     none = cell("allreduce", workers=2), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2)
     some = [cell(strategy, workers=count) for strategy in SECONDS for count in (4, 8)]
     assert "Its saving is shown at every worker count from 4 to 8." in beside(keep, *none, *some)
@@ -245,17 +245,17 @@ def test_from_which_worker_count_on_a_saving_is_shown(keep):
         ([cell("allreduce", workers=4), cell("epoch_average")], "no strategy ran beside allreduce on the same engine"),
     ],
 )
-def test_where_there_is_no_answer_the_reason_is_one(keep, cells, why):
+def test_missing_answer_has_a_reason(keep, cells, why):
     text = sentence(keep, *cells)
     assert text.startswith(f"These records cannot answer it: {why}")
 
 
-def test_oversubscribed_runs_never_speak(keep):
+def test_oversubscribed_runs_give_no_answer(keep):
     crowded = [cell(strategy, workers=16, oversubscribed=True) for strategy in SECONDS]
     assert sentence(keep, cell("allreduce"), cell("epoch_average"), *crowded).startswith("At 8 workers")
 
 
-def test_a_whole_study_is_answered(keep):
+def test_default_study_has_an_answer(keep):
     results = keep(study_rows())
     found = [one for one in comparisons(results) if one.answers]
     assert {one.label for one in found} == {"epoch_average", "epoch_async"}
@@ -272,7 +272,7 @@ def test_stated_step_times_have_no_interval(keep):
     assert "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual: simulated time" in text
 
 
-def test_a_saving_without_an_interval_is_not_called_shown(keep):
+def test_deterministic_saving_is_not_called_shown(keep):
     """Of stated step times: what varies nowhere is said, and not shown by an interval."""
     virtual = {"execution": "virtual", "engine": "virtual"}
     times = {"allreduce": 2.0, "epoch_average": 1.0, "epoch_async": 1.0}
@@ -283,7 +283,7 @@ def test_a_saving_without_an_interval_is_not_called_shown(keep):
     assert any("it ties for the least time with epoch_average: their times are equal" in text for text in said_beside)
 
 
-def test_draws_at_stated_step_times_are_not_of_a_calibration(keep):
+def test_stated_step_times_have_no_calibration_draws(keep):
     stated = {"execution": "virtual", "engine": "virtual", "cluster": "juwels-booster"}
     text = sentence(keep, cell("allreduce", **stated), cell("epoch_average", **stated))
     assert "interval over draws at stated step times from 5 draws; virtual" in text

@@ -11,7 +11,7 @@ from PIL import Image, ImageStat
 WIDE = "[document.documentElement.scrollWidth, window.innerWidth]"
 
 
-def test_a_page_that_errs_or_asks_is_found_out(browser, tmp_path):
+def test_browser_detects_script_errors_and_requests(browser, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'\">"
@@ -30,7 +30,7 @@ def test_a_page_that_errs_or_asks_is_found_out(browser, tmp_path):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_complaint_and_no_request_but_the_page_itself(browser, page, dark):
+def test_page_loads_without_errors_or_requests(browser, page, dark):
     browser.look(1280, 900, dark=dark)
     browser.open(page)
     assert browser.complaints == []
@@ -38,7 +38,7 @@ def test_no_complaint_and_no_request_but_the_page_itself(browser, page, dark):
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_the_page_is_never_wider_than_the_screen(browser, page, width):
+def test_page_fits_screen_width(browser, page, width):
     browser.look(width, 844)
     browser.open(page)
     wide, screen = browser.evaluate(WIDE)
@@ -49,7 +49,7 @@ def test_the_page_is_never_wider_than_the_screen(browser, page, width):
     assert smallest >= (8 if width >= 390 else 6.5), "letters in figures can be read"
 
 
-def test_every_picture_is_drawn(browser, page):
+def test_every_picture_is_visible(browser, page):
     browser.look(1280, 900)
     browser.open(page)
     boxes = browser.evaluate(
@@ -73,7 +73,7 @@ def test_every_picture_is_drawn(browser, page):
 ROWS = "[...document.querySelector('#table-cells tbody').rows].map(r => r.cells[{}].dataset.key)"
 
 
-def test_a_table_is_sorted_by_a_click_and_by_the_keyboard(browser, page):
+def test_table_sorts_by_click_and_keyboard(browser, page):
     browser.open(page)
     browser.evaluate("document.querySelectorAll('#table-cells th button')[5].click()")
     times = [float(key) for key in browser.evaluate(ROWS.format(5))]
@@ -95,7 +95,7 @@ def test_a_table_is_sorted_by_a_click_and_by_the_keyboard(browser, page):
     assert browser.complaints == []
 
 
-def test_what_is_not_known_comes_last_either_way(browser, page):
+def test_missing_values_sort_last_in_both_directions(browser, page):
     browser.open(page)
     place = browser.evaluate(
         "[...document.querySelectorAll('#table-saved th')].findIndex(h => h.textContent === 'time saved')"
@@ -109,14 +109,14 @@ def test_what_is_not_known_comes_last_either_way(browser, page):
         assert found[-unknown:] == [""] * unknown
 
 
-def test_without_scripts_the_page_is_whole(browser, page):
+def test_page_is_complete_without_scripts(browser, page):
     browser.open(page, scripts=False)
     assert browser.complaints == []
     assert browser.evaluate("document.querySelectorAll('th button, .copy').length") == 0
     assert browser.evaluate("document.querySelectorAll('#table-cells tbody tr').length") > 40
 
 
-def test_light_and_dark_are_what_they_say(browser, page):
+def test_colour_scheme_follows_the_system(browser, page):
     shades = {}
     for dark in (False, True):
         browser.look(1280, 900, dark=dark)
@@ -126,7 +126,7 @@ def test_light_and_dark_are_what_they_say(browser, page):
     assert shades[True] < 60
 
 
-def test_it_prints_on_paper_in_light_colours_with_the_study(browser, page):
+def test_print_uses_light_colours_and_unfolds_the_study(browser, page):
     browser.look(1280, 900, dark=True)
     browser.open(page)
     pdf = browser.pdf()
@@ -137,7 +137,7 @@ def test_it_prints_on_paper_in_light_colours_with_the_study(browser, page):
     assert any(b"re\nf" in unpacked(stream) for stream in streams)
 
 
-def test_paper_is_not_asked_to_be_clicked(browser, page):
+def test_print_has_no_controls(browser, page):
     shown = "getComputedStyle(document.querySelector('.script-only')).display"
     browser.open(page)
     browser.look(1280, 900)
@@ -153,7 +153,7 @@ def unpacked(stream: bytes) -> bytes:
         return b""
 
 
-def test_commands_can_be_copied(browser, page):
+def test_commands_are_copied_to_the_clipboard(browser, page):
     browser.open(page)
     browser.evaluate("document.querySelector('.copy').click()")
     said = browser.evaluate(

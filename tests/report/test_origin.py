@@ -9,7 +9,7 @@ from scalebench.report.origin import machines, study_facts
 from tests.records_factory import run_row
 
 
-def test_a_row_belongs_to_the_file_that_it_names_and_else_to_those_of_its_machine_and_packages():
+def test_rows_belong_to_named_or_matching_provenance():
     """Two environments that differ in a variable alone have the same machine, packages and commit."""
     same = {"host_hash": "cafe", "packages_hash": "beef", "git_commit": "0" * 40}
     files = [same | {"environment": {"OMP_PROC_BIND": value}} for value in ("close", "spread")]
@@ -19,7 +19,7 @@ def test_a_row_belongs_to_the_file_that_it_names_and_else_to_those_of_its_machin
     assert [machine.runs for machine in machines(rows, files)] == [1 + 1, 2 + 1]
 
 
-def test_one_epoch_is_no_plural(keep):
+def test_single_epoch_is_singular(keep):
     said = {epochs: dict(study_facts(keep([(run_row(epochs=epochs), [])])))["training"] for epochs in (1, 2)}
     assert said[1].startswith("1 epoch, ")
     assert said[2].startswith("2 epochs, ")

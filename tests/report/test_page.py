@@ -68,7 +68,7 @@ def read(text: str) -> Reader:
     return Reader(text)
 
 
-def test_every_element_closes_and_every_id_is_one(read):
+def test_html_is_well_formed_with_unique_ids(read):
     assert (read.faults, read.open) == ([], [])
     ids = [attributes["id"] for _, attributes in read.elements if "id" in attributes]
     assert len(ids) == len(set(ids)) > 20
@@ -76,14 +76,14 @@ def test_every_element_closes_and_every_id_is_one(read):
     assert targets <= set(ids)
 
 
-def test_nothing_is_asked_of_the_network(read, text):
+def test_page_references_nothing_external(read, text):
     for tag, attributes in read.elements:
         for name in ("src", "href", "srcset", "poster", "action", "data", "xlink:href"):
             assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
     assert not re.search(r"url\((?!#)|@import|https?://", re.sub(r'href="data:[^"]*"', "", text))
 
 
-def test_the_policy_lets_in_its_own_style_and_script_only(read, text):
+def test_policy_allows_own_style_and_script_only(read, text):
     policy = next(item["content"] for item in read.named("meta") if item.get("http-equiv"))
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -96,7 +96,7 @@ def test_the_policy_lets_in_its_own_style_and_script_only(read, text):
     ]
 
 
-def test_the_answer_comes_first_and_in_one_sentence(read):
+def test_answer_comes_first(read):
     shown = " ".join(" ".join(read.shown).split())
     at = shown.index("How much time does synchronising less often save")
     assert at < 200
@@ -109,7 +109,7 @@ def test_the_answer_comes_first_and_in_one_sentence(read):
     assert all(int(after[1]) <= int(before[1]) + 1 for before, after in pairwise(headings))
 
 
-def test_every_section_is_there_with_what_records_say(read):
+def test_page_has_every_section(read):
     shown = " ".join(" ".join(read.shown).split())
     for part in (
         "What is known beforehand.",
@@ -123,7 +123,7 @@ def test_every_section_is_there_with_what_records_say(read):
         assert part in shown
 
 
-def test_every_figure_says_in_words_and_numbers_what_it_shows(read):
+def test_figures_have_text_alternatives_with_numbers(read):
     pictures = [attributes for _, attributes in read.elements if attributes.get("role") == "img"]
     assert len(pictures) == len([1 for attributes in read.elements if attributes[1].get("class") == "panel"]) > 20
     for picture in pictures:
@@ -132,7 +132,7 @@ def test_every_figure_says_in_words_and_numbers_what_it_shows(read):
     assert figures >= {"time-reduction", "strong-scaling", "convergence", "breakdown", "agreement"}
 
 
-def test_tables_have_heads_names_and_keys_that_are_numbers(read):
+def test_tables_have_headings_and_numeric_sort_keys(read):
     tables = read.named("table")
     assert len(tables) == 6
     assert all(table["aria-labelledby"] for table in tables)
@@ -142,13 +142,13 @@ def test_tables_have_heads_names_and_keys_that_are_numbers(read):
     assert all(key == "" or float(key) is not None for key in numbers)
 
 
-def test_the_study_can_be_taken_from_the_page(read):
+def test_study_yaml_can_be_downloaded_from_the_page(read):
     (link,) = [attributes for attributes in read.named("a") if "download" in attributes]
     study = base64.b64decode(link["href"].partition(",")[2]).decode()
     assert study.startswith("name: synthetic\n")
 
 
-def test_the_same_records_give_the_same_bytes(small, page, tmp_path):
+def test_same_records_give_same_bytes(small, page, tmp_path):
     cached, again = (write_report(small.folder, tmp_path / name) for name in ("once.html", "again.html"))
     assert cached.read_bytes() == again.read_bytes()
     assert cached.stat().st_size < page.stat().st_size < 3_000_000
@@ -171,7 +171,7 @@ def nasty(tmp_path_factory) -> Path:
     return folder
 
 
-def test_names_stay_text_and_files_stay_where_they_belong(nasty, tmp_path, monkeypatch):
+def test_hostile_names_stay_text_and_inside_plots(nasty, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = write_report(nasty)
     assert page.parts[0] == "plots"
@@ -188,7 +188,7 @@ def test_names_stay_text_and_files_stay_where_they_belong(nasty, tmp_path, monke
     assert all((link["href"] or "").startswith(("#", "data:")) for link in read.named("a"))
 
 
-def test_no_home_and_no_secret_is_told(tmp_path, monkeypatch):
+def test_report_holds_no_home_or_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-alice")
     leak = "cannot read /home/alice/data.npz with s3cr3t-of-alice at https://alice:pw@host/"
     with Store(tmp_path / "study", fsync=False) as store:
@@ -215,7 +215,7 @@ def test_no_home_and_no_secret_is_told(tmp_path, monkeypatch):
     ],
     ids=["one run", "nothing completed", "no metric", "no baseline", "paced", "weak"],
 )
-def test_a_study_at_the_edge_has_a_report(rows, tmp_path):
+def test_minimal_studies_have_a_report(rows, tmp_path):
     with Store(tmp_path / "study", fsync=False) as store:
         for row in rows:
             store.append(row)
@@ -227,7 +227,7 @@ def test_a_study_at_the_edge_has_a_report(rows, tmp_path):
     assert "These records lack their study.yaml" in shown
 
 
-def test_damaged_provenance_and_study_do_not_stop_it(keep, tmp_path):
+def test_damaged_provenance_is_skipped(keep, tmp_path):
     results = keep(study_rows(strategies=("allreduce",), workers=(1,), native_workers=(), repetitions=1))
     for name, damage in (("a", b"{"), ("b", b"[1]"), ("c", b"\xff\xfe"), ("d", json.dumps({"packages": 7}).encode())):
         (results.folder / "provenance" / f"{name}.json").write_bytes(damage)
@@ -235,7 +235,7 @@ def test_damaged_provenance_and_study_do_not_stop_it(keep, tmp_path):
     assert "Abacus 9000" in shown
 
 
-def test_the_command_writes_the_newest_study_beside_its_figures(small, tmp_path, monkeypatch):
+def test_command_reports_newest_study_beside_its_figures(small, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "one").symlink_to(small.folder)
     monkeypatch.chdir(tmp_path)
@@ -244,7 +244,7 @@ def test_the_command_writes_the_newest_study_beside_its_figures(small, tmp_path,
     assert (tmp_path / "plots/synthetic/report.html").is_file()
 
 
-def test_a_wrong_request_is_one_line(small, tmp_path):
+def test_missing_records_or_unwritable_output_is_refused(small, tmp_path):
     with pytest.raises(ResultsError, match=r"holds no runs\.csv"):
         write_report(tmp_path)
     (tmp_path / "file").touch()

@@ -39,7 +39,7 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_two_pictures_share_no_id_and_find_their_own():
+def test_ids_of_two_pictures_differ_and_resolve():
     sheet = StyleSheet()
     page = inline(picture(), "one-", sheet) + inline(picture(), "two-", sheet)
     ids = re.findall(r'\bid="([^"]+)"', page)
@@ -48,7 +48,7 @@ def test_two_pictures_share_no_id_and_find_their_own():
     assert {one or other for one, other in wanted} == set(ids), "what is referred to, and nothing else, has an id"
 
 
-def test_every_style_is_a_class_of_the_sheet():
+def test_styles_become_classes():
     sheet = StyleSheet()
     svg = inline(picture(), "", sheet)
     assert "style=" not in svg
@@ -61,7 +61,7 @@ def test_every_style_is_a_class_of_the_sheet():
     assert "font-family" not in sheet.rules(), "letters are the page's"
 
 
-def test_equal_styles_are_one_class():
+def test_equal_styles_share_one_class():
     sheet = StyleSheet()
     inline(picture(), "one-", sheet)
     rules = sheet.rules().replace("one-", "")
@@ -74,7 +74,7 @@ def test_equal_styles_are_one_class():
     "title", ["<script>alert(1)</script>", "a & b", "bell \x07 nul \x00", "$x^2$ {", "]]>", "été 時間"]
 )
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_names_are_text_whatever_they_say(title):
+def test_hostile_titles_stay_text(title):
     svg = inline(picture(title), "", StyleSheet())
     assert "<script" not in svg
     assert not re.search(r"[\x00-\x08\x0e-\x1f]", svg)
@@ -83,7 +83,7 @@ def test_names_are_text_whatever_they_say(title):
 
 
 @given(COLORS)
-def test_what_is_drawn_dark_is_seen_in_the_dark(color):
+def test_dark_scheme_keeps_contrast(color):
     red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     lightness = colorsys.rgb_to_hls(red, green, blue)[1]
     turned = in_the_dark(color)
@@ -102,19 +102,19 @@ def test_what_is_drawn_dark_is_seen_in_the_dark(color):
         [f"local_sgd(steps={steps})" for steps in (4, 8, 16, 32)],
     ],
 )
-def test_every_strategy_is_seen_in_the_dark_and_told_from_the_others(names):
+def test_strategy_colours_differ_in_dark_scheme(names):
     colors = [in_the_dark(look.color.lower()) for look in looks(names).values()]
     assert all(contrast(color, DARK_CARD) >= 3 for color in colors)
     assert len(set(colors)) == len(colors)
 
 
-def test_text_and_axes_are_read_in_the_dark():
+def test_text_has_contrast_in_dark_scheme():
     for color in ("#222222", "#444444", "#555555", "#666666"):
         assert contrast(in_the_dark(color), DARK_CARD) >= 4.5
     assert contrast(in_the_dark("#e4e4e4"), DARK_CARD) < 1.6, "a grid stays in the background"
     assert len({in_the_dark(color.lower()) for color in TASKS.values()}) == len(TASKS)
 
 
-def test_a_picture_keeps_its_proportions_and_leaves_its_size_to_the_page():
+def test_svg_has_view_box_without_size():
     svg = inline(write(Figure(figsize=(2, 1))), "", StyleSheet())
     assert svg.startswith('<svg viewBox="0 0 144 72">')

@@ -28,7 +28,7 @@ def keys(table, name):
     return [float(entry.key) if entry.key else math.nan for entry in column(table, name)]
 
 
-def test_every_point_is_there_with_the_numbers_of_the_analysis(made, results):
+def test_cells_table_has_numbers_of_the_analysis(made, results):
     table, known = made["cells"], cells(results)
     assert [entry.text for entry in column(table, "strategy")] == list(known["label"])
     assert keys(table, "workers") == list(known["workers"])
@@ -39,7 +39,7 @@ def test_every_point_is_there_with_the_numbers_of_the_analysis(made, results):
     assert column(table, "time")[0].text == seconds_with_interval(first["train_s"], first["low_s"], first["high_s"])
 
 
-def test_what_is_saved_is_what_ratios_say(made, results):
+def test_saved_table_equals_ratios(made, results):
     table = made["saved"]
     known = ratios(results)
     known = known[(known["baseline"] == "allreduce") & known["label"].isin(("epoch_average", "epoch_async"))]
@@ -52,14 +52,14 @@ def test_what_is_saved_is_what_ratios_say(made, results):
     assert not expected
 
 
-def test_parts_add_up_and_serial_is_no_strategy_that_synchronises(made):
+def test_split_parts_add_up_without_serial(made):
     table = made["split"]
     total = [a + b for a, b in zip(keys(table, "by the engine"), keys(table, "by the frequency"), strict=True)]
     assert total == pytest.approx(keys(table, "time saved"))
     assert "serial" not in {entry.text for entry in column(table, "strategy")}
 
 
-def test_oversubscription_and_execution_stand_in_every_row(made):
+def test_rows_mark_execution_and_oversubscription(made):
     crossed = [
         (entry.text, workers)
         for entry, workers in zip(column(made["cells"], "execution"), keys(made["cells"], "workers"), strict=True)
@@ -69,25 +69,25 @@ def test_oversubscription_and_execution_stand_in_every_row(made):
     assert all(text.startswith("native ") for text, _ in crossed)
 
 
-def test_failed_runs_are_shown_with_their_reason(made, results):
+def test_failed_runs_have_their_reason(made, results):
     table = made["failed"]
     assert len(table.rows) == len(results.failed) == 1
     assert column(table, "why")[0].text == "rank 3 died: SIGKILL"
     assert "in no other number" in table.notes[0]
 
 
-def test_agreement_has_every_cell_that_ran_both_ways(made, results):
+def test_agreement_table_equals_analysis(made, results):
     assert keys(made["agreement"], "virtual / native") == list(agreement(results)["ratio"])
 
 
-def test_laws_are_those_of_the_analysis_and_refusals_are_said(made, results):
+def test_laws_table_equals_analysis_and_names_refusals(made, results):
     found = [one for one in scaling_laws(results) if not one.refusal]
     assert [entry.key for entry in column(made["laws"], "law")] == [one.best.fit.law.name for one in found]
     assert keys(made["laws"], "knee") == [one.advice.knee.workers for one in found]
     assert any("no law: 2 worker counts" in note for note in made["laws"].notes)
 
 
-def test_no_column_stands_where_nothing_can(keep):
+def test_columns_without_values_are_dropped(keep):
     some = tables(results := keep(study_rows(repetitions=1)), comparisons(results))
     by_name = {table.name: table for table in some}
     assert "p" not in {head.name for head in by_name["saved"].columns}
@@ -96,7 +96,7 @@ def test_no_column_stands_where_nothing_can(keep):
     assert "failed" not in by_name
 
 
-def test_a_test_is_shown_where_one_is_offered(keep):
+def test_p_values_only_for_tested_executions(keep):
     rows = study_rows(strategies=("allreduce", "epoch_average"), workers=(2,), native_workers=(2,), repetitions=8)
     results = keep(rows)
     table = next(table for table in tables(results, comparisons(results)) if table.name == "saved")
@@ -105,7 +105,7 @@ def test_a_test_is_shown_where_one_is_offered(keep):
     assert native["virtual"].key == ""
 
 
-def test_time_to_target_that_was_never_reached_is_infinite(keep):
+def test_unreached_target_sorts_as_infinite(keep):
     rows = [
         (run_row(run_id=f"r{n}", repetition=n, seed=n, target_metric=0.9, time_to_target_s=time), [])
         for n, time in enumerate((0.5, None, None))
@@ -115,7 +115,7 @@ def test_time_to_target_that_was_never_reached_is_infinite(keep):
     assert column(table, "to target")[0] == ("never", "inf")
 
 
-def test_an_endless_list_of_failures_is_cut_and_says_so(keep):
+def test_long_list_of_failures_is_cut(keep):
     rows = [(run_row(run_id=f"r{n}", status="failed", train_s=None, error="x"), []) for n in range(230)]
     (table,) = tables(keep([*rows, (run_row(), [])]), [])[1:]
     assert len(table.rows) == 200

