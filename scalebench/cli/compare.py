@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.text import Text
 
-    from scalebench.analysis.screen import Screen
     from scalebench.analysis.validation import VirtualError
     from scalebench.analysis.verdicts import CellName, Comparison
+    from scalebench.cli.terminal_table import TerminalTable
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
@@ -117,32 +117,34 @@ def _show(found: Comparison) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(found: Comparison) -> Screen:
-    from scalebench.analysis.screen import Column, Screen
+def _table(found: Comparison) -> TerminalTable:
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
     columns = {
-        "strategy": Column("strategy", left=True, shared=True),
-        "workers": Column("workers"),
+        "strategy": TableColumn("strategy", left=True, shared=True),
+        "workers": TableColumn("workers"),
         **{
-            name: Column(name, spare=spare)
+            name: TableColumn(name, spare=spare)
             for x in "AB"
             for name, spare in ((x, 1), (f"{x} median", 5), (f"{x} spread", 4))
         },
-        "ratio": Column("B / A [interval]"),
-        "p": Column("p (Holm)", spare=3),
-        "metric": Column(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
-        "execution": Column("execution", left=True, shared=True),
-        "verdict": Column("verdict", left=True),
+        "ratio": TableColumn("B / A [interval]"),
+        "p": TableColumn("p (Holm)", spare=3),
+        "metric": TableColumn(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
+        "execution": TableColumn("execution", left=True, shared=True),
+        "verdict": TableColumn("verdict", left=True),
     }
     if one_pair:
         del columns["strategy"]
     if not any(row["test"] for row in rows):
         del columns["p"]
     texts = [_texts(row) for row in rows]
-    return Screen(_title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts])
+    return TerminalTable(
+        _title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts]
+    )
 
 
 def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
