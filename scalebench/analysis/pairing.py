@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
-from scalebench.analysis.bounds import LEVEL, Part
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
-    Estimate,
+    LEVEL,
+    NO_INTERVAL,
+    Interval,
+    Part,
     calibration_interval,
     interval_name,
     level_of_ratios,
@@ -23,8 +25,6 @@ from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.formatting import is_interval
 
-NONE = Estimate(math.nan, math.nan, math.nan, 0)
-
 
 @dataclass(frozen=True)
 class Ratio:
@@ -34,8 +34,8 @@ class Ratio:
     common blocks in which the two did not run side by side.
     """
 
-    mean: Estimate
-    median: Estimate
+    mean: Interval
+    median: Interval
     top_s: list[float]
     bottom_s: list[float]
     paired: bool
@@ -43,18 +43,18 @@ class Ratio:
     left_out: int = 0
 
 
-NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
+NO_RATIO = Ratio(NO_INTERVAL, NO_INTERVAL, [], [], False, "")
 
 
-def ratio_by_draw(top: list[float], bottom: list[float], error: Part | None, level: float = LEVEL) -> Estimate:
+def ratio_by_draw(top: list[float], bottom: list[float], error: Part | None, level: float = LEVEL) -> Interval:
     """Ratio of virtual times of one calibration, draw by draw; `error` as in `calibration_interval`.
 
     Times that are equal in every draw, to the last bit, are those of one computation made twice (such as averaging once
     an epoch and serial, at one worker): nothing varies, and whatever the simulation's error is, it cancels.
     """
     if top == bottom:
-        return Estimate(1.0, 1.0, 1.0, len(top))
-    return calibration_interval((np.log(top) - np.log(bottom)).tolist(), error, level)
+        return Interval(1.0, 1.0, 1.0, len(top))
+    return calibration_interval(np.log(top) - np.log(bottom), error, level).exp()
 
 
 class Ratios:
@@ -77,7 +77,7 @@ class Ratios:
         """
         paired = bool(paired_blocks(top, bottom))
         above, below = paired_times(top, bottom)
-        mean, median = self._mean(top, bottom, above, below, paired), NONE
+        mean, median = self._mean(top, bottom, above, below, paired), NO_INTERVAL
         if paired and above:
             median = median_ratio(above, below)
         if top.execution == "virtual":
@@ -87,9 +87,9 @@ class Ratios:
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 
-    def _mean(self, top: Cell, bottom: Cell, above: list[float], below: list[float], paired: bool) -> Estimate:
+    def _mean(self, top: Cell, bottom: Cell, above: list[float], below: list[float], paired: bool) -> Interval:
         if not (above and below):
-            return NONE
+            return NO_INTERVAL
         if top.execution == "virtual":
             return ratio_by_draw(above, below, self.error.ratio(top.label, bottom.label) if self.error else None)
         return paired_ratio(above, below, self.level) if paired else unpaired_ratio(above, below, self.level)

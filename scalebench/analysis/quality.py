@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell
-from scalebench.analysis.bounds import quantile
 from scalebench.analysis.cell_names import PLACE, listed, place
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.evidence import Evidence
 from scalebench.analysis.findings import SEVERITIES, Finding
-from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES
+from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
 from scalebench.analysis.loading import Results
 from scalebench.analysis.stability import drift, two_groups_p
 from scalebench.analysis.testing import ALPHA, MEASURED, holm
@@ -253,9 +252,9 @@ def _to_settle(table: pd.DataFrame) -> str:
     if first["interval"] != CONFIDENCE:
         return "more repetitions do not narrow it: calibrate better, or measure natively"
     distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
-    scatter = half * math.sqrt(n) / float(quantile(n - 1))
+    scatter = half * math.sqrt(n) / float(t_quantile(n - 1))
     enough = next(
-        (k for k in range(n + 1, _MOST_RUNS) if float(quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
+        (k for k in range(n + 1, _MOST_RUNS) if float(t_quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
     )
     if not enough:
         return "the difference, if there is one, is too small for repetitions to show: say that none was found"

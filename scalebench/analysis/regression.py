@@ -18,27 +18,28 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.blocks import Cell, by_block, paired_times, spread
-from scalebench.analysis.bounds import Part
 from scalebench.analysis.cell_names import place
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
 from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import (
-    Estimate,
+    NO_INTERVAL,
+    Interval,
+    Part,
     calibration_interval,
+    difference_interval,
     interval_name,
     level_of,
     level_of_ratios,
     mean_interval,
     median_time,
     metric_interval,
-    ratio_of_calibrations,
     time_interval,
     unpaired_metric,
     unpaired_ratio,
 )
 from scalebench.analysis.loading import Results
-from scalebench.analysis.pairing import NONE, ratio_by_draw
+from scalebench.analysis.pairing import ratio_by_draw
 from scalebench.analysis.testing import ALPHA, MEASURED, differences, holm, rank_sum_test, repetitions_needed
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.analysis.verdicts import (
@@ -90,7 +91,7 @@ class _Limits:
         alike = cell.execution not in MEASURED and self.same_draws
         return alike or cell.workers == 1 or is_deterministic(cell.strategy)
 
-    def interval(self, execution: str, ratio: Estimate) -> str:
+    def interval(self, execution: str, ratio: Interval) -> str:
         """What the interval of a `ratio` is called; empty if it has none."""
         if not math.isfinite(ratio.low):
             return ""
@@ -181,8 +182,8 @@ def compare_strategies(
         own = [
             cells[row["execution"], row[f"engine_{x}"], row[f"label_{x}"], row["workers"]] for x in ("b", "a")
         ]  # `differences` has them the other way
-        ratio = Estimate(row["ratio"], row["ratio_low"], row["ratio_high"], int(row["n"]))
-        metric = Estimate(row["metric_difference"], row["metric_low"], row["metric_high"], int(row["metric_n"]))
+        ratio = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], int(row["n"]))
+        metric = Interval(row["metric_difference"], row["metric_low"], row["metric_high"], int(row["metric_n"]))
         rows.append(_facts(own[0], own[1], ratio, metric, limits) | {name: row[name] for name in _TAKEN_OVER})
     return Comparison(labels[0], labels[1], threshold, metric_margin, _ordered(rows), virtual_errors=limits.errors)
 
@@ -222,16 +223,17 @@ def _row(a: Cell, b: Cell, limits: _Limits) -> dict[str, Any]:
     paired = a.execution not in MEASURED and limits.same_draws
     above, below = paired_times(b, a) if paired else (list(b.seconds.values()), list(a.seconds.values()))
     if paired:
-        ratio = ratio_by_draw(above, below, limits.of_ratio()) if above else NONE
+        ratio = ratio_by_draw(above, below, limits.of_ratio()) if above else NO_INTERVAL
     elif a.execution in MEASURED:
         ratio = unpaired_ratio(above, below, level_of_ratios(*limits.studies))
     else:
         level = limits.level(min(len(above), len(below)))
-        ratio = ratio_of_calibrations(above, below, level, error=limits.of_ratio())
+        error = limits.of_ratio()
+        ratio = difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).exp()
     return _facts(a, b, ratio, _metric(a, b), limits) | {"paired": paired}
 
 
-def _facts(a: Cell, b: Cell, ratio: Estimate, metric: Estimate, limits: _Limits) -> dict[str, Any]:
+def _facts(a: Cell, b: Cell, ratio: Interval, metric: Interval, limits: _Limits) -> dict[str, Any]:
     """The columns that both kinds of comparison fill alike."""
     crowded = a.oversubscribed or b.oversubscribed
     verdict: Verdict = "not compared" if crowded else verdict_of_time(ratio, limits.threshold)
@@ -266,16 +268,16 @@ def _time(cell: Cell, limits: _Limits, side: int) -> tuple[float, float, float]:
     if cell.execution in MEASURED:
         return time_interval(seconds, level)[:3]
     error = limits.of_time(side)
-    return calibration_interval(np.log(seconds).tolist(), error.part(cell.label) if error else None, level)[:3]
+    return calibration_interval(np.log(seconds), error.part(cell.label) if error else None, level).exp()[:3]
 
 
-def _metric(a: Cell, b: Cell) -> Estimate:
+def _metric(a: Cell, b: Cell) -> Interval:
     """M_B - M_A: paired by the seeds that both have; without any, Welch's."""
     seeds = sorted(a.metrics.keys() & b.metrics.keys())
     if seeds:
         return metric_interval([b.metrics[seed] - a.metrics[seed] for seed in seeds])
     if not (a.metrics and b.metrics):
-        return Estimate(math.nan, math.nan, math.nan, 0)
+        return Interval(math.nan, math.nan, math.nan, 0)
     return unpaired_metric(list(b.metrics.values()), list(a.metrics.values()))
 
 

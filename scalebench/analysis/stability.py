@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalebench.analysis.blocks import Cell
-from scalebench.analysis.bounds import Array
+from scalebench.analysis.intervals import Array
 
 TWO_GROUPS_FROM = 5
 _SIMULATED = 20_000

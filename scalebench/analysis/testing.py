@@ -23,9 +23,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalebench.analysis.blocks import Cell, by_block
-from scalebench.analysis.intervals import mean_interval, metric_interval, time_interval
+from scalebench.analysis.intervals import NO_INTERVAL, mean_interval, metric_interval, time_interval
 from scalebench.analysis.loading import Results
-from scalebench.analysis.pairing import NONE, Ratio, Ratios
+from scalebench.analysis.pairing import Ratio, Ratios
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import counted
 
@@ -191,7 +191,7 @@ def _test(a: Cell, ratio: Ratio, level: float) -> RankTest | None:
 
 
 def _row(a: Cell, b: Cell, ratio: Ratio) -> dict[str, object]:
-    mean = NONE if b.oversubscribed else ratio.mean
+    mean = NO_INTERVAL if b.oversubscribed else ratio.mean
     return {
         "execution": a.execution,
         "label_a": a.label,

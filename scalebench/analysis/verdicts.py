@@ -19,7 +19,7 @@ from typing import Literal
 import pandas as pd
 
 from scalebench.analysis.comparability import Difference
-from scalebench.analysis.intervals import Estimate
+from scalebench.analysis.intervals import Interval
 from scalebench.analysis.validation import VirtualError
 
 CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of comparability.MATCH
@@ -81,12 +81,12 @@ class Comparison:
         return bool(self.count("regression") or self.metrics("regression") or self.failed)
 
 
-def verdict_of_time(ratio: Estimate, threshold: float) -> Verdict:
+def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
     """The verdict on T_B / T_A."""
     return _verdict(math.log(ratio.low), math.log(ratio.high), math.log1p(threshold), "regression", "improvement")
 
 
-def verdict_of_metric(difference: Estimate, margin: float) -> Verdict:
+def verdict_of_metric(difference: Interval, margin: float) -> Verdict:
     """The verdict on M_B - M_A, of a metric that is better the higher it is."""
     return _verdict(difference.low, difference.high, margin, "improvement", "regression")
 
