@@ -20,11 +20,21 @@ from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.cached import cached
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import CELL, Results
 from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
 
 SPLIT_BASELINES = ("horovod", "ddp")
 NO_RUN = "no completed run of"
+
+
+COLUMNS = [
+    *CELL,
+    *("strategy", "oversubscribed", "baseline", "baseline_engine", "baseline_workers", "n", "paired", "left_out"),
+    *("train_s", "baseline_s", "saved_s", "ratio", "ratio_low", "ratio_high"),
+    *("reduction", "reduction_low", "reduction_high", "median_ratio", "median_ratio_low", "median_ratio_high"),
+    *("interval", "note", "speedup", "efficiency", "speedup_low", "efficiency_low", "speedup_high", "efficiency_high"),
+    *("engine_part", "frequency_part", "split_total", "split_note"),
+]
 
 
 class Baseline(NamedTuple):
@@ -57,9 +67,9 @@ def ratios(results: Results) -> pd.DataFrame:
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    found = pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
+    rows = [row for cell in table for row in _compare(index, cell, compared)]
     # As in `cells`, also where no batch is known: the two are joined by these.
-    return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64")) if len(found) else found
+    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
 
 
 def _rank(cell: Cell) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
 from scalebench.analysis.grouping import CELL, cells
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
-from scalebench.analysis.quality import findings
+from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.validation import agreement, median_error
 from scalebench.formatting import (
     EMPTY,

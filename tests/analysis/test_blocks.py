@@ -16,7 +16,7 @@ from scipy import stats
 from scalebench.analysis import Results, differences, ratios
 from scalebench.analysis.blocks import by_block, paired_blocks, paired_times
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
-from scalebench.analysis.quality import findings
+from scalebench.analysis.methodology.quality import findings
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import engines
 from scalebench.launch.hosts import Host, Hosts

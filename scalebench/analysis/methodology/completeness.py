@@ -10,10 +10,9 @@ import pandas as pd
 
 from scalebench.analysis.blocks import timed
 from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.intervals import level_of, relative_width
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
 
 
