@@ -14,10 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.intervals import LEVEL, Array, Interval
 from scalebench.analysis.loading import CELL, Results
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
@@ -55,7 +54,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
     Raises:
         UsageError: no cell has enough.
     """
-    own = [cell for cell in by_block(results) if cell.execution in MEASURED]
+    own = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED]
     most = max((len(cell.seconds) for cell in own), default=0)
     if most < BOOTSTRAP_FROM:
         raise UsageError(
@@ -81,7 +80,7 @@ def bootstrap_intervals(
     return Interval(_trimmed_mean(logs), low, high, n)
 
 
-def _row(cell: Cell, resamples: int, seed: int) -> dict[str, object]:
+def _row(cell: CellRuns, resamples: int, seed: int) -> dict[str, object]:
     seconds, n = list(cell.seconds.values()), len(cell.seconds)
     row = {name: cell.key[name] for name in CELL} | {"n": n}
     if n < BOOTSTRAP_FROM:

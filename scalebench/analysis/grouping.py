@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import timed as timed
 from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
@@ -25,6 +24,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
 

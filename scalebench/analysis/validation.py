@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from scalebench.analysis.blocks import timed
 from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import THIS_MACHINE, charged_engine, supposed
 from scalebench.analysis.intervals import (
@@ -23,6 +22,7 @@ from scalebench.analysis.intervals import (
     weighted_mean,
 )
 from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import timed
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from scalebench.analysis.validation import VirtualError
-    from scalebench.analysis.verdicts import CellName, Comparison
+    from scalebench.analysis.verdicts import CellName, Verdicts
     from scalebench.cli.terminal_table import TerminalTable
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
@@ -108,7 +108,7 @@ def compare(
     return 1 if any(bad[what] for what in fail_on) else 0
 
 
-def _show(found: Comparison) -> None:
+def _show(found: Verdicts) -> None:
     from scalebench.cli.run_common import results_console
 
     console = results_console()
@@ -117,7 +117,7 @@ def _show(found: Comparison) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(found: Comparison) -> TerminalTable:
+def _table(found: Verdicts) -> TerminalTable:
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
     rows = found.table.to_dict("records")
@@ -180,7 +180,7 @@ def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
     return {name: Text(text) for name, text in cells.items()} | {"verdict": verdict}
 
 
-def _title(found: Comparison, first: dict[Hashable, Any]) -> str:
+def _title(found: Verdicts, first: dict[Hashable, Any]) -> str:
     pair = f" ({first['label_a']})" if first["label_a"] == first["label_b"] else ""
     return f"A: {found.a}   B: {found.b}" + (pair if found.table["label_a"].nunique() == 1 else "")
 
@@ -198,7 +198,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
     return text
 
 
-def _notes(found: Comparison) -> list[str]:
+def _notes(found: Verdicts) -> list[str]:
     """What the table does not say; the verdict in one line comes last."""
     from scalebench.analysis.intervals import NOTHING_VARIES
     from scalebench.analysis.verdicts import VERDICTS
@@ -282,7 +282,7 @@ def _place(rows: pd.DataFrame) -> str:
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 
 
-def _facts(found: Comparison) -> dict[str, Any]:
+def _facts(found: Verdicts) -> dict[str, Any]:
     from scalebench.analysis.comparability import MATCH
     from scalebench.analysis.verdicts import VERDICTS
 

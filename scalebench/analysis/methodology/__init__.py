@@ -19,7 +19,7 @@ from scalebench.analysis.comparing import ratios
 from scalebench.analysis.environment import provenance_in
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.loading import Results, load, read_runs
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import UsageError
 from scalebench.records.progress import Progress, progress_of
 from scalebench.registry import Choice, Registry

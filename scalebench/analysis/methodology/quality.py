@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.cell_names import PLACE, listed, place
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
-from scalebench.analysis.stability import drift, two_groups_p
-from scalebench.analysis.testing import ALPHA, MEASURED, holm
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 from scalebench.formatting import counted, deviation, percent
 
@@ -128,7 +127,7 @@ class TwoGroups(Rule):
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         for execution in MEASURED:
-            own = [cell for cell in by_block(evidence.results) if cell.execution == execution]
+            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
             p = [two_groups_p(list(cell.seconds.values())) for cell in own]
             known = [n for n, value in enumerate(p) if math.isfinite(value)]
             adjusted = holm([p[n] for n in known])
@@ -153,8 +152,8 @@ class MovingTimes(Rule):
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         for execution in MEASURED:
-            own = [cell for cell in by_block(evidence.results) if cell.execution == execution]
-            found = drift(own)
+            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+            found = time_trend(own)
             if found and found.p <= ALPHA and abs(found.factor - 1) > self.most:
                 yield self.finding(
                     "warning",
@@ -348,5 +347,5 @@ def _range(numbers: pd.Series[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _rows(own: Sequence[Cell]) -> pd.DataFrame:
+def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:
     return pd.DataFrame([(cell.execution, cell.engine, cell.label, cell.workers) for cell in own], columns=PLACE)
