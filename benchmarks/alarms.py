@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.coverage import Claim, table
 from benchmarks.noise import Array, Noise, Random
-from scalebench.analysis.blocks import Cell
-from scalebench.analysis.stability import drift, two_groups_p
-from scalebench.analysis.testing import holm, rank_sum_test, signed_rank_test
+from scalebench.analysis.rounds import CellRuns
+from scalebench.analysis.significance import holm, rank_sum_test, signed_rank_test, time_trend, two_groups_p
 
 
 def drift_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
@@ -27,13 +26,13 @@ def drift_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
     for _ in range(studies // 4):
         order = np.array([block * 10 + random.permutation(10) for block in range(n)])
         cells = [_cell(np.exp(noise.draw(random, n)), order[:, index]) for index in range(10)]
-        found = drift(cells)
+        found = time_trend(cells)
         alarms.append(found is not None and found.p <= 0.05)
     return float(np.mean(alarms))
 
 
-def _cell(seconds: Array, order: NDArray[np.int64]) -> Cell:
-    return Cell(
+def _cell(seconds: Array, order: NDArray[np.int64]) -> CellRuns:
+    return CellRuns(
         key={}, strategy="", label="", execution="native", engine="mpi", workers=1, batch_global=1, weak=False,
         metric_name="", seconds=dict(enumerate(seconds.tolist())), order=dict(enumerate(order.tolist())),
     )  # fmt: skip

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import SIGMA, Array, Noise, Random
-from scalebench.analysis.bootstrap import bootstrap_bounds
-from scalebench.analysis.bounds import (
-    Bounds,
-    agreement_bounds,
-    calibration_bounds,
-    calibrations_bounds,
-    mean_bounds,
-    median_bounds,
-    metric_bounds,
+from scalebench.analysis.bootstrap import bootstrap_intervals
+from scalebench.analysis.intervals import (
+    RATIO_WHEN_STOPPED,
+    Interval,
+    calibration_interval,
+    difference_interval,
+    level_when_stopped,
+    mean_interval,
+    median_interval,
+    metric_interval,
     relative_width,
-    welch_bounds,
+    unpaired_metric,
 )
-from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, level_when_stopped, unpaired_metric
 from scalebench.analysis.validation import OF_A_MEDIAN, VirtualError
 from scalebench.virtual.calibration import BLOCKS
 from scalebench.virtual.step_times import middle
@@ -33,7 +33,7 @@ AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
 Scene = Callable[[Noise, int, int, Random], float]  # noise, n, studies, random -> share
 
 
-def holds(bounds: Bounds, truth: float | Array) -> float:
+def holds(bounds: Interval, truth: float | Array) -> float:
     """The share of the intervals offered that hold `truth`."""
     offered = np.isfinite(bounds.low)
     return float(np.mean(((bounds.low <= truth) & (truth <= bounds.high))[offered]))
@@ -41,16 +41,16 @@ def holds(bounds: Bounds, truth: float | Array) -> float:
 
 def time_mean(noise: Noise, n: int, studies: int, random: Random) -> float:
     """A cell's t interval, about the median of all runs."""
-    return holds(mean_bounds(noise.draw(random, studies, n)), noise.median)
+    return holds(mean_interval(noise.draw(random, studies, n)), noise.median)
 
 
 def time_mean_of_all(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The same interval, taken for one of the mean over all runs, which it is not offered as."""
-    return holds(mean_bounds(noise.draw(random, studies, n)), noise.mean)
+    return holds(mean_interval(noise.draw(random, studies, n)), noise.mean)
 
 
 def time_median(noise: Noise, n: int, studies: int, random: Random) -> float:
-    return holds(median_bounds(noise.draw(random, studies, n)), noise.median)
+    return holds(median_interval(noise.draw(random, studies, n)), noise.median)
 
 
 def _stopped(logs: Array, at_least: int) -> Array:
@@ -61,17 +61,22 @@ def _stopped(logs: Array, at_least: int) -> Array:
     return runs
 
 
-def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array, int], Bounds]) -> Bounds:
+def _joined(found: list[Interval]) -> Interval:
+    """The intervals of several groups of studies in one; `n` is that of the first group."""
+    return Interval(*(np.concatenate(part) for part in list(zip(*found, strict=True))[:3]), found[0].n)
+
+
+def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array, int], Interval]) -> Interval:
     """Intervals of the first `runs` values of each row."""
     found = [bounds(values[runs == n, :n], int(n)) for n in np.unique(runs)]
-    return Bounds(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    return _joined(found)
 
 
 def time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
     """`until: {ci_width: 5%, at_least: n, at_most: 20}`, of runs that are so many `times` as noisy."""
     logs = times * noise.draw(random, studies, AT_MOST)
     found = _when_stopped(
-        logs, _stopped(logs, n), lambda own, runs: mean_bounds(own, level_when_stopped(runs, n, AT_MOST))
+        logs, _stopped(logs, n), lambda own, runs: mean_interval(own, level_when_stopped(runs, n, AT_MOST))
     )
     return holds(found, times * noise.median)
 
@@ -79,14 +84,14 @@ def time_until(noise: Noise, n: int, studies: int, random: Random, times: float)
 def median_until(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The median of such cells, where they have enough runs for one."""
     logs = noise.draw(random, studies, AT_MOST)
-    return holds(_when_stopped(logs, _stopped(logs, n), lambda own, _: median_bounds(own)), noise.median)
+    return holds(_when_stopped(logs, _stopped(logs, n), lambda own, _: median_interval(own)), noise.median)
 
 
 def ratio_until(noise: Noise, n: int, studies: int, random: Random) -> float:
     """Such a cell against a baseline that is run as often, by block: 2.5 % of noise of its own and 5 % of the block."""
     block = random.normal(0.0, SIGMA, (studies, AT_MOST))
     cell, baseline = (block + noise.draw(random, studies, AT_MOST) / 2 for _ in range(2))
-    found = _when_stopped(baseline - cell, _stopped(cell, n), lambda own, _: mean_bounds(own, RATIO_WHEN_STOPPED))
+    found = _when_stopped(baseline - cell, _stopped(cell, n), lambda own, _: mean_interval(own, RATIO_WHEN_STOPPED))
     return holds(found, 0.0)
 
 
@@ -98,8 +103,8 @@ def independent_until(noise: Noise, n: int, studies: int, random: Random) -> flo
     for a in np.unique(stops[0]):
         for b in np.unique(stops[1]):
             both = (stops[0] == a) & (stops[1] == b)
-            found.append(welch_bounds(first[both, :a], second[both, :b], RATIO_WHEN_STOPPED))
-    return holds(Bounds(*(np.concatenate(part) for part in zip(*found, strict=True))), 0.0)
+            found.append(difference_interval(first[both, :a], second[both, :b], RATIO_WHEN_STOPPED))
+    return holds(_joined(found), 0.0)
 
 
 def _pairs(noise: Noise, n: int, studies: int, random: Random) -> Array:
@@ -109,32 +114,32 @@ def _pairs(noise: Noise, n: int, studies: int, random: Random) -> Array:
 
 
 def ratio_paired(noise: Noise, n: int, studies: int, random: Random) -> float:
-    return holds(mean_bounds(_pairs(noise, n, studies, random)), 0.0)
+    return holds(mean_interval(_pairs(noise, n, studies, random)), 0.0)
 
 
 def ratio_median(noise: Noise, n: int, studies: int, random: Random) -> float:
-    return holds(median_bounds(_pairs(noise, n, studies, random)), 0.0)
+    return holds(median_interval(_pairs(noise, n, studies, random)), 0.0)
 
 
 def ratio_independent(noise: Noise, n: int, studies: int, random: Random, more: int = 0) -> float:
     """Welch's interval of two cells with the same noise, the other of which has so many runs more."""
-    return holds(welch_bounds(noise.draw(random, studies, n), noise.draw(random, studies, n + more)), 0.0)
+    return holds(difference_interval(noise.draw(random, studies, n), noise.draw(random, studies, n + more)), 0.0)
 
 
 def ratio_unequal(noise: Noise, n: int, studies: int, random: Random, more: int = 0) -> float:
     """The same where the one with fewer runs has three times the other's spread and no delays."""
     wide = random.normal(0.0, 3 * SIGMA, (studies, n))
-    return holds(welch_bounds(wide, noise.draw(random, studies, n + more)), -noise.median)
+    return holds(difference_interval(wide, noise.draw(random, studies, n + more)), -noise.median)
 
 
 def time_bootstrap(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The bootstrap interval, about the trimmed mean of all runs; 1,000 resamples."""
-    bounds = bootstrap_bounds(noise.draw(random, studies, n), resamples=1000, random=random)
+    bounds = bootstrap_intervals(noise.draw(random, studies, n), resamples=1000, random=random)
     return holds(bounds, noise.middle)
 
 
 def ratio_bootstrap(noise: Noise, n: int, studies: int, random: Random) -> float:
-    return holds(bootstrap_bounds(_pairs(noise, n, studies, random), resamples=1000, random=random), 0.0)
+    return holds(bootstrap_intervals(_pairs(noise, n, studies, random), resamples=1000, random=random), 0.0)
 
 
 def _calibrations(noise: Noise, n: int, studies: int, random: Random) -> Array:
@@ -147,21 +152,21 @@ def _calibrations(noise: Noise, n: int, studies: int, random: Random) -> Array:
 
 def virtual_time(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The calibration interval, about what the calibration aims at; `noise` is that of the calibration's blocks."""
-    return holds(calibration_bounds(_calibrations(noise, n, studies, random)), 0.0)
+    return holds(calibration_interval(_calibrations(noise, n, studies, random)), 0.0)
 
 
 def virtual_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The calibration interval of a ratio paired by draw: two thirds of the time is the step that both resample, and
     each has a part whose blocks are its own."""
     shared = [_calibrations(noise, n, studies, random) for _ in range(3)]
-    return holds(calibration_bounds((shared[1] - shared[2]) / 3), 0.0)
+    return holds(calibration_interval((shared[1] - shared[2]) / 3), 0.0)
 
 
 def virtual_time_until(noise: Noise, n: int, studies: int, random: Random, times: float) -> float:
     """The calibration interval where draws are made until their mean is known to 5 %."""
     logs = times * _calibrations(noise, AT_MOST, studies, random)
     found = _when_stopped(
-        logs, _stopped(logs, n), lambda own, runs: calibration_bounds(own, level=level_when_stopped(runs, n, AT_MOST))
+        logs, _stopped(logs, n), lambda own, runs: calibration_interval(own, level=level_when_stopped(runs, n, AT_MOST))
     )
     return holds(found, 0.0)
 
@@ -189,7 +194,7 @@ def virtual_time_checked(
     native, _ = _native_medians(noise, (studies, checks), SIGMA, random)
     errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, checks)) - native
     error = VirtualError(np.sqrt((errors**2).mean(axis=-1)), checks).part()
-    return holds(calibration_bounds(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
+    return holds(calibration_interval(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
 
 
 @dataclass(frozen=True)
@@ -222,26 +227,26 @@ def virtual_ratio_checked(
     own = random.normal(0, wrong.strategy, (2, studies, 1))
     off = engines["mpi"] + own[0] - engines[other] - own[1]
     top, bottom = (_calibrations(noise, n, studies, random) for _ in range(2))
-    return holds(calibration_bounds((top - bottom) / 3 + off, error.ratio("mpi", other)), 0.0)
+    return holds(calibration_interval((top - bottom) / 3 + off, error.ratio("mpi", other)), 0.0)
 
 
 def virtual_time_of_checked(noise: Noise, n: int, studies: int, random: Random, wrong: Wrong) -> float:
     """The same of a time of a strategy on mpi that has a check itself."""
     error, common, engines = wrong.draw(noise, studies, random)
     off = common + engines["mpi"] + random.normal(0, wrong.strategy, (studies, 1))
-    return holds(calibration_bounds(_calibrations(noise, n, studies, random) + off, error.part("mpi")), 0.0)
+    return holds(calibration_interval(_calibrations(noise, n, studies, random) + off, error.part("mpi")), 0.0)
 
 
 def agreement_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:
     """Virtual over native time, `n` draws of one calibration and `n` runs, where both agree."""
     virtual, native = _calibrations(noise, n, studies, random), noise.draw(random, studies, n)
-    return holds(agreement_bounds(virtual, native), -noise.median)
+    return holds(difference_interval(virtual, native, draws=(True, False)), -noise.median)
 
 
 def ratio_calibrations(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The ratio of virtual times of two calibrations."""
     top, bottom = (_calibrations(noise, n, studies, random) for _ in range(2))
-    return holds(calibrations_bounds(top, bottom), 0.0)
+    return holds(difference_interval(top, bottom, draws=(True, True)), 0.0)
 
 
 def _metrics(noise: Noise, shape: tuple[int, ...], spread: float, random: Random) -> Array:
@@ -253,18 +258,17 @@ def _metrics(noise: Noise, shape: tuple[int, ...], spread: float, random: Random
 
 def metric_mean(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The t interval of accuracy over seeds, about that of the others."""
-    return holds(metric_bounds(_metrics(noise, (studies, n), 0.01, random)), 0.95)
+    return holds(metric_interval(_metrics(noise, (studies, n), 0.01, random)), 0.95)
 
 
 def metric_difference(noise: Noise, n: int, studies: int, random: Random) -> float:
     """The t interval of the difference of two accuracies, paired by seed; half of their variance is the seed's."""
     seed = np.round(random.normal(0, 0.007, (studies, n)) * 360) / 360
     first, second = (seed + _metrics(noise, (studies, n), 0.007, random) for _ in range(2))
-    return holds(metric_bounds(first - second), 0.0)
+    return holds(metric_interval(first - second), 0.0)
 
 
 def metric_independent(noise: Noise, n: int, studies: int, random: Random) -> float:
     """Welch's interval of the difference of two accuracies without a common seed."""
     first, second = (_metrics(noise, (studies, n), 0.01, random) for _ in range(2))
-    found = [unpaired_metric(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
-    return holds(Bounds(*(np.array(part) for part in list(zip(*found, strict=True))[:3])), 0.0)
+    return holds(unpaired_metric(first, second), 0.0)

@@ -1,16 +1,14 @@
 """What the records mean: statistics, comparison, agreement. Computed from rows every time, never stored."""
 
-from scalebench.analysis import quality as claims
 from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
-from scalebench.analysis.comparing import ratios
-from scalebench.analysis.findings import Finding
+from scalebench.analysis.comparing import against, differences, ratios
 from scalebench.analysis.grouping import cells
 from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
-from scalebench.analysis.methodology import check
+from scalebench.analysis.methodology import Finding, check
+from scalebench.analysis.methodology import quality as claims
 from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
-from scalebench.analysis.testing import against, differences
 from scalebench.analysis.validation import agreement, median_error, virtual_error
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""Bootstrap intervals, for those who have the repetitions for them.
+"""Bootstrap intervals, from BOOTSTRAP_FROM repetitions.
 
 The percentile bootstrap (Efron, Annals of Statistics 7, 1979) of the 20 % trimmed mean of logs, the combination that
 Wilcox recommends (Introduction to Robust Estimation and Hypothesis Testing, 2017, section 4.4): at 20 values it covers
-93 to 96 % of the time, with odd runs as without. The usual choice, that of the mean, covers 75 to 87 % where one run in
-ten is slow, and at 3 to 5 values 75 to 83 % even of lognormal ones. So it is this one, and from 20 values on.
+93 to 96 %, with and without odd runs. The bootstrap of the mean covers 75 to 87 % where one run in ten is slow, and 75
+to 83 % at 3 to 5 lognormal values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block
-from scalebench.analysis.bounds import LEVEL, Array, Bounds
-from scalebench.analysis.intervals import Estimate
+from scalebench.analysis.intervals import LEVEL, Array, Interval
 from scalebench.analysis.loading import CELL, Results
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
@@ -31,7 +29,7 @@ _AT_ONCE = 4_000_000  # values resampled at a time: 32 MB
 
 def bootstrap_interval(
     seconds: Sequence[float], level: float = LEVEL, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Estimate:
+) -> Interval:
     """Trimmed geometric mean of positive times, or of ratios of paired ones, with its percentile bootstrap interval.
 
     Raises:
@@ -44,9 +42,8 @@ def bootstrap_interval(
             f"--repetitions {BOOTSTRAP_FROM}"
         )
     random = np.random.default_rng([seed, len(seconds)])
-    bounds = bootstrap_bounds(np.log([list(seconds)]), level, resamples=resamples, random=random)
-    centre, low, high = (math.exp(float(values[0])) for values in bounds)
-    return Estimate(centre, low, high, len(seconds))
+    found = bootstrap_intervals(np.log([list(seconds)]), level, resamples=resamples, random=random)
+    return Interval(found.centre[0], found.low[0], found.high[0], found.n).exp()
 
 
 def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -57,7 +54,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
     Raises:
         UsageError: no cell has enough.
     """
-    own = [cell for cell in by_block(results) if cell.execution in MEASURED]
+    own = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED]
     most = max((len(cell.seconds) for cell in own), default=0)
     if most < BOOTSTRAP_FROM:
         raise UsageError(
@@ -67,10 +64,10 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
     return pd.DataFrame([_row(cell, resamples, seed) for cell in own])
 
 
-def bootstrap_bounds(
+def bootstrap_intervals(
     logs: Array, level: float = LEVEL, *, resamples: int = RESAMPLES, random: np.random.Generator
-) -> Bounds:
-    """Trimmed mean of every row of `logs` (samples, n), and the quantiles of those of its resamples."""
+) -> Interval:
+    """Trimmed mean of every row of `logs` (samples, n) with the quantiles of its resampled trimmed means."""
     n = logs.shape[1]
     tails = ((1 - level) / 2, (1 + level) / 2)
     at_once = max(1, _AT_ONCE // (n * resamples))
@@ -80,10 +77,10 @@ def bootstrap_bounds(
         drawn = part[np.arange(len(part))[:, None, None], random.integers(n, size=(len(part), resamples, n))]
         found.append(np.quantile(_trimmed_mean(drawn), tails, axis=-1))
     low, high = np.concatenate(found, axis=-1)
-    return Bounds(_trimmed_mean(logs), low, high)
+    return Interval(_trimmed_mean(logs), low, high, n)
 
 
-def _row(cell: Cell, resamples: int, seed: int) -> dict[str, object]:
+def _row(cell: CellRuns, resamples: int, seed: int) -> dict[str, object]:
     seconds, n = list(cell.seconds.values()), len(cell.seconds)
     row = {name: cell.key[name] for name in CELL} | {"n": n}
     if n < BOOTSTRAP_FROM:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.blocks import timed
 from scalebench.analysis.cell_names import listed
 from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
 from scalebench.study.heterogeneity import VirtualOptions

@@ -1,13 +1,15 @@
-"""Times against baselines: speedup, efficiency, time reduction. Two executions are never joined.
+"""Comparisons within a study: speedup, efficiency and time reduction over baselines, and tests of two strategies.
 
-Two questions are kept apart. What does synchronising less often save: against per-batch `allreduce` on the same engine.
-What does the engine save: against the real `horovod` and `ddp`. A reduction against those two is split into
+Executions are never mixed. The reduction by less frequent synchronisation is against per-batch `allreduce` on the same
+engine, that by the engine against the real `horovod` and `ddp`. A reduction against those two is split into
 
     engine part     (T_base - T_allreduce) / T_base
     frequency part  (T_allreduce - T_strategy) / T_base
 
 which add up to the signed total 1 - T_strategy / T_base. `serial` runs at one worker, natively on engine mpi, and is
 the base of the speedup of every engine of its execution.
+
+The worker counts at which two strategies are compared form one family of tests (pairing.py).
 """
 
 from __future__ import annotations
@@ -16,76 +18,174 @@ from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
-from scalebench.analysis.blocks import Cell, by_block
 from scalebench.analysis.cached import cached
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
-from scalebench.analysis.loading import Results
-from scalebench.analysis.pairing import NO_RATIO, Ratio, Ratios
+from scalebench.analysis.loading import CELL, Results
+from scalebench.analysis.pairing import NO_RATIO, Comparer, Comparison, Ratio
+from scalebench.analysis.rounds import CellRuns, runs_by_cell
+from scalebench.analysis.significance import ALPHA
+from scalebench.errors import UsageError, nearest
 
 SPLIT_BASELINES = ("horovod", "ddp")
 NO_RUN = "no completed run of"
 
 
-class Baseline(NamedTuple):
-    """A baseline's cell, or None and why there is none."""
+COLUMNS = [
+    *CELL,
+    *("strategy", "oversubscribed", "baseline", "baseline_engine", "baseline_workers", "n", "paired", "left_out"),
+    *("train_s", "baseline_s", "saved_s", "ratio", "ratio_low", "ratio_high"),
+    *("reduction", "reduction_low", "reduction_high", "median_ratio", "median_ratio_low", "median_ratio_high"),
+    *("interval", "note", "speedup", "efficiency", "speedup_low", "efficiency_low", "speedup_high", "efficiency_high"),
+    *("engine_part", "frequency_part", "split_total", "split_note"),
+]
 
-    cell: Cell | None
+
+DIFFERENCES = [
+    *("execution", "label_a", "label_b", "engine_a", "engine_b", "workers", "oversubscribed", "paired", "n"),
+    *("left_out", "a_s", "b_s", "ratio", "ratio_low", "ratio_high", "interval"),
+    *("test", "p", "p_adjusted", "significant", "repetitions_needed"),
+    *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high", "note"),
+]
+
+
+class Baseline(NamedTuple):
+    """The cell of a baseline, or None with the reason in `fault`."""
+
+    cell: CellRuns | None
     engine: str
     workers: int
     fault: str
 
 
-Index: TypeAlias = dict[tuple[object, str, int], list[Cell]]  # by execution, strategy and workers
+Index: TypeAlias = dict[tuple[object, str, int], list[CellRuns]]  # by execution, strategy and workers
 
 
 @cached
 def ratios(results: Results) -> pd.DataFrame:
-    """One row per cell and baseline.
+    """One row per cell and baseline, under COLUMNS.
 
     Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the ratio is
-    the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and speedup
-    (scaled) = workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
+    the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and the
+    scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
     `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; `engine_part` and `frequency_part` as
-    above. `paired`: from the blocks of the run order that both have, `n` of them, without the `left_out` blocks in
-    which they did not run side by side; else from all repetitions, as independent samples. Either way the baseline's
-    own noise is inside the interval, which is `interval`. Beside the geometric mean of the pairs' ratios stands their
-    median, `median_ratio`, from six pairs on with an interval of its own. Where a baseline is missing or oversubscribed
-    the numbers are empty and `note` says so.
+    above. `paired`: from `n` common rounds of the run order, without the `left_out` rounds in which the two did not run
+    side by side; else from all repetitions, as independent samples. `interval` names the interval, which contains the
+    noise of both. `median_ratio` is the median of the pairs' ratios, with an interval from six pairs. Where a baseline
+    is missing or oversubscribed the numbers are empty and `note` gives the reason.
     """
-    table, compared = sorted(by_block(results), key=_rank), Ratios(results)
+    table, comparer = sorted(runs_by_cell(results), key=_rank), Comparer(results)
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    found = pd.DataFrame([row for cell in table for row in _compare(index, cell, compared)])
+    rows = [row for cell in table for row in _compare(index, cell, comparer)]
     # As in `cells`, also where no batch is known: the two are joined by these.
-    return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64")) if len(found) else found
+    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
 
 
-def _rank(cell: Cell) -> tuple[object, ...]:
-    """The order of `cells`."""
+def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd.DataFrame:
+    """Differences of strategy `a` from `b`, one row per execution, engine and worker count, under DIFFERENCES.
+
+    `ratio` is T(a) / T(b) with `paired`, `left_out` and `interval` as in `ratios`. `test`, `p`, `p_adjusted` (Holm over
+    the worker counts) and `significant` are empty where no test is offered; then `repetitions_needed` is the number of
+    repetitions of both from which a test is offered (0 for virtual times), and `note` gives the reason. An
+    oversubscribed `b` is no baseline: no ratio, no test. An oversubscribed `a` is not tested.
+    `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
+
+    Raises:
+        UsageError: `a` or `b` has no completed run.
+    """
+    rows = [_difference(one, alpha) for one in compared_strategies(results, a, b, alpha)]
+    return pd.DataFrame(rows, columns=DIFFERENCES)
+
+
+def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALPHA) -> pd.DataFrame:
+    """`differences` of every other strategy from `baseline`, concatenated; empty if the baseline did not run.
+
+    The worker counts of each strategy are a family of their own.
+    """
+    labels = list(dict.fromkeys(cell.label for cell in runs_by_cell(results)))
+    others = [label for label in labels if label != baseline] if baseline in labels else []
+    found = [one for label in others for one in compared_strategies(results, label, baseline, alpha)]
+    return pd.DataFrame([_difference(one, alpha) for one in found], columns=DIFFERENCES)
+
+
+def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[Comparison]:
+    """Comparisons of strategy `a` (top) with `b` at equal worker counts and global batches.
+
+    On the same engine where both ran on it, else on each other engine of the execution. A family is an execution, a
+    pair of engines and all its worker counts.
+
+    Raises:
+        UsageError: `a` or `b` has no completed run.
+    """
+    comparer, found = Comparer(results), []
+    first, second = _labelled(results, a), _labelled(results, b)
+    for (execution, engine), cells_a in _by_engine(first).items():
+        others = {key: cells for key, cells in _by_engine(second).items() if key[0] == execution}
+        for cells_b in [others[execution, engine]] if (execution, engine) in others else others.values():
+            pairs = [
+                (x, y)
+                for x in cells_a
+                for y in cells_b
+                if (x.workers, x.batch_global) == (y.workers, y.batch_global)  # else another problem
+            ]
+            pairs.sort(key=lambda pair: pair[0].workers)
+            found += comparer.family(pairs, alpha)
+    return [one.without_ratio() if one.bottom.oversubscribed else one for one in found]
+
+
+def _labelled(results: Results, label: str) -> list[CellRuns]:
+    cells = runs_by_cell(results)
+    found = [cell for cell in cells if cell.label == label]
+    if not found:
+        raise UsageError(f"no completed run of strategy {label!r}; {nearest(label, {cell.label for cell in cells})}")
+    return found
+
+
+def _by_engine(cells: list[CellRuns]) -> dict[tuple[str, str], list[CellRuns]]:
+    groups: dict[tuple[str, str], list[CellRuns]] = {}
+    for cell in cells:
+        groups.setdefault((cell.execution, cell.engine), []).append(cell)
+    return groups
+
+
+def _difference(one: Comparison, alpha: float) -> dict[str, object]:
+    a, b, ratio = one.top, one.bottom, one.ratio
+    return one.columns("a", "b") | {
+        "oversubscribed": a.oversubscribed or b.oversubscribed,
+        "n": min(len(ratio.top_s), len(ratio.bottom_s)),
+        "a_s": time_interval(ratio.top_s).centre,
+        "b_s": time_interval(ratio.bottom_s).centre,
+        "significant": bool(one.p_adjusted <= alpha) if one.test else None,
+        "note": one.why_untested(alpha),
+    }
+
+
+def _rank(cell: CellRuns) -> tuple[object, ...]:
+    """Sort key of the table `cells`."""
     batch = cell.key["batch_per_worker"]
     known = 0 if pd.isna(batch) else batch  # type: ignore[call-overload]
     return EXECUTIONS.index(cell.execution), strategy_rank(cell.label), cell.engine, cell.workers, known
 
 
-def _compare(index: Index, cell: Cell, compared: Ratios) -> list[dict[str, object]]:
+def _compare(index: Index, cell: CellRuns, comparer: Comparer) -> list[dict[str, object]]:
     serial = _baseline(index, "serial", None, cell)
-    ratio = _ratio(serial, cell, compared)
+    ratio = _ratio(serial, cell, comparer)
     rows = [_row(cell, "serial", serial, ratio) | _scaling(cell, ratio)]
     if cell.strategy == "serial":
         return rows
     allreduce = _baseline(index, "allreduce", cell.engine, cell)
     if cell.strategy not in PER_BATCH:
-        rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, compared)))
+        rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, comparer)))
     if cell.strategy not in SPLIT_BASELINES:
         for name in SPLIT_BASELINES:
             base = _baseline(index, name, None, cell)
-            rows.append(_row(cell, name, base, _ratio(base, cell, compared)) | _parts(cell, allreduce, base))
+            rows.append(_row(cell, name, base, _ratio(base, cell, comparer)) | _parts(cell, allreduce, base))
     return rows
 
 
-def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseline:
+def _baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -> Baseline:
     workers = 1 if name == "serial" else cell.workers
     found = index.get((cell.execution, name, workers), [])
     on = f" on engine {engine}" if engine else ""
@@ -110,11 +210,11 @@ def _baseline(index: Index, name: str, engine: str | None, cell: Cell) -> Baseli
     return Baseline(base, at, workers, "")
 
 
-def _ratio(base: Baseline, cell: Cell, compared: Ratios) -> Ratio:
-    return NO_RATIO if base.cell is None else compared.of(base.cell, cell)
+def _ratio(base: Baseline, cell: CellRuns, comparer: Comparer) -> Ratio:
+    return NO_RATIO if base.cell is None else comparer.ratio(base.cell, cell)
 
 
-def _row(cell: Cell, name: str, base: Baseline, ratio: Ratio) -> dict[str, object]:
+def _row(cell: CellRuns, name: str, base: Baseline, ratio: Ratio) -> dict[str, object]:
     note = base.fault or ("" if ratio.mean.n else f"{name} shares no repetition with it")
     baseline, train = time_interval(ratio.top_s).centre, time_interval(ratio.bottom_s).centre
     return {
@@ -125,26 +225,21 @@ def _row(cell: Cell, name: str, base: Baseline, ratio: Ratio) -> dict[str, objec
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,
         "n": ratio.mean.n,
-        "paired": ratio.paired,
-        "left_out": ratio.left_out,
+        **ratio.columns,
         "train_s": train,
         "baseline_s": baseline,
         "saved_s": baseline - train,
-        "ratio": ratio.mean.centre,
-        "ratio_low": ratio.mean.low,
-        "ratio_high": ratio.mean.high,
         "reduction": 1 - 1 / ratio.mean.centre,
         "reduction_low": 1 - 1 / ratio.mean.low,
         "reduction_high": 1 - 1 / ratio.mean.high,
         "median_ratio": ratio.median.centre,
         "median_ratio_low": ratio.median.low,
         "median_ratio_high": ratio.median.high,
-        "interval": ratio.interval,
         "note": note,
     }
 
 
-def _scaling(cell: Cell, serial: Ratio) -> dict[str, float]:
+def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
     per_speedup, per_efficiency = (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
     values: dict[str, float] = {}
     for suffix, value in zip(("", "_low", "_high"), serial.mean[:3], strict=True):
@@ -153,8 +248,8 @@ def _scaling(cell: Cell, serial: Ratio) -> dict[str, float]:
     return values
 
 
-def _parts(cell: Cell, allreduce: Baseline, base: Baseline) -> dict[str, object]:
-    """The two parts, from the repetitions that all three have, of which `split_total` is the sum."""
+def _parts(cell: CellRuns, allreduce: Baseline, base: Baseline) -> dict[str, object]:
+    """Engine and frequency part, and their sum `split_total`, from the repetitions that all three cells have."""
     times = [other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)]
     common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
     strategy, between, baseline = (time_interval([own[r] for r in common]).centre for own in times)

@@ -8,13 +8,23 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import timed as timed
-from scalebench.analysis.bounds import MEDIAN_FROM, METRIC_FROM, SAME_METRIC, Array, Part, half_width, median_ranks
 from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.intervals import interval_name, level_of, t_bounds
+from scalebench.analysis.intervals import (
+    MEDIAN_FROM,
+    METRIC_FROM,
+    SAME_METRIC,
+    Array,
+    Part,
+    half_width,
+    interval_name,
+    level_of,
+    median_ranks,
+    t_quantile,
+)
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
 
@@ -62,7 +72,8 @@ def cells(results: Results) -> pd.DataFrame:
     metric = groups["final_metric"]
     table["metric"] = metric.mean()
     known = (metric.max() - metric.min() > SAME_METRIC) & (metric.count() >= METRIC_FROM)  # as `metric_interval`
-    table["metric_low"], table["metric_high"] = t_bounds(metric.mean(), metric.std().where(known), metric.count())
+    half = metric.std().where(known) / np.sqrt(metric.count()) * t_quantile(metric.count() - 1)
+    table["metric_low"], table["metric_high"] = table["metric"] - half, table["metric"] + half
     table["time_to_target_s"] = groups["time_to_target_s"].median()
     measured = groups[SPLIT].count().eq(table["n"], axis=0)
     table[SPLIT] = groups[SPLIT].mean().where(measured)
@@ -76,7 +87,7 @@ def cells(results: Results) -> pd.DataFrame:
 
 
 def _median_bounds(logs: pd.Series[float], group: pd.Series[int], n: pd.Series[int]) -> tuple[Array, Array]:
-    """The bounds of `intervals.median_time` for all groups at once, which lie one after the other when sorted."""
+    """Bounds of `median_time` of every group; groups of different sizes are sorted together."""
     values = logs.to_numpy()[np.lexsort((logs.to_numpy(), group.to_numpy()))]
     sizes = n.to_numpy()
     first = np.cumsum(sizes) - sizes

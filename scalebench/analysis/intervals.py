@@ -1,51 +1,43 @@
-"""Centres of a few repeated values and how far they may be off.
+"""Centres of repeated values with their intervals.
 
-Times are compared on a log scale: their noise multiplies, and a ratio of times is a difference of logs. Every interval
-of a time is about the median of the run times, which is their geometric mean where noise is lognormal; every interval
-of a ratio about the ratio of two medians. Each from the number of values at which it covers what it says
-(docs/statistics.md, by simulation):
+Every function takes samples along the last axis: one sample gives numbers, a table of samples arrays. Times are
+compared on a log scale, because their noise is multiplicative and a ratio of times is a difference of logs. The
+interval of a time is about the median of the run times (the geometric mean of lognormal noise), that of a ratio about
+the ratio of two medians. Each is offered from the number of values at which its simulated coverage is as stated
+(docs/statistics.md):
 
     mean            mean(x) +- t(n-1) s / sqrt(n), on logs for times and their ratios            from MEAN_FROM
     Welch's         the same for a difference of two independent means                           from MEAN_FROM
     median          between two order statistics, interpolated (Hettmansperger and Sheather,
-                    Statistics & Probability Letters 4, 1986): right whatever the noise          from MEDIAN_FROM
+                    Statistics & Probability Letters 4, 1986); distribution-free                 from MEDIAN_FROM
     calibration     mean(x) +- t(f) sqrt(s^2 (1 + 1/n) + e^2), for virtual times                 from MEAN_FROM
-    apart           a difference of two centres of which either is one of these                  from MEAN_FROM
 
-Two that vary independently are set against each other with equally many values, the first of the one that has more.
-
-The repetitions of a virtual run are bootstrap draws of one calibration: their spread s, not s / sqrt(n), is how far the
-calibration may be off, and more of them only tell s better. e is what a comparison with real runs adds to it. Where
-variances from several sources add up, f is Welch's (`half_width`).
+The repetitions of a virtual run are bootstrap draws of one calibration: the uncertainty of the calibration is their
+spread s, not s / sqrt(n), and more draws only estimate s better. e is the virtual-native error where native runs check
+the simulation. f are the degrees of freedom of the sum of variances (`half_width`). Samples of a difference are cut to
+equal size, because a t interval of unequal sizes covers too little or too much.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from scalebench.analysis.bounds import (
-    LEVEL,
-    METRIC_FROM,
-    SAME_METRIC,
-    Bounds,
-    Part,
-    agreement_bounds,
-    calibration_bounds,
-    calibrations_bounds,
-    mean_bounds,
-    median_bounds,
-    metric_bounds,
-    quantile,
-    welch_bounds,
-)
+Array = NDArray[np.float64]
 
-if TYPE_CHECKING:
-    import pandas as pd
+LEVEL = 0.95
+SAME_METRIC = 1e-9  # metrics closer than this are equal up to rounding
+MEAN_FROM, METRIC_FROM, MEDIAN_FROM = 2, 3, 6  # values
+BETWEEN_FROM = 2  # degrees of freedom
+_SURPLUS, _SURPLUS_OF_PAIRS = 2.0, 6.0  # of `half_width`
+_KEPT = 0.7  # of `variance_between`
+_LEAST, _BISECTIONS = 1e-12, 50
 
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
@@ -54,24 +46,227 @@ STATED = "interval over draws at stated step times"
 CHECKED_STATED = "interval over draws at stated step times with virtual-native error"
 NOTHING_VARIES = "no interval, as nothing varies"
 
-# A study that repeats until its intervals are narrow stops where they happen to be: 95 % would cover 90 %. Nearest to
-# that comes who stops after some runs; at once, or at the most, nearly all do alike. Ratios have widths of their own,
-# which nothing waits for, but numbers of runs at which t is wide. By simulation: docs/statistics.md.
+# A study that repeats until its intervals are narrow stops at favourable samples: nominal 95 % would cover 90 %. The
+# levels restore the coverage, by simulation (docs/statistics.md). Coverage is lowest for cells that stop between the
+# first look and the last. No run waits for a ratio to be narrow, but at the numbers of runs where cells stop t is wide.
 STOPPED_AT_ONCE, STOPPED_LATER, STOPPED_AT_MOST = 0.96, 0.986, 0.972
 RATIO_WHEN_STOPPED = 0.945
 
 
-class Estimate(NamedTuple):
-    """A centre with the interval around it (NaN where there is none) from `n` values."""
+class Interval(NamedTuple):
+    """A centre with its interval from `n` values; bounds are NaN where no interval is offered.
 
-    centre: float
-    low: float
-    high: float
+    Numbers for one sample, arrays for many.
+    """
+
+    centre: Any
+    low: Any
+    high: Any
     n: int
+
+    def exp(self) -> Interval:
+        """The interval of one sample of logs on the scale of times."""
+        return Interval(math.exp(self.centre), math.exp(self.low), math.exp(self.high), self.n)
+
+
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+
+
+class Part(NamedTuple):
+    """A part of the variance of a result with its degrees of freedom; numbers or arrays."""
+
+    variance: ArrayLike
+    freedom: ArrayLike
+
+
+def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Arithmetic mean with a t interval."""
+    x = np.asarray(values, dtype=float)
+    return _around(_mean(x), half_width([_of_mean(x)], level), x.shape[-1])
+
+
+def metric_interval(values: ArrayLike) -> Interval:
+    """`mean_interval` from METRIC_FROM values, without bounds where all values are equal but not zero.
+
+    Metrics lie on a grid of 1 / n_test: a few equal values do not show how far other seeds lie, and two values that
+    differ by a step or more have an interval that covers 99 %. Differences that are all zero come from one computation
+    made twice, and keep the interval [0, 0].
+    """
+    found, x = mean_interval(values), np.asarray(values, dtype=float)
+    if found.n < MEAN_FROM:
+        return found
+    equal = np.ptp(x, axis=-1) <= SAME_METRIC
+    return _offered(found, np.where(equal, np.abs(found.centre) <= SAME_METRIC, found.n >= METRIC_FROM))
+
+
+def unpaired_metric(a: ArrayLike, b: ArrayLike) -> Interval:
+    """mean(a) - mean(b) of two independent samples of a metric, Welch's interval from METRIC_FROM values of each.
+
+    Without bounds where neither sample varies.
+    """
+    found = difference_interval(a, b)
+    return _offered(found, (found.n >= METRIC_FROM) & (found.high - found.low > SAME_METRIC))
+
+
+def difference_interval(
+    a: ArrayLike,
+    b: ArrayLike,
+    level: float = LEVEL,
+    *,
+    draws: tuple[bool, bool] = (False, False),
+    error: Part | None = None,
+) -> Interval:
+    """mean(a) - mean(b) of two independent samples, Welch's interval.
+
+    `draws` marks samples that are draws of one calibration: their variance is not divided by n. `error` is a further
+    part of the variance.
+    """
+    a, b = equally_many(a, b)
+    parts = [_of_draw(x) if drawn else _of_mean(x) for x, drawn in zip((a, b), draws, strict=True)]
+    return _around(_mean(a) - _mean(b), half_width([*parts, *([error] if error else [])], level), a.shape[-1])
+
+
+def calibration_interval(logs: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Interval:
+    """Mean log of virtual times or ratios, with the uncertainty of their calibration.
+
+    `error` is the virtual-native error (`validation.VirtualError.part`).
+    """
+    x = np.asarray(logs, dtype=float)
+    return _around(_mean(x), half_width([_of_draw(x), *([error] if error else [])], level), x.shape[-1])
+
+
+def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Median with its interval between order statistics, from MEDIAN_FROM values."""
+    x = np.sort(np.asarray(values, dtype=float), axis=-1)
+    n = x.shape[-1]
+    centre = np.median(x, axis=-1) if n else _mean(x)
+    rank, inwards = median_ranks(n, level) if n >= MEDIAN_FROM else (-1, 0.0)
+    if rank < 0:  # too few for this level
+        return _around(centre, np.full(np.shape(centre), math.nan), n)
+    low = (1 - inwards) * x[..., rank] + inwards * x[..., rank + 1]
+    high = (1 - inwards) * x[..., n - 1 - rank] + inwards * x[..., n - 2 - rank]
+    return Interval(centre, low, high, n)
+
+
+def time_interval(seconds: ArrayLike, level: float = LEVEL) -> Interval:
+    """Geometric mean of positive times with a t interval on their logs."""
+    return mean_interval(np.log(np.asarray(seconds, dtype=float)), level).exp()
+
+
+def median_time(seconds: ArrayLike, level: float = LEVEL) -> Interval:
+    """Median of positive times with its interval."""
+    x = np.asarray(seconds, dtype=float)
+    found = median_interval(np.log(x), level).exp()
+    return found._replace(centre=float(np.median(x))) if found.n else found
+
+
+def paired_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Interval:
+    """Geometric mean of numerator_i / denominator_i with a t interval on the log ratios."""
+    return mean_interval(_log_ratios(numerator, denominator), level).exp()
+
+
+def median_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Interval:
+    """Median of numerator_i / denominator_i on logs, with its interval; the inverse ratio has the inverse median."""
+    return median_interval(_log_ratios(numerator, denominator), level).exp()
+
+
+def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Interval:
+    """Ratio of geometric means of two independent samples with Welch's t interval on logs."""
+    return difference_interval(np.log(numerator), np.log(denominator), level).exp()
+
+
+def relative_width(logs: ArrayLike, level: ArrayLike = LEVEL) -> Array:
+    """(high - low) / centre of `time_interval`, from the logs of times."""
+    half = half_width([_of_mean(np.asarray(logs, dtype=float))], level)
+    return np.asarray(np.exp(half) - np.exp(-half))
+
+
+def equally_many(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """Cut both samples to the size of the smaller one."""
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    n = min(x.shape[-1], y.shape[-1])
+    return x[..., :n], y[..., :n]
+
+
+def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
+    """t(f) sqrt(v_1 + v_2 + ...) of independent `parts` of a variance, elementwise; NaN where a part is unknown.
+
+    One part has its own degrees of freedom. Several have Satterthwaite's, V^2 / sum(v_i^2 / f_i) (Biometrics Bulletin
+    2, 1946), or where the f_i are equal Welch's V^2 / sum(v_i^2 / (f_i + 2)) - 2 (Biometrika 34, 1947), which corrects
+    for the bias of v_i^2; clipped to [min f_i, sum f_i]. Welch's series holds for large f_i: where all are 1 the
+    constant is 6 instead of 2, by simulation (docs/statistics.md).
+    """
+    variances = [np.asarray(part.variance, dtype=float) for part in parts]
+    freedoms = [np.asarray(part.freedom, dtype=float) for part in parts]
+    total = np.asarray(sum(variances))
+    least, most = np.minimum.reduce(freedoms), np.maximum.reduce(freedoms)
+    surplus = np.where(least < most, 0.0, np.where(most == 1, _SURPLUS_OF_PAIRS, _SURPLUS))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = [(v / total) ** 2 / (f + surplus) for v, f in zip(variances, freedoms, strict=True)]
+        freedom = np.clip(1 / sum(shares) - surplus, least, sum(freedoms))
+    return np.where(total > 0, np.sqrt(total) * t_quantile(np.where(total > 0, freedom, most), level), 0.0 * total)
+
+
+def weighted_mean(values: ArrayLike, variances: ArrayLike, between: ArrayLike = 0.0) -> Array:
+    """Mean along the last axis, with weights 1 / (variance + between)."""
+    weights = 1 / np.maximum(np.asarray(variances, dtype=float) + np.asarray(between)[..., None], _LEAST)
+    return np.asarray((weights * values).sum(axis=-1) / weights.sum(axis=-1))
+
+
+def variance_between(groups: Sequence[tuple[ArrayLike, ArrayLike]]) -> Part | None:
+    """Variance of values within groups beyond their noise; None below BETWEEN_FROM degrees of freedom.
+
+    A group is its values and the variances of their noise. The solution t of Q(t) = f, where Q(t) = sum (x - mean)^2 /
+    (v + t) has the mean f at the true t (Paule and Mandel, J. Research NBS 87, 1982), but at least _KEPT of the
+    variance with the noise: Student's t intervals of a few values need it (docs/statistics.md).
+    """
+    pairs = [(np.asarray(values, dtype=float), np.asarray(noise, dtype=float)) for values, noise in groups]
+    freedom = sum(values.shape[-1] - 1 for values, _ in pairs)
+    if freedom < BETWEEN_FROM:
+        return None
+    squares = [np.square(values - values.mean(axis=-1, keepdims=True)).sum(axis=-1) for values, _ in pairs]
+    with_noise = np.asarray(sum(squares)) / freedom
+    low, high = np.zeros_like(with_noise), with_noise  # Q(with_noise) <= f, as noise only lowers Q
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        more = sum(_weighted_squares(values, noise, middle) for values, noise in pairs) > freedom
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    return Part(np.maximum(high, _KEPT * with_noise), freedom)
+
+
+def _weighted_squares(values: Array, noise: Array, between: Array) -> Array:
+    weights = 1 / np.maximum(noise + between[..., None], _LEAST)
+    mean = weighted_mean(values, noise, between)[..., None]
+    return np.asarray((weights * np.square(values - mean)).sum(axis=-1))
+
+
+@cache
+def median_ranks(n: int, level: float = LEVEL) -> tuple[int, float]:
+    """0-based order statistic below the lower bound of a median, and the fraction of the step to the next one.
+
+    The order statistics d and n + 1 - d enclose the median with probability 1 - 2 P(B < d), B binomial (n, 1/2). The
+    bound lies between the last d that encloses it with at least `level` and the next one, at Hettmansperger and
+    Sheather's (n - d) i / (d + (n - 2 d) i), where i is the share of the surplus in the step from d to d + 1. The rank
+    is -1 where n is too small for `level`.
+    """
+    ways = accumulate(range(1, n // 2 + 1), lambda number, k: number * (n - k + 1) // k, initial=1)  # n over k
+    below = np.cumsum([number / 2**n for number in ways])  # P(B <= k)
+    enclosed = 1 - 2 * below  # [d - 1]
+    d = int((enclosed >= level).sum())
+    surplus = (enclosed[d - 1] - level) / (enclosed[d - 1] - enclosed[d])
+    return d - 1, float((n - d) * surplus / (d + (n - 2 * d) * surplus))
+
+
+def t_quantile(freedom: ArrayLike, level: ArrayLike = LEVEL) -> Any:
+    """Student's t with (1 + level) / 2 of the probability below it, elementwise; NaN without a degree of freedom."""
+    from scipy.special import stdtrit  # scipy.stats, which has it too, takes seconds to import
+
+    degrees = np.asarray(freedom, dtype=float)
+    return stdtrit(np.where(degrees > 0, degrees, math.nan), (1 + np.asarray(level)) / 2)
 
 
 def level_of(study: Mapping[str, Any], n: ArrayLike) -> Any:
-    """The nominal level of the t and calibration intervals of the times of `n` runs each, elementwise."""
+    """Nominal level of the t and calibration intervals of the times of `n` runs in `study`, elementwise."""
     until = study.get("until")
     if not isinstance(until, Mapping):
         return np.full(np.shape(n), LEVEL)[()]
@@ -79,7 +274,7 @@ def level_of(study: Mapping[str, Any], n: ArrayLike) -> Any:
 
 
 def level_when_stopped(n: ArrayLike, at_least: int, at_most: int) -> Any:
-    """The same where `until` looked at each number of runs from `at_least` to `at_most`; elementwise."""
+    """Nominal level after `n` runs where `until` looked at each number from `at_least` to `at_most`; elementwise."""
     if at_least == at_most:
         return np.full(np.shape(n), LEVEL)[()]
     runs = np.asarray(n)
@@ -88,16 +283,16 @@ def level_when_stopped(n: ArrayLike, at_least: int, at_most: int) -> Any:
 
 
 def level_of_ratios(*studies: Mapping[str, Any]) -> float:
-    """The nominal level of the t intervals of ratios of times, by block and of independent samples, of `studies`."""
+    """Nominal level of the t intervals of ratios of times of `studies`."""
     return RATIO_WHEN_STOPPED if any(study.get("until") for study in studies) else LEVEL
 
 
 def interval_name(execution: str, *, checked: bool = False, varies: bool = True, stated: bool = False) -> str:
-    """Virtual repetitions resample a calibration, `checked` by real runs or not; only measured ones are a sample.
+    """Name of the intervals of an execution.
 
-    Of `stated` step times nothing was calibrated: their draws differ by a stated jitter, by the order in which workers
-    arrive at once, or by whom they meet. Without any of these they do not vary, nor does one computation made twice:
-    the bounds are the value itself.
+    Only measured repetitions are a sample; virtual ones resample a calibration, `checked` by native runs or not. At
+    `stated` step times nothing was calibrated: draws differ by a stated jitter, the order of simultaneous arrivals or
+    the choice of partners. Where nothing `varies` the bounds equal the value.
     """
     if execution in ("native", "paced"):
         return CONFIDENCE
@@ -108,100 +303,33 @@ def interval_name(execution: str, *, checked: bool = False, varies: bool = True,
     return CHECKED_CALIBRATION if checked else CALIBRATION
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Arithmetic mean with a t interval."""
-    return _estimate(mean_bounds(values, level), len(values))
+def _log_ratios(numerator: ArrayLike, denominator: ArrayLike) -> Array:
+    return np.asarray(np.log(np.asarray(numerator, dtype=float)) - np.log(np.asarray(denominator, dtype=float)))
 
 
-def metric_interval(values: Sequence[float]) -> Estimate:
-    """`mean_interval` from METRIC_FROM values, without bounds where all are equal and not zero.
-
-    A metric counts samples: a few seeds that agree on a grid of 1 / n_test say nothing of how far others would lie, and
-    of two that differ by a step or more the interval is wide enough 99 times in 100.
-    Differences that are all zero are of one computation made twice, and stay [0, 0].
-    """
-    return _estimate(metric_bounds(values), len(values))
+def _mean(x: Array) -> Any:
+    return x.mean(axis=-1) if x.shape[-1] else np.full(x.shape[:-1], math.nan)[()]
 
 
-def unpaired_metric(a: Sequence[float], b: Sequence[float]) -> Estimate:
-    """mean(a) - mean(b) of two independent samples of a metric, Welch's from METRIC_FROM of each.
-
-    Without bounds where neither varies.
-    """
-    found = _estimate(welch_bounds(a, b), min(len(a), len(b)))
-    known = found.n >= METRIC_FROM and found.high - found.low > SAME_METRIC
-    return found if known else found._replace(low=math.nan, high=math.nan)
+def _of_mean(x: Array) -> Part:
+    """Variance of a mean, s^2 / n."""
+    return Part(_variance(x) / max(x.shape[-1], 1), x.shape[-1] - 1)
 
 
-def time_interval(seconds: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Geometric mean of positive times with a t interval on their logs."""
-    return _exp(mean_interval(np.log(np.asarray(seconds, dtype=float)).tolist(), level))
+def _of_draw(x: Array) -> Part:
+    """Variance of one more draw around a mean, s^2 (1 + 1/n)."""
+    return Part(_variance(x) * (1 + 1 / max(x.shape[-1], 1)), x.shape[-1] - 1)
 
 
-def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Geometric mean of numerator_i / denominator_i with a t interval on the log ratios; both vary inside it."""
-    return _exp(mean_interval(_logs(numerator, denominator), level))
+def _variance(x: Array) -> Array:
+    return np.asarray(x.var(axis=-1, ddof=1) if x.shape[-1] > 1 else np.full(x.shape[:-1], math.nan))
 
 
-def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Ratio of geometric means of two independent samples with Welch's t interval on logs."""
-    top, bottom = np.log(np.asarray(numerator, dtype=float)), np.log(np.asarray(denominator, dtype=float))
-    return _exp(_estimate(welch_bounds(top, bottom, level), min(len(top), len(bottom))))
+def _around(centre: Any, half: Array, n: int) -> Interval:
+    return Interval(centre, centre - half, centre + half, n)
 
 
-def median_time(seconds: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Median of positive times, with its interval."""
-    x = np.asarray(seconds, dtype=float)
-    bounds = _exp(_estimate(median_bounds(np.log(x), level), len(x)))
-    return bounds._replace(centre=float(np.median(x))) if len(x) else bounds
-
-
-def median_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Estimate:
-    """Median of numerator_i / denominator_i (on logs, so that the inverse is its inverse), with its interval."""
-    return _exp(_estimate(median_bounds(_logs(numerator, denominator), level), len(numerator)))
-
-
-def calibration_interval(logs: Sequence[float], error: Part | None = None, level: float = LEVEL) -> Estimate:
-    """Geometric mean of virtual times or ratios, given as logs, and how far it may lie from what a machine would show.
-
-    `error` is what the comparison with real runs says of the simulation (`validation.VirtualError.part`).
-    """
-    return _exp(_estimate(calibration_bounds(logs, error, level), len(logs)))
-
-
-def virtual_native_ratio(virtual: Sequence[float], native: Sequence[float]) -> Estimate:
-    """T_virtual / T_native, how far the calibration may be off and how native runs vary both inside its interval.
-
-    Draws of one calibration are no sample: the spread of the virtual times is not divided by sqrt(n).
-    """
-    bounds = agreement_bounds(np.log(virtual), np.log(native))
-    return _exp(_estimate(bounds, min(len(virtual), len(native))))
-
-
-def ratio_of_calibrations(
-    top: Sequence[float], bottom: Sequence[float], level: float = LEVEL, *, error: Part | None = None
-) -> Estimate:
-    """Ratio of virtual times of two calibrations, which vary independently; `error` as in `calibration_interval`."""
-    bounds = calibrations_bounds(np.log(top), np.log(bottom), error, level)
-    return _exp(_estimate(bounds, min(len(top), len(bottom))))
-
-
-def t_bounds(
-    mean: pd.Series[float], deviation: pd.Series[float], n: pd.Series[int], level: float = LEVEL
-) -> tuple[pd.Series[float], pd.Series[float]]:
-    """The bounds of `mean_interval` for many samples of different sizes, from their means, deviations and sizes."""
-    half = deviation / np.sqrt(n) * quantile(n - 1, level)
-    return mean - half, mean + half
-
-
-def _logs(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
-    top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
-    return [float(x) for x in np.log(top) - np.log(bottom)]
-
-
-def _estimate(bounds: Bounds, n: int) -> Estimate:
-    return Estimate(float(bounds.centre), float(bounds.low), float(bounds.high), n)
-
-
-def _exp(logs: Estimate) -> Estimate:
-    return Estimate(math.exp(logs.centre), math.exp(logs.low), math.exp(logs.high), logs.n)
+def _offered(found: Interval, known: ArrayLike) -> Interval:
+    """The interval without its bounds where they are not `known`."""
+    low, high = (np.where(known, bound, math.nan)[()] for bound in (found.low, found.high))
+    return found._replace(low=low, high=high)

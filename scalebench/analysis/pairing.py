@@ -1,95 +1,251 @@
-"""The ratio of two cells' times, with the interval that suits how their times were obtained."""
+"""Comparison of two cells: the ratio of their times, a test, and the difference of their metrics.
+
+The one builder of comparison rows, for cells of one study or of two. Within a study, times are paired by round where
+the run order put the repetitions side by side, virtual times by their draw from the calibration. Two studies are
+independent samples, except for virtual times of one calibration and seed. The noise of both cells is inside every
+interval, whichever of them is the baseline; where native runs check virtual times, so is the virtual-native error.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from scalebench.analysis.blocks import Cell, paired_blocks, paired_times
-from scalebench.analysis.bounds import LEVEL, Part
-from scalebench.analysis.environment import states_steps
+from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.intervals import (
-    Estimate,
+    LEVEL,
+    NO_INTERVAL,
+    Interval,
+    Part,
     calibration_interval,
+    difference_interval,
     interval_name,
+    level_of,
     level_of_ratios,
+    mean_interval,
     median_ratio,
+    metric_interval,
     paired_ratio,
+    time_interval,
+    unpaired_metric,
     unpaired_ratio,
 )
 from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import MEASURED, CellRuns, paired_rounds, paired_times
+from scalebench.analysis.significance import (
+    ALPHA,
+    RankTest,
+    holm,
+    rank_sum_test,
+    repetitions_needed,
+    signed_rank_test,
+)
 from scalebench.analysis.validation import VirtualError, virtual_error
-from scalebench.formatting import is_interval
-
-NONE = Estimate(math.nan, math.nan, math.nan, 0)
+from scalebench.formatting import counted, is_interval
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """`mean` of top / bottom is a ratio of geometric means, the `median` one of pairs (without an interval below six).
+    """Ratio of two cells' times: `mean` of geometric means, `median` of pairs (with an interval from six pairs).
 
-    `top_s` and `bottom_s` are what they are made of: times of common blocks where `paired`, else all. `left_out` are
-    common blocks in which the two did not run side by side.
+    `top_s` and `bottom_s` are the times used: those of common rounds where `paired`, else all. `left_out` counts common
+    rounds in which the two did not run side by side. `interval` names the interval, empty without one.
     """
 
-    mean: Estimate
-    median: Estimate
+    mean: Interval
+    median: Interval
     top_s: list[float]
     bottom_s: list[float]
     paired: bool
     interval: str
     left_out: int = 0
 
-
-NO_RATIO = Ratio(NONE, NONE, [], [], False, "")
-
-
-def ratio_by_draw(top: list[float], bottom: list[float], error: Part | None, level: float = LEVEL) -> Estimate:
-    """Ratio of virtual times of one calibration, draw by draw; `error` as in `calibration_interval`.
-
-    Times that are equal in every draw, to the last bit, are those of one computation made twice (such as averaging once
-    an epoch and serial, at one worker): nothing varies, and whatever the simulation's error is, it cancels.
-    """
-    if top == bottom:
-        return Estimate(1.0, 1.0, 1.0, len(top))
-    return calibration_interval((np.log(top) - np.log(bottom)).tolist(), error, level)
+    @property
+    def columns(self) -> dict[str, object]:
+        """The columns that every table of ratios has."""
+        ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), self.mean[:3], strict=True))
+        return {"paired": self.paired, "left_out": self.left_out, **ratio, "interval": self.interval}
 
 
-class Ratios:
-    """Ratios of one study, with what is known of its virtual times.
+NO_RATIO = Ratio(NO_INTERVAL, NO_INTERVAL, [], [], False, "")
 
-    Their level is not that of times where the study stopped when these were known well enough: no run waits for a ratio
-    to be narrow.
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cell `top` against cell `bottom`; `test` is None where no test can reach its level, among `family` worker counts.
+
+    `repetitions_needed` is the number from which a test is offered (0 where it is never offered, or is offered now).
     """
 
-    def __init__(self, results: Results) -> None:
-        self.level = level_of_ratios(results.study)
-        self.error: VirtualError | None = virtual_error(results)
-        self.stated = states_steps(results)
+    top: CellRuns
+    bottom: CellRuns
+    ratio: Ratio
+    metric: Interval  # top - bottom
+    test: RankTest | None
+    p_adjusted: float
+    repetitions_needed: int
+    family: int
 
-    def of(self, top: Cell, bottom: Cell) -> Ratio:
-        """T(top) / T(bottom). The noise of both is inside the interval, whichever of them is the baseline.
+    def columns(self, top: str, bottom: str) -> dict[str, Any]:
+        """The columns that every table of comparisons has; `top` and `bottom` are suffixes of columns, a or b."""
+        row: dict[str, Any] = {
+            "execution": self.top.execution,
+            "workers": self.top.workers,
+            **self.ratio.columns,
+            "test": self.test.name if self.test else "",
+            "p": self.test.p if self.test else math.nan,
+            "p_adjusted": self.p_adjusted,
+            "repetitions_needed": self.repetitions_needed,
+            "metric_name": self.top.metric_name,
+            "metric_n": self.metric.n,
+        }
+        shared = self.top.metrics.keys() & self.bottom.metrics.keys()
+        for cell, suffix in ((self.top, top), (self.bottom, bottom)):
+            metrics = [cell.metrics[seed] for seed in sorted(shared) or cell.metrics]
+            row |= {f"engine_{suffix}": cell.engine, f"label_{suffix}": cell.label, f"n_{suffix}": len(cell.seconds)}
+            row[f"metric_{suffix}"] = mean_interval(metrics).centre
+        return row | dict(zip(("metric_difference", "metric_low", "metric_high"), self.metric[:3], strict=True))
 
-        Paired by block where the run order put their repetitions side by side; else two independent samples. Virtual
-        times are paired by their draw from the calibration.
-        """
-        paired = bool(paired_blocks(top, bottom))
-        above, below = paired_times(top, bottom)
-        mean, median = self._mean(top, bottom, above, below, paired), NONE
-        if paired and above:
-            median = median_ratio(above, below)
-        if top.execution == "virtual":
+    def why_untested(self, alpha: float) -> str:
+        """Reason for a missing test, empty if there is one."""
+        a, b = self.top, self.bottom
+        if b.oversubscribed:
+            return f"{b.label} is oversubscribed at {counted(b.workers, 'worker')} and so no baseline"
+        if a.oversubscribed:
+            return f"{a.label} is oversubscribed at {counted(a.workers, 'worker')} and so not tested"
+        if a.execution not in MEASURED:
+            return f"{a.execution} times get no test"
+        if self.test is not None:
+            return ""
+        needed = f"needs {self.repetitions_needed} repetitions to reach {alpha:g}"
+        return f"a test of {counted(self.family, 'worker count')} {needed}"
+
+    def without_ratio(self) -> Comparison:
+        """The comparison without the value of its ratio, as for an oversubscribed baseline."""
+        return replace(self, ratio=replace(self.ratio, mean=NO_INTERVAL, interval=""))
+
+
+class Comparer:
+    """Compares cells of study `b` with cells of study `a`, or cells of one study."""
+
+    def __init__(self, a: Results, b: Results | None = None) -> None:
+        self.one_study = b is None
+        both = (a, b or a)
+        self.studies = tuple(results.study for results in both)
+        self.level = level_of_ratios(*self.studies)  # of ratios: no run waits for a ratio to be narrow
+        self.errors: tuple[VirtualError | None, ...] = tuple(virtual_error(results) for results in both)
+        self.stated = all(states_steps(results) for results in both)
+        calibrations, seeds = ([of(results) for results in both] for of in (calibration_of, _seed))
+        self.same_draws = calibrations[0] == calibrations[1] and seeds[0] == seeds[1]
+
+    def error_of(self, side: int) -> VirtualError | None:
+        """Virtual-native error of study a (0) or b (1); the other study's if only that one is checked well enough."""
+        own, other = self.errors[side], self.errors[1 - side]
+        return other if other and other.known and not (own and own.known) else own or other
+
+    def ratio(self, top: CellRuns, bottom: CellRuns) -> Ratio:
+        """T(top) / T(bottom); of two studies `top` is of study b."""
+        simulated = top.execution not in MEASURED
+        if self.one_study:
+            paired = bool(paired_rounds(top, bottom))
+        else:
+            paired = simulated and self.same_draws
+        if self.one_study or paired:
+            above, below = paired_times(top, bottom)
+        else:
+            above, below = list(top.seconds.values()), list(bottom.seconds.values())
+        mean = self._mean(top, bottom, above, below, paired) if above and below else NO_INTERVAL
+        median = median_ratio(above, below) if paired and above else NO_INTERVAL
+        if simulated:
             median = median._replace(low=math.nan, high=math.nan)
-        varies = is_interval(mean.low, mean.high)
-        name = interval_name(top.execution, checked=self.error is not None, varies=varies, stated=self.stated)
+        checked, varies = self.error_of(0) is not None, is_interval(mean.low, mean.high)
+        name = interval_name(top.execution, checked=checked, varies=varies, stated=self.stated)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 
-    def _mean(self, top: Cell, bottom: Cell, above: list[float], below: list[float], paired: bool) -> Estimate:
-        if not (above and below):
-            return NONE
-        if top.execution == "virtual":
-            return ratio_by_draw(above, below, self.error.ratio(top.label, bottom.label) if self.error else None)
-        return paired_ratio(above, below, self.level) if paired else unpaired_ratio(above, below, self.level)
+    def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[Comparison]:
+        """Compare (top, bottom) pairs of one execution, tested as one family that leaves oversubscribed cells out.
+
+        Measured times are tested where the smallest p of the test can reach alpha / family, the first step of Holm's
+        rule. Virtual times are not tested: with enough draws of a calibration any difference would be significant.
+        """
+        ratios = [self.ratio(*pair) for pair in pairs]
+        asked = [n for n, (top, bottom) in enumerate(pairs) if not (top.oversubscribed or bottom.oversubscribed)]
+        tests = {n: _test(pairs[n][0], ratios[n], alpha / len(asked)) for n in asked}
+        p = [test.p if test else math.nan for test in tests.values()]
+        adjusted = dict(zip(asked, holm(p), strict=True))
+        found = []
+        for n, ((top, bottom), ratio) in enumerate(zip(pairs, ratios, strict=True)):
+            test, needed = tests.get(n), 0
+            if n in tests and test is None and top.execution in MEASURED:
+                alone = self.one_study and min(len(ratio.top_s), len(ratio.bottom_s)) < 2  # more runs will be paired
+                needed = repetitions_needed(len(asked), paired=ratio.paired or alone, alpha=alpha)
+            metric = self._metric(top, bottom)
+            p_adjusted = adjusted.get(n, math.nan)
+            found.append(Comparison(top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)))
+        return found
+
+    def time(self, cell: CellRuns, side: int) -> Interval:
+        """Geometric mean of a cell's times, of study a (0) or b (1)."""
+        seconds = list(cell.seconds.values())
+        level = float(level_of(self.studies[side], len(seconds)))
+        if cell.execution in MEASURED:
+            return time_interval(seconds, level)
+        error = self.error_of(side)
+        return calibration_interval(np.log(seconds), error.part(cell.label) if error else None, level).exp()
+
+    def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Interval:
+        if top.execution in MEASURED:
+            return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
+        error = self._error_of_ratio(top, bottom)
+        if paired or self.one_study:
+            return _ratio_by_draw(above, below, error)
+        level = float(max(level_of(study, min(len(above), len(below))) for study in self.studies))
+        return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).exp()
+
+    def _error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
+        """Variance of a ratio of virtual times from the virtual-native error.
+
+        Within a study the common error cancels. Between studies no part is assumed to cancel; two studies of one
+        calibration check it together, so the smaller number of checks counts.
+        """
+        b, a = self.error_of(1), self.error_of(0)
+        if not (a and b):
+            return None
+        if self.one_study:
+            return a.ratio(top.label, bottom.label)
+        return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).part()
+
+    def _metric(self, top: CellRuns, bottom: CellRuns) -> Interval:
+        """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""
+        seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
+        if seeds or self.one_study or not (top.metrics and bottom.metrics):
+            return metric_interval([top.metrics[seed] - bottom.metrics[seed] for seed in seeds])
+        return unpaired_metric(list(top.metrics.values()), list(bottom.metrics.values()))
+
+
+def _ratio_by_draw(top: list[float], bottom: list[float], error: Part | None) -> Interval:
+    """Ratio of virtual times of one calibration, draw by draw.
+
+    Times that are equal in every draw, to the last bit, come from one computation made twice (such as averaging once
+    per epoch and serial, at one worker): nothing varies, and the simulation's error cancels.
+    """
+    if top == bottom:
+        return Interval(1.0, 1.0, 1.0, len(top))
+    return calibration_interval(np.log(top) - np.log(bottom), error, LEVEL).exp()
+
+
+def _test(cell: CellRuns, ratio: Ratio, level: float) -> RankTest | None:
+    """The rank test of a ratio; None for simulated times, or where its p cannot reach `level`."""
+    if cell.execution not in MEASURED:
+        return None
+    test = (signed_rank_test if ratio.paired else rank_sum_test)(ratio.top_s, ratio.bottom_s)
+    return test if test.smallest_p <= level else None
+
+
+def _seed(results: Results) -> object:
+    return results.study.get("seed")

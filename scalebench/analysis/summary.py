@@ -1,18 +1,19 @@
-"""The table at the end of a study."""
+"""The table at the end of a study, as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from scalebench.analysis.cell_names import crowding, place
-from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES
-from scalebench.analysis.evidence import Evidence
+from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
+from scalebench.analysis.grouping import CELL, cells
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
-from scalebench.analysis.quality import doubts
-from scalebench.analysis.screen import Column, Screen
+from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.validation import agreement, median_error
 from scalebench.formatting import (
     EMPTY,
@@ -25,57 +26,68 @@ from scalebench.formatting import (
     seconds_with_interval,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 OVERSUBSCRIBED = "×"
 _AGAINST = ("allreduce", *SPLIT_BASELINES)
-_SHARED = ("strategy", "execution")  # of the rows that stand together
-_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # where a terminal is narrow, from the last
 _REDUCTION = ("reduction", "reduction_low", "reduction_high")
-_KEY = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 
 
 def summary_header(results: Results) -> tuple[str, ...]:
-    """What the columns of `summary_rows` are; `to target` if the study states one, and baselines that it ran."""
-    return _header(results, _baselines(Evidence.of(results)))
-
-
-def _header(results: Results, baselines: Sequence[str]) -> tuple[str, ...]:
+    """Column names of `summary_rows`; `to target` if the study states one, and the baselines that it ran."""
     aims = ("to target",) if _aims(results) else ()
-    against = (f"vs {name}" for name in baselines)
+    against = (f"vs {name}" for name in _baselines(cells(results)))
     time = ("strategy", "workers", "time [interval]", *aims, "median", "spread", "speedup")
     return (*time, *against, "metric", "execution")
 
 
-def _baselines(evidence: Evidence) -> list[str]:
-    """`allreduce`, and of the others those that the study ran beside it."""
-    ran = set(evidence.table["strategy"]) if len(evidence.table) else set()
+def summary_rows(results: Results) -> list[tuple[str, ...]]:
+    """One row of text per cell, under `summary_header`."""
+    table, compared = cells(results), ratios(results)
+    if table.empty:
+        return []
+    baselines = _baselines(table)
+    for baseline in ("serial", *baselines):
+        columns = ["speedup"] if baseline == "serial" else list(_REDUCTION)
+        against = compared.loc[compared["baseline"] == baseline, [*CELL, *columns]]
+        named = {name: f"{name} {baseline}" for name in _REDUCTION}
+        table = table.merge(against.rename(columns=named), on=CELL, how="left")
+    several = table["metric_name"].nunique() > 1
+    return [_texts(cell, several, _aims(results), baselines) for cell in table.to_dict("records")]
+
+
+def summary_table(results: Results) -> pd.DataFrame:
+    """`summary_rows` under `summary_header`."""
+    return pd.DataFrame(summary_rows(results), columns=list(summary_header(results)))
+
+
+def summary_notes(results: Results) -> list[str]:
+    """Remarks beside the table: agreement of virtual and native times, warnings, missing baselines, failed runs."""
+    table, notes = cells(results), []
+    if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
+        notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
+    if (virtual := table[table["execution"] == "virtual"])["interval"].eq(NOTHING_VARIES).any():
+        which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
+        notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
+    notes += _agreement_note(results)
+    notes += [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
+    notes += _missing_baselines(ratios(results))
+    notes += results.notes
+    failed = results.failed
+    if len(failed):
+        kinds = ", ".join(f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items())
+        first = failed.iloc[0]
+        why = f": {first['error']}" if isinstance(first["error"], str) else ""
+        notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
+    return notes
+
+
+def _baselines(table: pd.DataFrame) -> list[str]:
+    """`allreduce`, and the other baselines among the strategies of `table`."""
+    ran = set(table["strategy"]) if len(table) else set()
     return [name for name in _AGAINST if name == _AGAINST[0] or name in ran]
 
 
 def _aims(results: Results) -> bool:
     return bool(results.completed["target_metric"].notna().any())
-
-
-def summary_rows(results: Results) -> list[tuple[str, ...]]:
-    """One row of text per cell, under `summary_header`."""
-    return _rows(Evidence.of(results))
-
-
-def _rows(evidence: Evidence) -> list[tuple[str, ...]]:
-    table, compared = evidence.table, evidence.compared
-    if table.empty:
-        return []
-    baselines = _baselines(evidence)
-    for baseline in ("serial", *baselines):
-        columns = ["speedup"] if baseline == "serial" else list(_REDUCTION)
-        against = compared.loc[compared["baseline"] == baseline, [*_KEY, *columns]]
-        named = {name: f"{name} {baseline}" for name in _REDUCTION}
-        table = table.merge(against.rename(columns=named), on=_KEY, how="left")
-    several = table["metric_name"].nunique() > 1
-    aims = _aims(evidence.results)
-    return [_texts(cell, several, aims, baselines) for cell in table.to_dict("records")]
 
 
 def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselines: Sequence[str]) -> tuple[str, ...]:
@@ -96,55 +108,6 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
     )
 
 
-def summary_notes(results: Results) -> list[str]:
-    """What the table does not show: how far virtual and native agree, what is in doubt, failed or missing."""
-    return _notes(Evidence.of(results))
-
-
-def _notes(evidence: Evidence) -> list[str]:
-    results, notes = evidence.results, []
-    if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
-        notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
-    if (virtual := evidence.table[evidence.table["execution"] == "virtual"])["interval"].eq(NOTHING_VARIES).any():
-        which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
-        notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
-    notes += _agreement_note(results)
-    notes += [f"{finding.what}; in {finding.where}" for finding in doubts(evidence) if finding.severity != "note"]
-    notes += _missing_baselines(evidence.compared)
-    notes += results.notes
-    failed = results.failed
-    if len(failed):
-        kinds = ", ".join(f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items())
-        first = failed.iloc[0]
-        why = f": {first['error']}" if isinstance(first["error"], str) else ""
-        notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
-    return notes
-
-
-def summary_table(results: Results) -> Screen:
-    """The summary for a terminal, with its notes."""
-    from rich.text import Text
-
-    evidence = Evidence.of(results)
-    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
-    repetitions = int(results.runs["repetition"].nunique())
-    columns = [
-        Column(
-            metrics if name == "metric" else name,
-            left=name in _SHARED,
-            shared=name in _SHARED,
-            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
-        )
-        for name in _header(results, _baselines(evidence))
-    ]
-    rows = []
-    for label, workers, *numbers, execution in _rows(evidence):
-        mark = execution.removeprefix(plain := execution.removesuffix(f" {OVERSUBSCRIBED}"))
-        rows.append([Text(cell) for cell in (label, workers + mark, *numbers, plain)])
-    title = f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}"
-    return Screen(title, columns, rows, _notes(evidence))
-
-
 def _agreement_note(results: Results) -> list[str]:
     table = agreement(results)
     error = median_error(table)
@@ -162,7 +125,7 @@ def _agreement_note(results: Results) -> list[str]:
 
 
 def _missing_baselines(compared: pd.DataFrame) -> list[str]:
-    """The reasons why headline numbers are empty, each once; what did not run, at all its places in one line."""
+    """Reasons for missing speedups and reductions, each once; one line per baseline that did not run."""
     if compared.empty:
         return []
     headline = compared[compared["baseline"].isin(("serial", "allreduce"))]

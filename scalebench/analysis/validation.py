@@ -11,12 +11,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from scalebench.analysis.blocks import timed
-from scalebench.analysis.bounds import Part, variance_between, weighted_mean
 from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import THIS_MACHINE, charged_engine, supposed
-from scalebench.analysis.intervals import median_time, time_interval, virtual_native_ratio
+from scalebench.analysis.intervals import (
+    Part,
+    difference_interval,
+    median_time,
+    time_interval,
+    variance_between,
+    weighted_mean,
+)
 from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import timed
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
 CHECKED_FROM = 2  # checks
@@ -114,7 +120,7 @@ class VirtualError:
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
 
-    Its interval holds how far the calibration may be off and the noise of the native runs (`virtual_native_ratio`); the
+    Its interval holds how far the calibration may be off and the noise of the native runs; the
     two have nothing in common that would pair them. A strategy that ran on several native engines is compared on the
     one by which the study charges virtual runs, else on the first of mpi, nccl, gloo, horovod. Only virtual runs of the
     cluster that the native ones had are compared, and on this machine only such as stand for it: stated step times and
@@ -140,7 +146,7 @@ def agreement(results: Results) -> pd.DataFrame:
         if virtual.empty:
             continue
         steady, simulated = _steady(native, virtual)
-        ratio = virtual_native_ratio(virtual["train_s"].tolist(), native["train_s"].tolist())
+        ratio = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)).exp()
         rows.append(
             {
                 "label": label,

@@ -1,11 +1,11 @@
-"""Verdicts on what changed from A to B, cell by cell, and the table they stand in.
+"""Verdicts on the changes from A to B, cell by cell, and their table.
 
 T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a cell's time is
 
     regression    the whole interval lies above 1 + h
     improvement   the whole interval lies below 1 / (1 + h)
     unchanged     the whole interval lies between the two: a larger change is excluded
-    undecided     anything else; more repetitions decide, or there is no interval
+    undecided     else: more repetitions are needed, or there is no interval
 
 and on its metric the same with M_B - M_A around a margin m: a regression lies below -m, an improvement above m.
 """
@@ -19,7 +19,7 @@ from typing import Literal
 import pandas as pd
 
 from scalebench.analysis.comparability import Difference
-from scalebench.analysis.intervals import Estimate
+from scalebench.analysis.intervals import Interval
 from scalebench.analysis.validation import VirtualError
 
 CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of comparability.MATCH
@@ -37,12 +37,12 @@ COLUMNS = [
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """`table` has a row per cell that A and B both have, under `COLUMNS`; `missing` are cells of A that B lacks.
+class Verdicts:
+    """Verdicts on B against A.
 
-    `failed` are those of them that B tried and did not complete, `added` cells that only B has. `changed` is what
-    differs and may, `overridden` what differs and should not. `virtual_errors` is what native runs say of the virtual
-    times of A and of B, None where too few check them.
+    `table` has a row per cell that both have, under COLUMNS. `missing` are cells of A that B lacks, `failed` cells of A
+    that B tried and did not complete, `added` cells of B only. `changed` lists differences that are allowed,
+    `overridden` those that are not. `virtual_errors` are the virtual-native errors of A and B, None where unchecked.
     """
 
     a: str
@@ -55,44 +55,44 @@ class Comparison:
     added: list[CellName] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
-    virtual_errors: tuple[VirtualError | None, VirtualError | None] = (None, None)
+    virtual_errors: tuple[VirtualError | None, ...] = (None, None)
 
     @property
     def one_study(self) -> bool:
-        """Whether A and B are strategies of one study."""
+        """Return True if A and B are strategies of one study."""
         return bool((self.table["label_a"] != self.table["label_b"]).any())
 
     def count(self, verdict: Verdict) -> int:
-        """The cells whose time has this verdict."""
+        """Number of cells with this verdict on their time."""
         return int((self.table["verdict"] == verdict).sum())
 
     def metrics(self, verdict: Verdict) -> int:
-        """The cells whose metric has this verdict."""
+        """Number of cells with this verdict on their metric."""
         return int((self.table["metric_verdict"] == verdict).sum())
 
     @property
     def repeats_worse(self) -> int:
-        """The cells whose metric regressed although it does not depend on which worker is faster."""
+        """Number of cells with a regressed metric that does not depend on the timing of workers."""
         return int(((self.table["metric_verdict"] == "regression") & self.table["metric_repeats"].astype(bool)).sum())
 
     @property
     def regressed(self) -> bool:
-        """Whether a time or a metric regressed, or B failed where A did not."""
+        """Return True if a time or a metric regressed, or B failed where A did not."""
         return bool(self.count("regression") or self.metrics("regression") or self.failed)
 
 
-def verdict_of_time(ratio: Estimate, threshold: float) -> Verdict:
-    """The verdict on T_B / T_A."""
+def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
+    """Verdict on T_B / T_A."""
     return _verdict(math.log(ratio.low), math.log(ratio.high), math.log1p(threshold), "regression", "improvement")
 
 
-def verdict_of_metric(difference: Estimate, margin: float) -> Verdict:
-    """The verdict on M_B - M_A, of a metric that is better the higher it is."""
+def verdict_of_metric(difference: Interval, margin: float) -> Verdict:
+    """Verdict on M_B - M_A of a metric for which higher is better."""
     return _verdict(difference.low, difference.high, margin, "improvement", "regression")
 
 
 def _verdict(low: float, high: float, limit: float, above: Verdict, below: Verdict) -> Verdict:
-    """Where the interval [low, high] lies against [-limit, limit]."""
+    """Verdict on an interval [low, high] against [-limit, limit]."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "undecided"
     if low > limit:

@@ -15,8 +15,7 @@ import rich_click as click
 from scalebench.cli.options import results_argument, study_folder
 
 if TYPE_CHECKING:
-    from scalebench.analysis.findings import Finding
-    from scalebench.analysis.methodology import Report
+    from scalebench.analysis.methodology import Finding, Report
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}

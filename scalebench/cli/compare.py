@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.text import Text
 
-    from scalebench.analysis.screen import Screen
     from scalebench.analysis.validation import VirtualError
-    from scalebench.analysis.verdicts import CellName, Comparison
+    from scalebench.analysis.verdicts import CellName, Verdicts
+    from scalebench.cli.terminal_table import TerminalTable
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
@@ -108,7 +108,7 @@ def compare(
     return 1 if any(bad[what] for what in fail_on) else 0
 
 
-def _show(found: Comparison) -> None:
+def _show(found: Verdicts) -> None:
     from scalebench.cli.run_common import results_console
 
     console = results_console()
@@ -117,32 +117,34 @@ def _show(found: Comparison) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(found: Comparison) -> Screen:
-    from scalebench.analysis.screen import Column, Screen
+def _table(found: Verdicts) -> TerminalTable:
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
     columns = {
-        "strategy": Column("strategy", left=True, shared=True),
-        "workers": Column("workers"),
+        "strategy": TableColumn("strategy", left=True, shared=True),
+        "workers": TableColumn("workers"),
         **{
-            name: Column(name, spare=spare)
+            name: TableColumn(name, spare=spare)
             for x in "AB"
             for name, spare in ((x, 1), (f"{x} median", 5), (f"{x} spread", 4))
         },
-        "ratio": Column("B / A [interval]"),
-        "p": Column("p (Holm)", spare=3),
-        "metric": Column(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
-        "execution": Column("execution", left=True, shared=True),
-        "verdict": Column("verdict", left=True),
+        "ratio": TableColumn("B / A [interval]"),
+        "p": TableColumn("p (Holm)", spare=3),
+        "metric": TableColumn(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
+        "execution": TableColumn("execution", left=True, shared=True),
+        "verdict": TableColumn("verdict", left=True),
     }
     if one_pair:
         del columns["strategy"]
     if not any(row["test"] for row in rows):
         del columns["p"]
     texts = [_texts(row) for row in rows]
-    return Screen(_title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts])
+    return TerminalTable(
+        _title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts]
+    )
 
 
 def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
@@ -178,7 +180,7 @@ def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
     return {name: Text(text) for name, text in cells.items()} | {"verdict": verdict}
 
 
-def _title(found: Comparison, first: dict[Hashable, Any]) -> str:
+def _title(found: Verdicts, first: dict[Hashable, Any]) -> str:
     pair = f" ({first['label_a']})" if first["label_a"] == first["label_b"] else ""
     return f"A: {found.a}   B: {found.b}" + (pair if found.table["label_a"].nunique() == 1 else "")
 
@@ -196,7 +198,7 @@ def _difference(row: dict[Hashable, Any]) -> str:
     return text
 
 
-def _notes(found: Comparison) -> list[str]:
+def _notes(found: Verdicts) -> list[str]:
     """Notes below the table; the last line counts the verdicts."""
     from scalebench.analysis.intervals import NOTHING_VARIES
     from scalebench.analysis.verdicts import VERDICTS
@@ -280,7 +282,7 @@ def _place(rows: pd.DataFrame) -> str:
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 
 
-def _facts(found: Comparison) -> dict[str, Any]:
+def _facts(found: Verdicts) -> dict[str, Any]:
     from scalebench.analysis.comparability import MATCH
     from scalebench.analysis.verdicts import VERDICTS
 

@@ -58,7 +58,8 @@ def results_console() -> Console:
 def _summarise(tally: Tally) -> None:
     console = results_console()
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
-        from scalebench.analysis import load, summary_table
+        from scalebench.analysis import load
+        from scalebench.cli.terminal_table import summary_table
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)

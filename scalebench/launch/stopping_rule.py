@@ -169,8 +169,7 @@ class StoppingRule:
 
 def relative_width(seconds: Sequence[float], until: Until) -> float:
     """(high - low) / centre of the interval of these times, at the level for so many runs of a study with `until`."""
-    from scalebench.analysis import bounds
-    from scalebench.analysis.intervals import level_when_stopped
+    from scalebench.analysis import intervals
 
-    level = level_when_stopped(len(seconds), until.at_least, until.at_most)
-    return float(bounds.relative_width([math.log(second) for second in seconds], level))
+    level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
+    return float(intervals.relative_width([math.log(second) for second in seconds], level))

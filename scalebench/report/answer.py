@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple
 import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
-from scalebench.analysis.bounds import METRIC_FROM, SAME_METRIC
 from scalebench.analysis.cell_names import listed
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import PER_BATCH
-from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
+from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, SAME_METRIC, STATED
 from scalebench.formatting import counted, deviation, is_equal, percent, seconds
 from scalebench.report.comparison import BASELINE, Comparison, comparisons, headline
 from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share

@@ -15,7 +15,7 @@ from benchmarks.alarms import ALARMS, GROUPS, taken_for_two
 from benchmarks.coverage import BESIDE, INTERVALS, UNTIL, share
 from benchmarks.noise import NOISES
 from benchmarks.scenes import holds
-from scalebench.analysis.bounds import Bounds
+from scalebench.analysis.intervals import Interval
 
 STUDIES = 4000
 
@@ -51,7 +51,7 @@ def test_the_simulation_can_tell_an_interval_that_does_not():
 def test_only_intervals_that_are_offered_are_counted():
     none, around, beside = (np.nan, np.nan), (-1.0, 1.0), (1.0, 2.0)
     low, high = np.array([none, around, beside]).T
-    assert holds(Bounds(np.zeros(3), low, high), 0.0) == 0.5
+    assert holds(Interval(np.zeros(3), low, high, 5), 0.0) == 0.5
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)

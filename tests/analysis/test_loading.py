@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import cells, load
-from scalebench.analysis.blocks import by_block, spread
+from scalebench.analysis.rounds import runs_by_cell, spread
 from scalebench.errors import ResultsError
 from scalebench.records.schema import RunRow, columns
 from scalebench.records.store import Store
@@ -244,7 +244,7 @@ def test_of_a_run_that_is_given_twice_the_last_row_counts_in_every_table(study):
     assert results.runs["train_s"].tolist() == [2.0, 4.0]
     assert results.repeated["run_id"].tolist() == ["a", "b"]
     assert results.notes == ["rows that give a run once more, of which only the last counts: 2 left out"]
-    (cell,) = by_block(results)
+    (cell,) = runs_by_cell(results)
     assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from scalebench.analysis.blocks import by_block
-from scalebench.analysis.stability import drift, explained_by_a_cut, two_groups_p
+from scalebench.analysis.rounds import runs_by_cell
+from scalebench.analysis.significance import explained_by_a_cut, time_trend, two_groups_p
 from tests.analysis.test_comparing import run
 
 
@@ -51,7 +51,7 @@ def cells(study, growth, noise=0.0, blocks=4, seed=0):
             seconds = (1.0 + place) * math.exp(growth * order + noise * random.normal())
             rows.append(run("allreduce", int(2**place), seconds, "native", repetition=block, run_order=order))
             order += 1
-    return by_block(study(rows=rows))
+    return runs_by_cell(study(rows=rows))
 
 
 def test_drift_is_that_of_least_squares_with_a_level_for_every_cell(study):
@@ -63,16 +63,16 @@ def test_drift_is_that_of_least_squares_with_a_level_for_every_cell(study):
     beta, squares, *_ = np.linalg.lstsq(design, logs, rcond=None)
     freedom = len(logs) - len(found) - 1
     error = math.sqrt(squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0])
-    factor, p = drift(found)
+    factor, p = time_trend(found)
     assert factor == pytest.approx(math.exp(beta[0] * (order.max() - order.min())), rel=1e-9)
     assert p == pytest.approx(2 * stats.t.sf(abs(beta[0]) / error, freedom), rel=1e-6)
 
 
 def test_known_drift_is_recovered(study):
-    factor, p = drift(cells(study, 0.01, 0.001))
+    factor, p = time_trend(cells(study, 0.01, 0.001))
     assert factor == pytest.approx(math.exp(0.19), rel=0.01)
     assert p < 1e-6
 
 
 def test_few_runs_show_no_drift(study):
-    assert drift(cells(study, 0.01, blocks=2)) is None
+    assert time_trend(cells(study, 0.01, blocks=2)) is None

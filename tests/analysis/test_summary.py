@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from scalebench.analysis import summary_notes, summary_rows, summary_table
+from scalebench import analysis
+from scalebench.analysis.summary import summary_header, summary_notes, summary_rows
+from scalebench.cli.terminal_table import summary_table
 from scalebench.formatting import (
     deviation,
     digits,
@@ -210,3 +212,10 @@ def test_baselines_that_did_not_run_are_named_in_one_line_each(study):
         "no completed run of allreduce at 1, 2 workers (native mpi); allreduce at 1, 2 workers (virtual)",
         "no completed run of serial at 1 worker (native); serial at 1 worker (virtual)",
     ]
+
+
+def test_summary_table_holds_the_rows_under_their_header(study):
+    results = study()
+    table = analysis.summary_table(results)
+    assert tuple(table.columns) == summary_header(results)
+    assert list(table.itertuples(index=False, name=None)) == summary_rows(results)

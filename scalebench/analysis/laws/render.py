@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebench.analysis.laws.advice import Count
 from scalebench.analysis.laws.bands import band_name, no_band
 from scalebench.analysis.laws.scaling import Estimated, Scaling
 from scalebench.formatting import EMPTY, digits, percent, seconds
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond the band of the curve."
 LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
@@ -80,32 +76,6 @@ def parameter(estimate: Estimated) -> str:
     if math.isnan(estimate.low):
         return text
     return f"{text} [{_number(estimate.low * factor)}, {_number(estimate.high * factor)}]"
-
-
-def laws_text(found: Sequence[Scaling]) -> RenderableType:
-    """Everything for a terminal: per series a table of laws, advice and notes; refusals at the end, a line each."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    parts: list[RenderableType] = []
-    for scaling in found:
-        if scaling.refusal:
-            continue
-        table = Table(title=Text(title(scaling)), title_justify="left", caption_justify="left")
-        table.caption = Text("\n".join([*advice_lines(scaling), *scaling.notes]))
-        for name in LAWS:
-            text = name in ("law", "parameters")
-            table.add_column(Text(name), justify="left" if text else "right", no_wrap=name != "parameters")
-        for row in law_rows(scaling):
-            table.add_row(*(Text(cell) for cell in row))
-        parts += [table, Text("")]
-    intervals = {band_name(one.series) for one in found if not one.refusal and not no_band(one.series)}
-    if intervals:
-        brackets = f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held."
-        parts.append(Text(f"{brackets} {AT_LEAST}"))
-    parts += [Text(f"{title(one)}: no law: {one.refusal}") for one in found if one.refusal]
-    return Group(*parts)
 
 
 def as_values(scaling: Scaling) -> dict[str, Any]:

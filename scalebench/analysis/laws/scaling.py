@@ -14,7 +14,7 @@ from scalebench.analysis.laws.drift import drift
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.loading import Results
-from scalebench.analysis.testing import MEASURED
+from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 
 EFFICIENCY = 0.5

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalebench.analysis.cell_names import place
-from scalebench.analysis.findings import Finding
+from scalebench.analysis.comparing import against
 from scalebench.analysis.grouping import PER_BATCH
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
-from scalebench.analysis.testing import against
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
 
 

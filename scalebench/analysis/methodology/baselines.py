@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.findings import Finding, Severity
 from scalebench.analysis.grouping import PER_BATCH
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, Severity
 from scalebench.formatting import percent, seconds_with_interval
 from scalebench.records.progress import group_of
 

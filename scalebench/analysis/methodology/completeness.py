@@ -8,13 +8,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.blocks import timed
-from scalebench.analysis.bounds import relative_width
 from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
-from scalebench.analysis.intervals import level_of
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.intervals import level_of, relative_width
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
+from scalebench.analysis.rounds import timed
 from scalebench.formatting import counted
 
 

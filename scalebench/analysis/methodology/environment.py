@@ -15,9 +15,8 @@ from scalebench.analysis.environment import (
     machines_of,
     reads_calibration,
 )
-from scalebench.analysis.findings import Finding
 from scalebench.analysis.loading import clusters_of
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
 
 

@@ -9,9 +9,8 @@ import pandas as pd
 
 from scalebench.analysis.cell_names import crowding, place
 from scalebench.analysis.environment import nodes_in
-from scalebench.analysis.findings import Finding
 from scalebench.analysis.grouping import CELL
-from scalebench.analysis.methodology.base import RULES, Evidence, Rule
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted, percent, seconds
 
 _TICKS = (

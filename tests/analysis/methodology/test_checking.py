@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.findings import SEVERITIES, Finding
-from scalebench.analysis.methodology import RULES, Rule, check, evidence_in
+from scalebench.analysis.methodology import RULES, SEVERITIES, Finding, Rule, check, evidence_in
 from scalebench.analysis.methodology.twelve import TWELVE
-from scalebench.analysis.quality import __file__ as claims_file
 from scalebench.errors import ResultsError, UsageError
 
 
@@ -63,13 +61,6 @@ def test_a_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
     monkeypatch.setitem(RULES._classes, "quiet", {"*": Quiet})
     report = check(sound.write(tmp_path))
     assert report.findings[0] == Finding("error", "quiet", "70 runs beside a build", "all", "measure at night")
-
-
-def test_what_the_statistics_claim_is_listed_as_a_rule():
-    with Path(claims_file).open(encoding="utf-8") as file:
-        named = set(re.findall(r'^ +"(?:error|warning|note)",\n +"([a-z-]+)",$', file.read(), flags=re.MULTILINE))
-    assert named
-    assert named <= set(RULES.names())
 
 
 def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from scalebench.analysis.screen import Column, Screen
+from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
 COLUMNS = (
-    Column("strategy", left=True, shared=True),
-    Column("workers"),
-    Column("time"),
-    Column("median", spare=2),
-    Column("spread", spare=2),
-    Column("accuracy", spare=1),
+    TableColumn("strategy", left=True, shared=True),
+    TableColumn("workers"),
+    TableColumn("time"),
+    TableColumn("median", spare=2),
+    TableColumn("spread", spare=2),
+    TableColumn("accuracy", spare=1),
 )
 ROWS = (
     ("allreduce", "1", "1.00 s", "1.01 s", "2.0 %", "0.95"),
@@ -28,7 +28,7 @@ ROWS = (
 def lines(width, rows=ROWS, columns=COLUMNS, notes=("a note",)):
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(Screen("a title", columns, [[Text(cell) for cell in row] for row in rows], notes))
+        console.print(TerminalTable("a title", columns, [[Text(cell) for cell in row] for row in rows], notes))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -70,7 +70,7 @@ def test_a_table_without_rows_is_its_notes():
 @settings(max_examples=60, deadline=None)
 @given(width=st.integers(24, 140), spares=st.lists(st.integers(1, 4), min_size=3, max_size=3))
 def test_no_number_is_cut_and_no_line_is_too_long(width, spares):
-    columns = [*COLUMNS[:3], *(Column(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
+    columns = [*COLUMNS[:3], *(TableColumn(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
     found = lines(width, columns=columns, notes=())
     page = " ".join(found)
     assert max(map(len, found)) <= width

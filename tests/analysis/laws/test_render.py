@@ -12,7 +12,8 @@ from rich.console import Console
 
 from scalebench.analysis.laws import Count, Estimated, scaling_of
 from scalebench.analysis.laws.forms import Parameter, amdahl
-from scalebench.analysis.laws.render import advice_lines, as_values, count_text, laws_text, parameter
+from scalebench.analysis.laws.render import advice_lines, as_values, count_text, parameter
+from scalebench.cli.laws import laws_tables
 from tests.law_factory import following
 
 
@@ -77,7 +78,7 @@ VIRTUAL = {"execution": "virtual", "engine": "virtual"}
 
 def printed(scaling):
     console = Console(file=io.StringIO(), width=200)
-    console.print(laws_text([scaling]))
+    console.print(laws_tables([scaling]))
     return console.file.getvalue()
 
 

@@ -1,7 +1,7 @@
-"""A table that a terminal of any width can show.
+"""Tables for a terminal of any width, and the summary at the end of a study as such a table.
 
-Where there is room it is one table with a row per cell. Where there is not, what rows have in common becomes a heading
-above them, and then columns are left out, the least important first, and named below: no number is ever cut short.
+A wide terminal shows one table with a row per cell. A narrow one shows the shared values as headings above their rows,
+then leaves columns out, the least important first, and names them below the table. No number is truncated.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from scalebench.analysis import Results
+
 _GAP = 2
+_SHARED = ("strategy", "execution")  # columns of the summary
+_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
 
 
 @dataclass(frozen=True)
-class Column:
-    """`shared`: rows below each other have it in common. Where room is short those of the largest `spare` are left out
-    together, then the next; those of 0 never are."""
+class TableColumn:
+    """A column; a `shared` one becomes a heading in the narrow form.
+
+    In the narrow form the columns with the largest `spare` are left out together, then the next; never those with 0.
+    """
 
     name: str
     left: bool = False
@@ -31,16 +37,16 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Screen:
-    """Title, columns, rows and notes; printed by rich in the form that fits."""
+class TerminalTable:
+    """Title, columns, rows and notes, rendered by rich in the wide or the narrow form."""
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[Sequence[Text]]
     notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The wide form, or the narrow one where that does not fit."""
+        """Yield the wide form if it fits, else the narrow one."""
         from rich.text import Text
 
         table = self._wide()
@@ -96,3 +102,29 @@ class Screen:
 
     def _heading(self, row: Sequence[Text]) -> tuple[str, ...]:
         return tuple(cell.plain for cell, column in zip(row, self.columns, strict=True) if column.shared)
+
+
+def summary_table(results: Results) -> TerminalTable:
+    """The table at the end of a study, with its notes."""
+    from rich.text import Text
+
+    from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_notes, summary_rows
+    from scalebench.formatting import counted
+
+    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
+    columns = [
+        TableColumn(
+            metrics if name == "metric" else name,
+            left=name in _SHARED,
+            shared=name in _SHARED,
+            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
+        )
+        for name in summary_header(results)
+    ]
+    rows = []
+    for label, workers, *numbers, execution in summary_rows(results):
+        mark = execution.removeprefix(plain := execution.removesuffix(f" {OVERSUBSCRIBED}"))
+        rows.append([Text(cell) for cell in (label, workers + mark, *numbers, plain)])
+    repetitions = int(results.runs["repetition"].nunique())
+    title = f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}"
+    return TerminalTable(title, columns, rows, summary_notes(results))

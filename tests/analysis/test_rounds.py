@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from scalebench.analysis import Results, differences, ratios
-from scalebench.analysis.blocks import by_block, paired_blocks, paired_times
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
-from scalebench.analysis.quality import findings
+from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.rounds import paired_rounds, paired_times, runs_by_cell
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import engines
 from scalebench.launch.hosts import Host, Hosts
@@ -31,7 +31,7 @@ def two(study, order_a, order_b, execution="native", engine_b="mpi"):
     rows += [
         run("epoch_average", 2, 1.0, execution, engine, repetition=r, run_order=at) for r, at in enumerate(order_b)
     ]
-    first, second = sorted(by_block(study(rows=rows)), key=lambda cell: cell.label)
+    first, second = sorted(runs_by_cell(study(rows=rows)), key=lambda cell: cell.label)
     return first, second
 
 
@@ -45,21 +45,21 @@ def two(study, order_a, order_b, execution="native", engine_b="mpi"):
 )
 def test_pairs_are_told_by_the_run_order(study, order_a, order_b, paired):
     a, b = two(study, order_a, order_b)
-    assert paired_blocks(a, b) == paired_blocks(b, a) == ([0, 1, 2] if paired else None)
+    assert paired_rounds(a, b) == paired_rounds(b, a) == ([0, 1, 2] if paired else None)
 
 
 def test_virtual_repetitions_are_paired_whenever_they_were_computed(study):
-    assert paired_blocks(*two(study, (0, 1, 2), (3, 4, 5), "virtual")) == [0, 1, 2]
+    assert paired_rounds(*two(study, (0, 1, 2), (3, 4, 5), "virtual")) == [0, 1, 2]
 
 
 def test_a_common_engine_is_not_what_pairs(study):
-    assert paired_blocks(*two(study, (0, 3, 4), (1, 2, 5), engine_b="horovod")) == [0, 1, 2]
+    assert paired_rounds(*two(study, (0, 3, 4), (1, 2, 5), engine_b="horovod")) == [0, 1, 2]
 
 
 def test_pairs_are_of_the_blocks_that_both_have(study):
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 2, 3)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (0, 1, 3)]
-    a, b = sorted(by_block(study(rows=rows)), key=lambda cell: cell.label)
+    a, b = sorted(runs_by_cell(study(rows=rows)), key=lambda cell: cell.label)
     assert paired_times(a, b) == ([2.0, 5.0], [1.0, 4.0])
 
 
@@ -88,7 +88,7 @@ def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
                 started_utc=at.isoformat(timespec="milliseconds") if timed else None,
             )
     results = study(rows=list(rows.values()))
-    return results, {cell.label: cell for cell in by_block(results)}
+    return results, {cell.label: cell for cell in runs_by_cell(results)}
 
 
 def blocks(repetitions=5, but=()):
@@ -97,7 +97,7 @@ def blocks(repetitions=5, but=()):
 
 def test_a_study_in_one_go_is_paired_throughout(study):
     _, found = sessions(study, blocks())
-    assert all(paired_blocks(a, b) == [0, 1, 2, 3, 4] for a in found.values() for b in found.values())
+    assert all(paired_rounds(a, b) == [0, 1, 2, 3, 4] for a in found.values() for b in found.values())
 
 
 @pytest.mark.parametrize("repetition", [0, 2, 4])
@@ -105,8 +105,8 @@ def test_a_run_that_was_made_again_hours_later_is_left_out_of_the_pairs(study, r
     """Also the last one, beside which nothing else ran, and which by its rank alone would look adjacent."""
     results, found = sessions(study, blocks(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
     kept = [r for r in range(5) if r != repetition]
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) == kept
-    assert paired_blocks(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) == kept
+    assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
     assert (row["paired"], row["n"], row["left_out"]) == (True, 4, 1)
     table = differences(results, "epoch_average", "allreduce")
@@ -118,8 +118,8 @@ def test_runs_that_were_made_again_side_by_side_are_a_pair(study):
     failed = {("allreduce", 1), ("epoch_average", 1)}
     again = [("allreduce", 1, 2), ("epoch_average", 1, 2)]
     _, found = sessions(study, blocks(but=failed), again)
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3, 4]
-    assert paired_blocks(found["allreduce"], found["local_sgd"]) == [0, 2, 3, 4]
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3, 4]
+    assert paired_rounds(found["allreduce"], found["local_sgd"]) == [0, 2, 3, 4]
     assert found["allreduce"].order[1] == 18, "of 20 runs, the last but one"
 
 
@@ -127,7 +127,7 @@ def test_a_strategy_that_failed_throughout_and_was_run_again_is_an_independent_s
     results, found = sessions(
         study, blocks(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
     )
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) is None
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) is None
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
     welch = unpaired_ratio(list(found["allreduce"].seconds.values()), list(found["epoch_average"].seconds.values()))
     assert (row["paired"], row["n"], row["ratio_low"]) == (False, 5, pytest.approx(welch.low))
@@ -136,7 +136,7 @@ def test_a_strategy_that_failed_throughout_and_was_run_again_is_an_independent_s
 def test_too_few_pairs_give_way_to_independent_samples(study):
     failed = [("allreduce", 0), ("allreduce", 1), ("allreduce", 2)]
     _, found = sessions(study, blocks(but=failed), [(*run, 2) for run in failed])
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) is None, "two pairs of five"
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) is None, "two pairs of five"
     assert paired_times(found["allreduce"], found["epoch_average"])[0] == list(found["allreduce"].seconds.values())
 
 
@@ -144,14 +144,14 @@ def test_a_block_that_an_interruption_tore_is_left_out(study):
     """No attempt tells of it: the command ended between two runs, and went on after an hour."""
     every = blocks()
     _, found = sessions(study, every[:10], every[10:])
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
-    assert paired_blocks(found["serial"], found["allreduce"]) == [0, 1, 2, 3, 4]
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
+    assert paired_rounds(found["serial"], found["allreduce"]) == [0, 1, 2, 3, 4]
 
 
 def test_where_nobody_knows_when_runs_began_the_planned_order_counts_for_first_attempts(study):
     _, found = sessions(study, blocks(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
-    assert paired_blocks(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3]
-    assert paired_blocks(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
+    assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3]
+    assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
 
 
 def test_lost_pairs_are_said(study):
@@ -168,8 +168,8 @@ def test_one_common_block_pairs_nothing(study):
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 1, 2)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (2, 3, 4)]
     results = study(rows=rows)
-    a, b = by_block(results)
-    assert paired_blocks(a, b) is None
+    a, b = runs_by_cell(results)
+    assert paired_rounds(a, b) is None
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
     assert (row["paired"], row["n"], math.isfinite(row["ratio_low"])) == (False, 3, True)
 
@@ -178,7 +178,7 @@ def test_no_common_block_pairs_nothing(study):
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=r) for r in (0, 1, 2)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=r) for r in (3, 4, 5)]
     results = study(rows=rows)
-    assert paired_blocks(*by_block(results)) is None
+    assert paired_rounds(*runs_by_cell(results)) is None
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
     assert (row["paired"], row["n"]) == (False, 3)
     virtual = [row.model_copy(update={"execution": "virtual", "engine": "virtual"}) for row in rows]
@@ -203,8 +203,8 @@ def test_a_strategy_that_was_added_later_with_the_numbers_of_the_first_is_an_ind
             at = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=begin + 10 * r)
             changes = {"started_utc": at.isoformat()} if timed else {}
             rows.append(run(name, 2, 9.0, "native", repetition=r, run_order=r, **changes))
-    a, b = by_block(study(rows=rows))
-    assert paired_blocks(a, b) is None
+    a, b = runs_by_cell(study(rows=rows))
+    assert paired_rounds(a, b) is None
     assert [*a.order.values(), *b.order.values()] == ([*range(8)] if timed else [0, 1, 2, 3, 0, 1, 2, 3])
 
 
@@ -222,8 +222,8 @@ def test_a_study_in_one_go_is_paired_whatever_its_orders_and_durations(orders, s
             row = run(name, 2, took[name], "native", **place, started_utc=at.isoformat())
             rows.append(row.model_dump() | {"label": name, "eval_s": 0.0})
             at += timedelta(seconds=took[name] + pause)
-    found = by_block(Results(Path(), pd.DataFrame(rows), pd.DataFrame(), {}))
-    assert all(paired_blocks(a, b) == list(range(len(orders))) for a in found for b in found)
+    found = runs_by_cell(Results(Path(), pd.DataFrame(rows), pd.DataFrame(), {}))
+    assert all(paired_rounds(a, b) == list(range(len(orders))) for a in found for b in found)
 
 
 def test_the_noise_of_the_baseline_is_inside_either_interval(study):
@@ -252,9 +252,9 @@ def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study
         run(one.strategy.name, one.workers, 1.0, one.execution, one.engine, one.repetition, run_order=one.run_order)
         for one in runs
     ]
-    found = [cell for cell in by_block(study(rows=rows)) if cell.execution == "native"]
+    found = [cell for cell in runs_by_cell(study(rows=rows)) if cell.execution == "native"]
     assert {cell.engine for cell in found} >= {"mpi", "horovod", "gloo"}
-    assert all(paired_blocks(a, b) == [0, 1, 2, 3] for a in found for b in found)
+    assert all(paired_rounds(a, b) == [0, 1, 2, 3] for a in found for b in found)
 
 
 @pytest.mark.parametrize("paired", [True, False])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalebench.analysis import quality as claims
+from scalebench.analysis import claims
 from tests.analysis.test_comparing import run
 
 

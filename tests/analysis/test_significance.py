@@ -13,7 +13,7 @@ from scipy import stats
 
 from scalebench.analysis import against, differences
 from scalebench.analysis.intervals import unpaired_ratio
-from scalebench.analysis.testing import (
+from scalebench.analysis.significance import (
     holm,
     rank_sum_test,
     repetitions_needed,

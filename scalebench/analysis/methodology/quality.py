@@ -1,0 +1,351 @@
+"""Rules about repetitions: their number, spread and stability, their seeds, and the error of a simulation.
+
+Hoefler and Belli 2015, rules 5 to 8. Each rule looks at all cells of an execution and makes at most one finding, so
+that the report of a large study stays short. Virtual times are not judged for spread, groups or drift: their
+repetitions resample a calibration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from scalebench.analysis.cell_names import PLACE, listed, place
+from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
+from scalebench.analysis.grouping import CELL
+from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
+from scalebench.analysis.loading import Results
+from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
+from scalebench.analysis.validation import CHECKED_FROM, virtual_error
+from scalebench.formatting import counted, deviation, percent
+
+ENOUGH_RUNS = 5
+_MOST_RUNS = 200  # largest number of repetitions that a fix recommends
+
+
+def findings(results: Results) -> list[Finding]:
+    """Findings about the repetitions of completed runs, the gravest first."""
+    evidence = Evidence(results)
+    rules = (FewRuns, Spread, OddRuns, TwoGroups, MovingTimes, RunsApart, UncheckedSimulation, Unsettled)
+    return by_severity(finding for rule in rules for finding in rule().findings(evidence))
+
+
+@RULES.add
+class FewRuns(Rule):
+    """Rule 5 of the twelve: nondeterministic times need intervals, and intervals need repetitions."""
+
+    name = "few-runs"
+    summary = "every cell was repeated often enough for an interval"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        of_what = "" if states_steps(evidence.results) else " of the calibration"
+        for execution in dict.fromkeys(evidence.cells["execution"]):
+            own = evidence.cells[evidence.cells["execution"] == execution]
+            single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+            few = few[few["interval"] != NOTHING_VARIES]
+            if len(single):
+                yield self.finding(
+                    "warning",
+                    f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
+                    place(single),
+                    f"repeat every point: {_repeat(evidence.results)}",
+                )
+            if len(few) and execution not in MEASURED:
+                yield self.finding(
+                    "note",
+                    f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
+                    "their spread, which the interval is made of, is hardly known",
+                    place(few),
+                    f"{_repeat(evidence.results)}, which tells the spread better",
+                )
+            if len(few) and execution in MEASURED:
+                yield self.finding(
+                    "warning",
+                    f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
+                    "wide, and no test of a paired difference is within reach",
+                    place(few),
+                    f"{_repeat(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
+                )
+
+
+@RULES.add
+class Spread(Rule):
+    """Rule 8 of the twelve: a mean of widely spread values says little."""
+
+    name = "spread"
+    summary = "the repetitions of a cell lie within 10 % of each other (coefficient of variation)"
+    most: float = 0.10
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        for execution, own in _repeated_cells(evidence):
+            wide = own[own["spread"] > self.most].sort_values("spread", ascending=False, kind="stable")
+            if len(wide):
+                worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
+                yield self.finding(
+                    "warning",
+                    f"{_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
+                    f"more than {100 * self.most:.0f} % between repetitions, at most by "
+                    f"{_share(wide['spread'].iloc[0])}{worst}",
+                    place(wide),
+                    "look for other work on the machine, bind the processes, or repeat more often and read the medians",
+                )
+
+
+@RULES.add
+class OddRuns(Rule):
+    """Rule 8 of the twelve: where single runs move the mean, report the median."""
+
+    name = "odd-runs"
+    summary = "no cell's mean time lies outside the interval of its median"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        for execution, own in _repeated_cells(evidence):
+            odd = own[(own["train_s"] < own["median_low_s"]) | (own["train_s"] > own["median_high_s"])]
+            if len(odd):
+                yield self.finding(
+                    "warning",
+                    f"in {_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
+                    "interval: single runs were unlike the others and move the mean",
+                    place(odd),
+                    "quote the median and its interval (median_s, median_low_s, median_high_s)",
+                )
+
+
+@RULES.add
+class TwoGroups(Rule):
+    """Rule 6 of the twelve: bimodal times are not normal on any scale.
+
+    Adjusted by Holm over the cells of an execution.
+    """
+
+    name = "two-groups"
+    summary = "no cell's times fall into two groups"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        for execution in MEASURED:
+            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+            p = [two_groups_p(list(cell.seconds.values())) for cell in own]
+            known = [n for n, value in enumerate(p) if math.isfinite(value)]
+            adjusted = holm([p[n] for n in known])
+            split = [own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA]
+            if split:
+                yield self.finding(
+                    "warning",
+                    f"the times of {_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
+                    "machine seems to have had two states, and a mean of both describes neither",
+                    place(_rows(split)),
+                    "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
+                )
+
+
+@RULES.add
+class MovingTimes(Rule):
+    """Rule 6 of the twelve: repetitions are a sample only of a machine in a steady state."""
+
+    name = "drift"
+    summary = "times neither grow nor shrink while the study runs"
+    most: float = 0.02
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        for execution in MEASURED:
+            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+            found = time_trend(own)
+            if found and found.p <= ALPHA and abs(found.factor - 1) > self.most:
+                yield self.finding(
+                    "warning",
+                    f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
+                    f"(p = {found.p:.2g}): the machine was not the same throughout",
+                    f"{counted(len(own), 'cell')} of {execution} times",
+                    "ratios within a block are hardly touched, times are: repeat on an idle, warmed-up machine",
+                )
+
+
+@RULES.add
+class RunsApart(Rule):
+    """Rule 7 of the twelve: only runs made side by side share the state of the machine and are paired."""
+
+    name = "runs-apart"
+    summary = "runs of one block were made side by side"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        for execution in MEASURED:
+            own = table[(table["execution"] == execution) & table["reduction"].notna() & (table["n"] > 1)]
+            short = own["left_out"] > 0
+            apart = own[short | ~own["paired"]]
+            if len(apart):
+                yield self.finding(
+                    "warning",
+                    f"{counted(len(apart), f'{execution} ratio')} lost pairs to runs that were not made side by side: "
+                    + ", ".join(
+                        f"{count} {says if count == 1 else say}"
+                        for count, says, say in (
+                            (int(short.sum()), "leaves such blocks out", "leave such blocks out"),
+                            (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
+                        )
+                        if count
+                    ),
+                    place(apart),
+                    "runs were made again or after a pause; for pairs throughout run the study in one go (--new)",
+                )
+
+
+@RULES.add
+class UncheckedSimulation(Rule):
+    """A simulation is as credible as its comparison with native runs."""
+
+    name = "virtual-error"
+    summary = "native runs check the virtual times, and lie within 15 % of them"
+    most: float = 0.15
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        virtual = evidence.cells[evidence.cells["execution"] == "virtual"]
+        if virtual.empty:
+            return
+        spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
+        error, where = virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
+        if error is None:
+            yield self.finding(
+                "note",
+                "no native point checks the virtual times: "
+                + (
+                    "step times are stated, so that nothing varies and they have no interval"
+                    if virtual["interval"].eq(NOTHING_VARIES).all()
+                    else f"their interval holds the {spread} only"
+                ),
+                where,
+                _to_check(evidence.results),
+            )
+        elif not error.known:
+            yield self.finding(
+                "warning",
+                f"the error of virtual times is known from {counted(error.checks, 'check')} only "
+                f"({deviation(error.rms)}): they and their ratios are given without interval",
+                where,
+                f"run natively at {CHECKED_FROM} worker counts or more, as far as the cores go",
+            )
+        elif error.rms > math.log1p(self.most):
+            yield self.finding(
+                "warning",
+                f"virtual times differ from native ones by {deviation(error.rms)} (root mean square of "
+                f"{counted(error.checks, 'check')})",
+                where,
+                "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
+            )
+
+
+@RULES.add
+class Unsettled(Rule):
+    """Rule 7 of the twelve: a difference within its interval is not established."""
+
+    name = "unsettled"
+    summary = "every reduction against allreduce has a sign: its interval does not hold zero"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
+        open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
+        for execution in dict.fromkeys(open_["execution"]):
+            own = open_[open_["execution"] == execution]
+            several = int((headline["execution"] == execution).sum())
+            yield self.finding(
+                "note",
+                f"whether time is saved against allreduce is open in "
+                f"{_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
+                place(own),
+                _to_settle(own),
+            )
+
+
+@RULES.add
+class Seeds(Rule):
+    """A metric's spread over seeds needs different seeds; comparing strategies at equal seeds needs the same ones."""
+
+    name = "seeds"
+    summary = "each repetition has a seed of its own, and all strategies have the same seeds"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        runs = evidence.runs
+        groups = runs.groupby(CELL, dropna=False)["seed"]
+        equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
+        if len(equal):
+            yield self.finding(
+                "warning",
+                f"repetitions share a seed (seed {listed(sorted(equal['seed'].unique()))}): the metric's interval says "
+                "nothing about other seeds",
+                place(equal),
+                "repeat with different seeds, as `scalebench run` does by itself",
+            )
+        seeds = runs.groupby(["execution", "repetition"])["seed"].nunique()
+        if (seeds > 1).any():
+            yield self.finding(
+                "warning",
+                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'block')} of the run order: "
+                "their metrics are not paired",
+                listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
+                "run all strategies in one study, which gives each repetition one seed",
+            )
+
+
+def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Cells of more than one run, for each measured execution that has any."""
+    for execution in MEASURED:
+        own = evidence.cells[(evidence.cells["execution"] == execution) & (evidence.cells["n"] > 1)]
+        if len(own):
+            yield execution, own
+
+
+def _repeat(results: Results) -> str:
+    """Option that makes ENOUGH_RUNS repetitions of every point."""
+    return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
+
+
+def _to_settle(table: pd.DataFrame) -> str:
+    """Number of repetitions at which the interval of the first comparison would exclude zero, in words."""
+    first = table.iloc[0]
+    if first["interval"] != CONFIDENCE:
+        return "more repetitions do not narrow it: calibrate better, or measure natively"
+    distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
+    scatter = half * math.sqrt(n) / float(t_quantile(n - 1))
+    enough = next(
+        (k for k in range(n + 1, _MOST_RUNS) if float(t_quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
+    )
+    if not enough:
+        return "the difference, if there is one, is too small for repetitions to show: say that none was found"
+    return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"
+
+
+def _to_check(results: Results) -> str:
+    """Way to check the virtual times, in words; native runs on this machine check simulations of it only."""
+    runs = results.completed
+    other = sorted(set(runs.loc[runs["execution"] == "virtual", "cluster"].dropna()) - {THIS_MACHINE})
+    if other:
+        return f"quote them as a simulation; only native runs on {listed(other)} itself could check it"
+    if said := supposed(results):
+        return f"state {said} beside these times; native runs take this machine as it is, and could not check them"
+    return "run natively what this machine can hold: --execution auto"
+
+
+def _times(execution: str, count: int) -> str:
+    return f"{counted(count, 'cell')} of {execution} times {'rest' if count > 1 else 'rests'}"
+
+
+def _of(count: int, total: int, noun: str) -> str:
+    return f"{count} of {counted(total, noun)}" if total > 1 else f"the only {noun}"
+
+
+def _share(value: float) -> str:
+    return percent(float(value)).lstrip("+")
+
+
+def _range(numbers: pd.Series[int]) -> str:
+    low, high = int(numbers.min()), int(numbers.max())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:
+    return pd.DataFrame([(cell.execution, cell.engine, cell.label, cell.workers) for cell in own], columns=PLACE)

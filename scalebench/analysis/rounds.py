@@ -1,0 +1,168 @@
+"""Single runs of each cell, and the pairs among them by round of the run order.
+
+A repetition is a round of the run order: one run of every cell, in random order. A temporary slowdown of the machine
+affects a whole round, so runs of one round are paired, unless one of them was repeated hours later. Runs with equal
+seeds share batches and initial weights: their metrics are paired, the noise of their times is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from scalebench.analysis.cached import cached
+from scalebench.analysis.loading import CELL, Results
+
+MEASURED = ("native", "paced")  # executions whose times are samples of a machine's times
+PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
+
+_NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
+_NEEDED += ["oversubscribed", "seed", "metric_name", "final_metric"]
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """Repetitions of one cell: seconds and place in the run order by round, metric by seed.
+
+    `started` are start times in seconds after the first run of the execution (NaN if unknown). `again` are rounds whose
+    run did not take place at its number in the run order: a later attempt, or a number shared with another run.
+    `reach_s` is the largest distance in time of two runs made side by side.
+    """
+
+    key: dict[str, object]  # CELL -> value
+    strategy: str
+    label: str
+    execution: str
+    engine: str
+    workers: int
+    batch_global: int | None
+    weak: bool
+    metric_name: str
+    seconds: dict[int, float] = field(default_factory=dict)
+    order: dict[int, int] = field(default_factory=dict)
+    metrics: dict[int, float] = field(default_factory=dict)
+    crowded: list[bool] = field(default_factory=list)
+    started: dict[int, float] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    reach_s: float = math.inf
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Return True if any run was oversubscribed."""
+        return any(self.crowded)
+
+
+@cached
+def timed(results: Results) -> pd.DataFrame:
+    """Completed runs with a positive training time."""
+    runs = results.completed
+    return runs[runs["train_s"] > 0]
+
+
+@cached
+def runs_by_cell(results: Results) -> list[CellRuns]:
+    """Runs of every cell of the completed runs."""
+    runs = timed(results)[_NEEDED]
+    if runs.empty:
+        return []
+    parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
+    runs = pd.concat(parts).loc[runs.index]
+    return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
+
+
+def _cell_runs(runs: pd.DataFrame) -> CellRuns:
+    first = runs.iloc[0]
+    rounds = runs["repetition"].astype(int).tolist()
+    again = (runs["attempt"] > 1) | runs["shared"]
+    known = runs[np.isfinite(runs["final_metric"])]
+    return CellRuns(
+        key={name: first[name] for name in CELL},
+        strategy=first["strategy"],
+        label=first["label"],
+        execution=first["execution"],
+        engine=first["engine"],
+        workers=int(first["workers"]),
+        batch_global=None if pd.isna(first["batch_global"]) else int(first["batch_global"]),
+        weak=first["scaling"] == "weak",
+        metric_name="" if pd.isna(first["metric_name"]) else first["metric_name"],
+        seconds=dict(zip(rounds, runs["train_s"].tolist(), strict=True)),
+        order=dict(zip(rounds, runs["order"].tolist(), strict=True)),
+        metrics=dict(zip(known["seed"].astype(int).tolist(), known["final_metric"].tolist(), strict=True)),
+        crowded=runs["oversubscribed"].astype(bool).tolist(),
+        started=dict(zip(rounds, runs["began"].tolist(), strict=True)),
+        again={number for number, redone in zip(rounds, again.tolist(), strict=True) if redone},
+        reach_s=float(first["reach_s"]),
+    )
+
+
+def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:
+    """Coefficient of variation of lognormal times, sqrt(exp(s^2) - 1) with s the deviation of logs.
+
+    NaN for one value, infinite where exp(s^2) overflows.
+    """
+    if len(logs) < 2:
+        return math.nan
+    with np.errstate(over="ignore"):
+        return math.sqrt(np.expm1(np.var(logs, ddof=1)))
+
+
+def paired_rounds(a: CellRuns, b: CellRuns) -> list[int] | None:
+    """Rounds in which both cells ran side by side; None where their repetitions are independent samples.
+
+    Two runs of a round are side by side if they began within `reach_s` of each other. Runs of different rounds must not
+    interleave: that distinguishes rounds from two launches one after the other. At least PAIRED_FROM such rounds are
+    required, and PAIRED_FROM_IF_TORN where other common rounds are left out.
+
+    Simulated runs are paired in every common round: they share the draw from the calibration.
+    """
+    common = sorted(a.seconds.keys() & b.seconds.keys())
+    if a.execution == b.execution and a.execution not in MEASURED:
+        return common
+    beside = [number for number in common if _side_by_side(a, b, number)]
+    ends = sorted(sorted((a.order[number], b.order[number])) for number in beside)
+    mixed = any(last > first for (_, last), (first, _) in pairwise(ends))
+    least = PAIRED_FROM if len(beside) == len(common) else PAIRED_FROM_IF_TORN
+    return None if mixed or len(beside) < least else beside
+
+
+def _side_by_side(a: CellRuns, b: CellRuns, number: int) -> bool:
+    apart = abs(a.started[number] - b.started[number])
+    if math.isnan(apart):  # start times are unknown
+        return number not in a.again and number not in b.again
+    return apart <= min(a.reach_s, b.reach_s)
+
+
+def paired_times(a: CellRuns, b: CellRuns) -> tuple[list[float], list[float]]:
+    """Times of both cells in their paired rounds; all times where they are not paired."""
+    rounds = paired_rounds(a, b)
+    if rounds is None:
+        return list(a.seconds.values()), list(b.seconds.values())
+    return [a.seconds[number] for number in rounds], [b.seconds[number] for number in rounds]
+
+
+def _with_times(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add `order`, `shared` (an order that two runs have), `began` (s, NaN if unknown) and `reach_s` to one execution.
+
+    `order` is the planned one, or that of start times, if known, where runs were repeated or numbers were given twice
+    (a study extended by an older version). `reach_s` is twice the duration of the longest round with usual pauses.
+    """
+    began = pd.to_datetime(runs["started_utc"], utc=True, errors="coerce", format="ISO8601")
+    seconds = (began - began.min()).dt.total_seconds()
+    known = bool(seconds.notna().all())
+    order = runs["run_order"].astype(int)
+    shared = order.duplicated(keep=False)
+    if known and (shared.any() or (runs["attempt"] > 1).any()):
+        order = seconds.rank(method="first").astype(int) - 1
+    reach = math.inf
+    if known and len(runs) > 1:
+        took = runs["train_s"] + runs["eval_s"].fillna(0.0)
+        pauses = (seconds.sort_values().diff().shift(-1) - took).dropna()
+        rounds = (took + max(0.0, pauses.median())).groupby(runs["repetition"]).sum()
+        reach = 2 * float(rounds.max())
+    return runs.assign(order=order, shared=shared, began=seconds, reach_s=reach)
