@@ -47,7 +47,7 @@ def test_buffers_that_ddp_sends_are_recorded(cost_model):
     assert outcome.status == "completed", outcome.error
     assert sum(worker.bytes_sent for worker in outcome.workers) / 4 / 2 == expected.bytes_sent
     buffers = 4 * (5 + 5) + 8
-    assert expected.bytes_sent == expected.steps * (4 * outcome.facts["parameters"] + buffers / 4)
+    assert expected.bytes_sent == expected.steps * (4 * outcome.facts.parameters + buffers / 4)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb"])
@@ -64,7 +64,7 @@ def test_averaged_optimizer_state_is_recorded(cost_model, optimizer):
     assert outcome.status == "completed", outcome.error
     assert [worker.bytes_sent / 2 for worker in outcome.workers] == [expected.bytes_sent] * 2
     moments = {"sgd": 1, "lars": 1}.get(optimizer, 2)
-    assert expected.bytes_sent == 4 * (outcome.facts["parameters"] * (1 + moments) + optimizer.startswith("adam"))
+    assert expected.bytes_sent == 4 * (outcome.facts.parameters * (1 + moments) + optimizer.startswith("adam"))
 
 
 def test_a_count_that_differs_from_the_program_is_reported_once(cost_model):
