@@ -18,10 +18,9 @@ from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
-from scalebench.analysis.cached import cached
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
-from scalebench.analysis.loading import CELL, Results
+from scalebench.analysis.loading import CELL, Results, cached
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Comparison, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA

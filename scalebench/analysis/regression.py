@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cell_names import place
 from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.analysis.grouping import EXECUTIONS, place, strategy_rank
 from scalebench.analysis.intervals import median_time
 from scalebench.analysis.loading import Results
 from scalebench.analysis.pairing import Comparer, Comparison

@@ -270,14 +270,14 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
 def _cells(names: list[CellName]) -> str:
     import pandas as pd
 
-    from scalebench.analysis.cell_names import place
     from scalebench.analysis.comparability import MATCH
+    from scalebench.analysis.grouping import place
 
     return place(pd.DataFrame(names, columns=MATCH))
 
 
 def _place(rows: pd.DataFrame) -> str:
-    from scalebench.analysis.cell_names import place
+    from scalebench.analysis.grouping import place
 
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import PLACE, listed, place
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
@@ -263,7 +262,7 @@ class Unsettled(Rule):
 
 @RULES.add
 class Seeds(Rule):
-    """A metric's spread over seeds needs different seeds; comparing strategies at equal seeds needs the same ones."""
+    """Each repetition needs its own seed, and paired metrics need the same seed in all strategies."""
 
     name = "seeds"
     summary = "each repetition has a seed of its own, and all strategies have the same seeds"
