@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
-from scalebench.analysis.grouping import listed
+from scalebench.analysis.grouping import PLACE, listed
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
@@ -21,7 +21,6 @@ from scalebench.formatting import counted
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
 
-MATCH = ["execution", "engine", "label", "workers"]  # columns that identify a cell in both studies
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
 _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
 _PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of measured cells
@@ -46,8 +45,8 @@ class Difference:
 
 
 def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
-    """Keys in which `a` and `b` differ, for the compared cells (rows of `MATCH`)."""
-    runs = [timed(results).merge(cells[MATCH].drop_duplicates(), on=MATCH) for results in (a, b)]
+    """Keys in which `a` and `b` differ, for the compared cells (rows of `PLACE`)."""
+    runs = [timed(results).merge(cells[PLACE].drop_duplicates(), on=PLACE) for results in (a, b)]
     found = [*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]
     if "virtual" in set(cells["execution"]):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
@@ -126,7 +125,7 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
     """Differing keys of cells, each with the first cell that differs."""
     for columns, of in ((_OF_A_CELL, None), (_PLACED, MEASURED)):
         own = [runs if of is None else runs[runs["execution"].isin(of)] for runs in (a, b)]
-        groups = [runs.groupby(MATCH) for runs in own]
+        groups = [runs.groupby(PLACE) for runs in own]
         for column in columns:
             values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
             for cell in values[0]:  # in order, for a deterministic message

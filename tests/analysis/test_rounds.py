@@ -38,9 +38,9 @@ def two(study, order_a, order_b, execution="native", engine_b="mpi"):
 @pytest.mark.parametrize(
     ("order_a", "order_b", "paired"),
     [
-        ((0, 3, 4), (1, 2, 5), True),  # drawn anew in each block
+        ((0, 3, 4), (1, 2, 5), True),  # drawn anew in each round
         ((0, 1, 2), (3, 4, 5), False),  # one launch after the other
-        ((0, 2, 3), (1, 4, 5), False),  # the second's block 1 ends after the first's block 2 began
+        ((0, 2, 3), (1, 4, 5), False),  # the second's round 1 ends after the first's round 2 began
     ],
 )
 def test_run_order_determines_pairs(study, order_a, order_b, paired):
@@ -70,7 +70,7 @@ STEP_S = 10.0  # from run to run
 def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
     """A study of four points with runs of 9 s that began every 10 s, in two sessions an hour apart.
 
-    Each session is a list of (name, repetition, attempt); the first one's default is every block in turn.
+    Each session is a list of (name, repetition, attempt); the first one's default is every round in turn.
     """
     rows = {}
     for begin, runs in zip(begins, sessions, strict=False):
@@ -91,19 +91,19 @@ def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
     return results, {cell.label: cell for cell in runs_by_cell(results)}
 
 
-def blocks(repetitions=5, but=()):
+def rounds(repetitions=5, but=()):
     return [(name, r, 1) for r in range(repetitions) for name in NAMES if (name, r) not in but]
 
 
 def test_uninterrupted_study_is_paired(study):
-    _, found = sessions(study, blocks())
+    _, found = sessions(study, rounds())
     assert all(paired_rounds(a, b) == [0, 1, 2, 3, 4] for a in found.values() for b in found.values())
 
 
 @pytest.mark.parametrize("repetition", [0, 2, 4])
 def test_run_repeated_hours_later_is_not_paired(study, repetition):
     """Also the last one, beside which nothing else ran, and which by its rank alone would look adjacent."""
-    results, found = sessions(study, blocks(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
+    results, found = sessions(study, rounds(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
     kept = [r for r in range(5) if r != repetition]
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == kept
     assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
@@ -114,10 +114,10 @@ def test_run_repeated_hours_later_is_not_paired(study, repetition):
 
 
 def test_runs_repeated_side_by_side_are_paired(study):
-    """The order is that in which they began: by the planned one, block 1 would lie inside the study's first hour."""
+    """The order is that in which they began: by the planned one, round 1 would lie inside the study's first hour."""
     failed = {("allreduce", 1), ("epoch_average", 1)}
     again = [("allreduce", 1, 2), ("epoch_average", 1, 2)]
-    _, found = sessions(study, blocks(but=failed), again)
+    _, found = sessions(study, rounds(but=failed), again)
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3, 4]
     assert paired_rounds(found["allreduce"], found["local_sgd"]) == [0, 2, 3, 4]
     assert found["allreduce"].order[1] == 18, "of 20 runs, the last but one"
@@ -125,7 +125,7 @@ def test_runs_repeated_side_by_side_are_paired(study):
 
 def test_strategy_repeated_as_a_whole_is_independent(study):
     results, found = sessions(
-        study, blocks(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
+        study, rounds(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
     )
     assert paired_rounds(found["allreduce"], found["epoch_average"]) is None
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
@@ -135,31 +135,31 @@ def test_strategy_repeated_as_a_whole_is_independent(study):
 
 def test_too_few_pairs_are_independent_samples(study):
     failed = [("allreduce", 0), ("allreduce", 1), ("allreduce", 2)]
-    _, found = sessions(study, blocks(but=failed), [(*run, 2) for run in failed])
+    _, found = sessions(study, rounds(but=failed), [(*run, 2) for run in failed])
     assert paired_rounds(found["allreduce"], found["epoch_average"]) is None, "two pairs of five"
     assert paired_times(found["allreduce"], found["epoch_average"])[0] == list(found["allreduce"].seconds.values())
 
 
 def test_interrupted_round_is_left_out(study):
     """No attempt tells of it: the command ended between two runs, and went on after an hour."""
-    every = blocks()
+    every = rounds()
     _, found = sessions(study, every[:10], every[10:])
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
     assert paired_rounds(found["serial"], found["allreduce"]) == [0, 1, 2, 3, 4]
 
 
 def test_planned_order_counts_without_start_times(study):
-    _, found = sessions(study, blocks(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
+    _, found = sessions(study, rounds(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3]
     assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
 
 
 def test_lost_pairs_are_reported(study):
-    results, _ = sessions(study, blocks(but={("allreduce", 2)}), [("allreduce", 2, 2)])
+    results, _ = sessions(study, rounds(but={("allreduce", 2)}), [("allreduce", 2, 2)])
     (found,) = [finding for finding in findings(results) if finding.rule == "runs-apart"]
     assert found.severity == "warning"
-    assert found.what == "3 native ratios lost pairs to runs that were not made side by side: 3 leave such blocks out"
-    whole, _ = sessions(study, blocks())
+    assert found.what == "3 native ratios lost pairs to runs that were not made side by side: 3 leave such rounds out"
+    whole, _ = sessions(study, rounds())
     assert not [finding for finding in findings(whole) if finding.rule == "runs-apart"]
 
 
@@ -191,7 +191,7 @@ def test_one_run_of_each_has_lost_no_pairs(study):
     results = study(rows=rows)
     assert not [finding for finding in findings(results) if finding.rule == "runs-apart"]
     needed = differences(results, "epoch_average", "allreduce")["repetitions_needed"].item()
-    assert needed == 6, "further ones will lie in blocks"
+    assert needed == 6, "further ones will lie in rounds"
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -214,7 +214,7 @@ def test_strategy_added_later_is_independent(study, timed):
     pause=st.floats(0, 1),
 )
 def test_uninterrupted_study_is_paired_at_any_order_and_duration(orders, seconds, pause):
-    """Slow points among fast ones, first in one block and last in the next: pairs may lie nearly a block apart."""
+    """Slow points among fast ones, first in one round and last in the next: pairs may lie nearly a round apart."""
     took, at, rows = dict(zip(NAMES, seconds, strict=True)), datetime(2026, 11, 21, tzinfo=UTC), []
     for repetition, order in enumerate(orders):
         for name in order:

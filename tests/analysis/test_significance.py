@@ -95,8 +95,8 @@ def test_holm_only_raises_p_and_keeps_its_order(p):
     assert [x for _, x in sorted(zip(p, adjusted, strict=True))] == sorted(adjusted)
 
 
-def block_runs(strategy, workers, seconds, place, **changes):
-    """One run per block; all strategies of a block follow one another."""
+def round_runs(strategy, workers, seconds, place, **changes):
+    """One run per round; all strategies of a round follow one another."""
     return [
         run(strategy, workers, t, repetition=r, seed=r, run_order=10 * r + 2 * workers + place, **changes)
         for r, t in enumerate(seconds)
@@ -107,8 +107,8 @@ def two_strategies(n, **changes):
     slow = [1.0 + 0.01 * r for r in range(n)]
     rows = []
     for workers in (1, 2):
-        rows += block_runs("allreduce", workers, slow, 0, **changes)
-        rows += block_runs("epoch_average", workers, [0.5 * t + 0.001 * r for r, t in enumerate(slow)], 1, **changes)
+        rows += round_runs("allreduce", workers, slow, 0, **changes)
+        rows += round_runs("epoch_average", workers, [0.5 * t + 0.001 * r for r, t in enumerate(slow)], 1, **changes)
     return rows
 
 
@@ -195,7 +195,7 @@ def test_equal_metric_differences_have_no_interval(study):
 
 
 def test_against_compares_all_with_the_baseline(study):
-    results = study(rows=[*two_strategies(3), *block_runs("ddp", 2, [3.0] * 3, 2)])
+    results = study(rows=[*two_strategies(3), *round_runs("ddp", 2, [3.0] * 3, 2)])
     table = against(results)
     assert set(table["label_a"]) == {"epoch_average", "ddp"}
     assert set(table["label_b"]) == {"allreduce"}
@@ -235,13 +235,13 @@ def test_two_tight_groups_are_clear_and_equal_times_are_not():
     assert math.isnan(two_groups_p([1.0, 1.0, 2.0, 2.0]))
 
 
-def drifting(study, growth, noise=0.0, blocks=4, seed=0):
+def drifting(study, growth, noise=0.0, rounds=4, seed=0):
     random = np.random.default_rng(seed)
     rows, order = [], 0
-    for block in range(blocks):
+    for number in range(rounds):
         for place in random.permutation(5):
             seconds = (1.0 + place) * math.exp(growth * order + noise * random.normal())
-            rows.append(run("allreduce", int(2**place), seconds, "native", repetition=block, run_order=order))
+            rows.append(run("allreduce", int(2**place), seconds, "native", repetition=number, run_order=order))
             order += 1
     return runs_by_cell(study(rows=rows))
 
@@ -267,4 +267,4 @@ def test_known_drift_is_recovered(study):
 
 
 def test_few_runs_show_no_drift(study):
-    assert time_trend(drifting(study, 0.01, blocks=2)) is None
+    assert time_trend(drifting(study, 0.01, rounds=2)) is None

@@ -48,7 +48,7 @@ def test_row_shows_time_speedup_reduction_metric_and_execution(study):
 
 
 def test_rows_show_intervals_and_notes_show_warnings(study):
-    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every block
+    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every round
     rows = [run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r) for r, t in enumerate(speeds)]
     rows += [run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1) for r, t in enumerate(speeds)]
     line = next(line for line in text(study(rows=rows)).splitlines() if "epoch_average" in line)

@@ -139,9 +139,9 @@ def shared_noise(series: Series) -> SharedNoise:
 
     logs = np.log(series.seconds)
     _, cell, number = np.unique(series.at, return_inverse=True, return_counts=True)
-    _, block, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
+    _, repetition, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
     deviation = logs - (np.bincount(cell, logs) / number)[cell]
-    shared = np.bincount(block, deviation) / size
+    shared = np.bincount(repetition, deviation) / size
     repetitions, counts = len(size), len(number)
     if repetitions < 2:
         return SharedNoise(0.0, 1)

@@ -37,7 +37,7 @@ class MetricCost(Rule):
     """A saving of time has to be reported with the loss of accuracy."""
 
     name = "metric-cost"
-    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, that is said"
+    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         table = against(evidence.results)
@@ -84,7 +84,7 @@ class AtChance(Rule):
                 f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {_metric(worst)} "
                 f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
                 place(own),
-                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` tells of "
+                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` lists "
                 "traps), or leave these cells out",
             )
 

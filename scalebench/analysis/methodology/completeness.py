@@ -20,7 +20,7 @@ class FailedRuns(Rule):
     """Failed and diverged runs are not in the figures: the rest is a biased selection."""
 
     name = "failed-runs"
-    summary = "no run failed, diverged or timed out; where some did, that is said"
+    summary = "no run failed, diverged or timed out; where some did, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         failed = evidence.results.failed
@@ -56,7 +56,7 @@ class RetriedRuns(Rule):
     """A run completed at a later attempt is a selected sample."""
 
     name = "retried-runs"
-    summary = "every completed run was completed at its first attempt; otherwise that is said"
+    summary = "every completed run was completed at its first attempt; otherwise this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         again = evidence.runs[evidence.runs["attempt"] > 1]

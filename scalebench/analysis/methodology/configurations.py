@@ -112,7 +112,7 @@ class ReducedBatch(Rule):
     """A shard smaller than the batch reduces the batch, which changes the problem at those worker counts."""
 
     name = "reduced-batch"
-    summary = "the batch that is said to stay the same does so at every worker count"
+    summary = "the batch stated as fixed is fixed at every worker count"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs
@@ -160,7 +160,7 @@ class FallingSteps(Rule):
     """At a fixed batch per worker an epoch at K workers has K-fold fewer optimizer steps than at one."""
 
     name = "falling-steps"
-    summary = "where optimizer steps per epoch fall with the worker count, that is said"
+    summary = "where optimizer steps per epoch fall with the worker count, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]

@@ -159,7 +159,7 @@ class MovingTimes(Rule):
                     f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
                     f"(p = {found.p:.2g}): the machine was not the same throughout",
                     f"{counted(len(own), 'cell')} of {execution} times",
-                    "ratios within a block are hardly touched, times are: repeat on an idle, warmed-up machine",
+                    "ratios within a round are hardly touched, times are: repeat on an idle, warmed-up machine",
                 )
 
 
@@ -168,7 +168,7 @@ class RunsApart(Rule):
     """Rule 7 of the twelve: only runs made side by side share the state of the machine and are paired."""
 
     name = "runs-apart"
-    summary = "runs of one block were made side by side"
+    summary = "runs of one round were made side by side"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         table = evidence.ratios
@@ -183,7 +183,7 @@ class RunsApart(Rule):
                     + ", ".join(
                         f"{count} {says if count == 1 else say}"
                         for count, says, say in (
-                            (int(short.sum()), "leaves such blocks out", "leave such blocks out"),
+                            (int(short.sum()), "leaves such rounds out", "leave such rounds out"),
                             (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
                         )
                         if count
@@ -283,7 +283,7 @@ class Seeds(Rule):
         if (seeds > 1).any():
             yield self.finding(
                 "warning",
-                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'block')} of the run order: "
+                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'round')} of the run order: "
                 "their metrics are not paired",
                 listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
                 "run all strategies in one study, which gives each repetition one seed",

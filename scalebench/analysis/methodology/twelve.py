@@ -62,7 +62,7 @@ TWELVE = (
         7,
         "Compare nondeterministic values by sound statistics.",
         ("few-runs", "runs-apart", "unsettled", "seeds", "duplicate-runs"),
-        "differences are paired by block, tests adjusted by Holm and offered only where they can reach their level",
+        "differences are paired by round, tests adjusted by Holm and offered only where they can reach their level",
     ),
     Kept(
         8,

@@ -107,7 +107,7 @@ def test_shared_noise_widens_the_curve_but_not_its_shape():
     steady = following(amdahl(), (0.9, 0.1), repetitions=5, noise=0.01, random=random)
     slow = np.exp(0.3 * np.array([-1.0, 0.5, 1.0, -1.0, 0.5]))[steady.repetition]
     drifting = following(amdahl(), (0.9, 0.1), repetitions=5, seconds=steady.seconds * slow)
-    # The mean square between blocks, by hand: the variance of the five shared shifts, over five.
+    # The mean square between rounds, by hand: the variance of the five shared shifts, over five.
     expected = np.var(np.log(slow[::7]), ddof=1) / 5
     assert shared_noise(drifting).variance == pytest.approx(expected, rel=0.1)
     one = [Candidate(fit(amdahl(), series), series, 0.0, 1.0) for series in (steady, drifting)]

@@ -177,7 +177,7 @@ def the_machine_grew_slower(study):
 @case(
     "runs-apart",
     "warning",
-    "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such blocks out",
+    "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such rounds out",
 )
 def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
     def last(row):
@@ -214,7 +214,7 @@ def one_seed_for_all(study):
     study.change(seed=7)
 
 
-@case("seeds", "warning", "strategies have different seeds in 10 blocks")
+@case("seeds", "warning", "strategies have different seeds in 10 rounds")
 def a_strategy_has_seeds_of_its_own(study):
     study.change(lambda row: row.strategy == "allreduce", seed=lambda row: 100 + row.repetition)
 
@@ -550,7 +550,7 @@ def test_a_sound_study_breaks_no_rule(sound, tmp_path):
 
 
 def test_baseline_within_noise_is_not_weak(sound, tmp_path):
-    """ddp is faster in the mean, by 2 %, and slower in two of five blocks: the interval holds 1."""
+    """ddp is faster in the mean, by 2 %, and slower in two of five rounds: the interval holds 1."""
     factors = (0.90, 1.08, 0.92, 1.06, 0.95)
     sound.rows += [
         row.model_copy(
