@@ -39,7 +39,7 @@ def _cell(seconds: Array, order: NDArray[np.int64]) -> CellRuns:
 
 
 def paired_test_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
-    """How often any of four worker counts is called different at 5 % by Holm, where none is; by blocks."""
+    """How often any of four worker counts is called different at 5 % by Holm, where none is; by rounds."""
     return _family_alarm(lambda: signed_rank_test(*_two(noise, n, random)).p, studies)
 
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import curve, parameter_interval, reach
-from scalebench.analysis.laws.choosing import Candidate, candidates
-from scalebench.analysis.laws.fitting import fit
+from scalebench.analysis.laws.fitting import Candidate, candidates, fit
 from scalebench.analysis.laws.forms import Array, Law, laws_for
 from tests.law_factory import TRUTHS, WEAK_TRUTHS, Noise, following, law_named, workload
 

@@ -88,9 +88,9 @@ def median_until(noise: Noise, n: int, studies: int, random: Random) -> float:
 
 
 def ratio_until(noise: Noise, n: int, studies: int, random: Random) -> float:
-    """Such a cell against a baseline that is run as often, by block: 2.5 % of noise of its own and 5 % of the block."""
-    block = random.normal(0.0, SIGMA, (studies, AT_MOST))
-    cell, baseline = (block + noise.draw(random, studies, AT_MOST) / 2 for _ in range(2))
+    """Such a cell against a baseline that is run as often, by round: 2.5 % of noise of its own and 5 % of the round."""
+    shared = random.normal(0.0, SIGMA, (studies, AT_MOST))
+    cell, baseline = (shared + noise.draw(random, studies, AT_MOST) / 2 for _ in range(2))
     found = _when_stopped(baseline - cell, _stopped(cell, n), lambda own, _: mean_interval(own, RATIO_WHEN_STOPPED))
     return holds(found, 0.0)
 
@@ -108,9 +108,9 @@ def independent_until(noise: Noise, n: int, studies: int, random: Random) -> flo
 
 
 def _pairs(noise: Noise, n: int, studies: int, random: Random) -> Array:
-    """Log ratios of two cells whose blocks share noise; both have their own, and their own delays."""
-    block = random.normal(0.0, 2 * SIGMA, (studies, n))
-    return (block + noise.draw(random, studies, n)) - (block + noise.draw(random, studies, n))
+    """Log ratios of two cells whose rounds share noise; both have their own, and their own delays."""
+    shared = random.normal(0.0, 2 * SIGMA, (studies, n))
+    return (shared + noise.draw(random, studies, n)) - (shared + noise.draw(random, studies, n))
 
 
 def ratio_paired(noise: Noise, n: int, studies: int, random: Random) -> float:

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalebench.analysis.laws.forms import Law, amdahl, gustafson, mechanistic, universal
-from scalebench.analysis.laws.series import Series
-from scalebench.analysis.laws.workload import Workload
+from scalebench.analysis.laws.series import Series, Workload
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 STEPS, BYTES = 5400.0, 38440.0

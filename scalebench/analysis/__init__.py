@@ -1,4 +1,4 @@
-"""What the records mean: statistics, comparison, agreement. Computed from rows every time, never stored."""
+"""Statistics of a study: cells, comparisons, agreement, laws and rules of method; computed from rows, never stored."""
 
 from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.comparing import against, differences, ratios

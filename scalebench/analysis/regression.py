@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cell_names import place
-from scalebench.analysis.comparability import MATCH, changed, refuse_unless_equal
+from scalebench.analysis.comparability import changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.analysis.grouping import EXECUTIONS, PLACE, place, strategy_rank
 from scalebench.analysis.intervals import median_time
 from scalebench.analysis.loading import Results
-from scalebench.analysis.pairing import Comparer, Comparison
+from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
 from scalebench.analysis.significance import ALPHA
 from scalebench.analysis.verdicts import (
@@ -68,7 +67,7 @@ def compare_studies(
     compared = [one for pairs in families.values() for one in comparer.family(pairs)]
     rows = [_row(one, comparer, threshold, metric_margin) for one in compared]
     absent = [cell for cell in first if cell not in second]
-    tried = {tuple(cell) for cell in b.runs[MATCH].itertuples(index=False)}
+    tried = {tuple(cell) for cell in b.runs[PLACE].itertuples(index=False)}
     return Verdicts(
         str(a.folder),
         str(b.folder),
@@ -126,7 +125,7 @@ def _chosen(results: Results, strategies: Collection[str], execution: str | None
 
 
 def _frame(cells: Collection[CellName]) -> pd.DataFrame:
-    return pd.DataFrame(list(cells), columns=MATCH)
+    return pd.DataFrame(list(cells), columns=PLACE)
 
 
 def _label(results: Results, name: str) -> str:
@@ -140,7 +139,7 @@ def _label(results: Results, name: str) -> str:
     return str(labels[0])
 
 
-def _row(one: Comparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
+def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
     """The row of one cell under COLUMNS; A is the bottom of the ratio, B its top."""
     a, b = one.bottom, one.top
     crowded = a.oversubscribed or b.oversubscribed

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.cached import cached
-from scalebench.analysis.loading import CELL, Results
+from scalebench.analysis.loading import CELL, Results, cached
 
 MEASURED = ("native", "paced")  # executions whose times are samples of a machine's times
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out

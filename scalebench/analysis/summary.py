@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import crowding, place
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, cells
+from scalebench.analysis.grouping import CELL, cells, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings

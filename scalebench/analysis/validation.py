@@ -1,4 +1,4 @@
-"""How far virtual times are from native ones, and what follows for virtual times that nothing checks."""
+"""Agreement of virtual with native times, and the error that it implies for unchecked virtual times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from scalebench.analysis.cached import cached
 from scalebench.analysis.environment import THIS_MACHINE, charged_engine, supposed
 from scalebench.analysis.intervals import (
     Part,
@@ -21,10 +20,10 @@ from scalebench.analysis.intervals import (
     variance_between,
     weighted_mean,
 )
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import timed
 
-PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # which native engine stands for a strategy that has several
+PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compare with, where a strategy ran on several
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 _COLUMNS = [
@@ -48,18 +47,18 @@ Checks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # engine -> errors, variance
 
 @dataclass(frozen=True)
 class VirtualError:
-    """Errors of virtual times, ln(T_virtual / T_native), over so many independent `checks`.
+    """Errors of virtual times, ln(T_virtual / T_native), over a number of independent `checks`.
 
     e(cell) = common + of its engine + of its strategy + noise of the native runs
 
-    `rms` is the root mean square of all e, not centred: what is known of any virtual time. `common` is the mean error
-    of the engine with the most checks, which cancels in a ratio; `offsets` are those of the other engines beyond it,
-    by label; `between` is the variance of strategies on one engine, without the noise of the native runs, and its
-    degrees of freedom (None below two: `variance_between`).
+    `rms` is the root mean square of all e, not centred: the error of any virtual time. `common` is the mean error of
+    the engine with the most checks, which cancels in a ratio; `offsets` are the further errors of the other engines, by
+    label; `between` is the variance of strategies on one engine, without the noise of the native runs, and its degrees
+    of freedom (None below two: `variance_between`).
 
-    T_native is the median of the runs, which a delayed one among three does not move. All points of one worker check
-    the same step time, and count as one check of their engine. One check tells that there is an error, and hardly how
-    large it is: from CHECKED_FROM on a time covers what it says (docs/statistics.md).
+    T_native is the median of the runs, robust to one delayed run of three. All points of one worker check the same step
+    time, and count as one check of their engine. From CHECKED_FROM checks the interval of a time has its nominal
+    coverage (docs/statistics.md).
     """
 
     rms: Any
@@ -70,9 +69,9 @@ class VirtualError:
 
     @classmethod
     def of(cls, errors: ArrayLike, checks: Checks, engines: Mapping[str, str]) -> VirtualError:
-        """From the errors as they are, their `checks` by engine, and the engine of each label.
+        """Estimate the parts from all errors, the `checks` by engine, and the engine of each label.
 
-        Along the last axis, so that simulations have many at once.
+        Along the last axis, for many samples at once.
         """
         means = {engine: weighted_mean(*own) for engine, own in checks.items()}
         main = max(checks, key=lambda engine: (np.shape(checks[engine][0])[-1], -PREFERRED_ENGINES.index(engine)))
@@ -86,14 +85,13 @@ class VirtualError:
 
     @property
     def known(self) -> bool:
-        """Whether it is known well enough to be part of an interval."""
+        """Return True if there are enough checks for an interval."""
         return self.checks >= CHECKED_FROM
 
     def part(self, label: str = "") -> Part:
-        """Variance, on logs, of a virtual time of the strategy `label`; of any strategy if that is not checked.
+        """Variance, on logs, of a virtual time of the strategy `label`, or of any strategy if it is unchecked.
 
-        NaN below CHECKED_FROM checks, so that there is no interval: one without this error would be narrow because less
-        is known.
+        NaN, and so no interval, below CHECKED_FROM checks: an interval without this error would be too narrow.
         """
         if not self.known:
             return Part(math.nan, math.nan)
@@ -105,7 +103,7 @@ class VirtualError:
     def ratio(self, a: str, b: str) -> Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
 
-        Where nothing tells strategies from one another, 2 rms^2: none of the error is taken to cancel.
+        2 rms^2 where the variance between strategies is unknown: no part of the error is assumed to cancel.
         """
         if not self.known:
             return Part(math.nan, math.nan)
@@ -118,16 +116,15 @@ class VirtualError:
 
 @cached
 def agreement(results: Results) -> pd.DataFrame:
-    """One row per strategy and worker count that ran both ways: `ratio` = T_virtual / T_native, `error` = ratio - 1.
+    """One row per strategy and worker count with virtual and native runs.
 
-    Its interval holds how far the calibration may be off and the noise of the native runs; the
-    two have nothing in common that would pair them. A strategy that ran on several native engines is compared on the
-    one by which the study charges virtual runs, else on the first of mpi, nccl, gloo, horovod. Only virtual runs of the
-    cluster that the native ones had are compared, and on this machine only such as stand for it: stated step times and
-    slow workers are not what its native runs have. Oversubscribed native runs are marked: there the machine is not the
-    one that virtual workers stand for.
-    `ratio_at_speed` compares what is left when the machine's noise is taken out of the native times (`_steady`), and
-    `native_deviation` is the standard deviation of the logs of those.
+    `ratio` = T_virtual / T_native, `error` = ratio - 1. The interval contains the uncertainty of the calibration and
+    the noise of the native runs, as independent samples. A strategy that ran on several native engines is compared on
+    the engine whose costs the study charges for virtual runs, else on the first of mpi, nccl, gloo, horovod. Only
+    virtual runs of the cluster of the native ones are compared, and none with stated step times or slow workers on this
+    machine. Oversubscribed native runs are marked.
+    `ratio_at_speed` compares times corrected for the noise of the machine (`_steady`); `native_deviation` is the
+    standard deviation of the logs of these native times.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
@@ -171,13 +168,12 @@ def agreement(results: Results) -> pd.DataFrame:
 
 
 def _steady(native: pd.DataFrame, virtual: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]]:
-    """Native and virtual seconds of a cell at one machine speed, without waiting for other workers.
+    """Native and virtual seconds of a cell at equal machine speed, without waiting for other workers.
 
-    The speed of a shared machine changes from run to run. On mpi the run's own compute tells it: forward and backward
-    pass and update are those of the virtual runs. The steps of other engines hold work of their hooks, or are not
-    measured: there the reference step beside the run tells it. Where neither is known the times are as they are.
-    Workers wait for one another as unevenly as the machine treats its cores, of which jitter holds no more than other
-    machines would share: waiting is left out of both sides where it is known, and a saving shows its part of it.
+    The speed of a shared machine changes from run to run. On mpi it is measured by the run's compute time, which is
+    that of the virtual runs; on other engines, whose steps include their hooks or are not measured, by the reference
+    step beside the run. Times stay uncorrected where neither is known. Waiting depends on how evenly this machine
+    serves its cores, which calibration leaves out: where known it is subtracted on both sides.
     """
     column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
     speed = native[column].astype(float) / float(virtual[column].astype(float).mean())
@@ -191,17 +187,14 @@ def _steady(native: pd.DataFrame, virtual: pd.DataFrame) -> tuple[pd.Series[floa
 
 
 def median_error(table: pd.DataFrame) -> float | None:
-    """Median of |ln(T_virtual / T_native)|, by which half as long is as far off as twice as long, over `agreement`.
-
-    Over the cells whose native runs were not oversubscribed; None if all were.
-    """
+    """Median of |ln(T_virtual / T_native)| over rows of `agreement` that are not oversubscribed; None without any."""
     fair = _fair(table)
     return float(fair["ratio"].astype(float).map(math.log).abs().median()) if len(fair) else None
 
 
 @cached
 def virtual_error(results: Results) -> VirtualError | None:
-    """The errors of the study's virtual times, from `agreement`; None where nothing checks them."""
+    """Errors of the study's virtual times, from `agreement`; None if unchecked."""
     fair = _fair(agreement(results))
     if fair.empty:
         return None
@@ -216,10 +209,10 @@ def virtual_error(results: Results) -> VirtualError | None:
 
 
 def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
-    """By engine, the errors and the variances of the native medians of its checks; the points of one worker are one.
+    """Errors and variances of the native medians by engine; all points of one worker are one check.
 
-    The variance of a median of three is 1.35 s^2 / 3. Three runs hardly tell s: half of s^2 is the cell's own, half the
-    mean over the engine's cells. Cells of one run have the mean.
+    The variance of a median of three is 1.35 s^2 / 3. Three runs estimate s poorly, so s^2 is averaged with the mean
+    over the engine's cells; cells of one run have the mean.
     """
     own = fair["native_deviation"].astype(float) ** 2
     mean = own.groupby(fair["engine"]).transform("mean").fillna(0.0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import pandas as pd
 
@@ -22,10 +22,10 @@ from scalebench.analysis.comparability import Difference
 from scalebench.analysis.intervals import Interval
 from scalebench.analysis.validation import VirtualError
 
-CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of comparability.MATCH
+CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of grouping.PLACE
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
 Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
-VERDICTS: tuple[Verdict, ...] = ("regression", "improvement", "unchanged", "undecided", "not compared")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 COLUMNS = [
     *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "left_out", "n_a", "n_b"),
     *("a_s", "a_low", "a_high", "a_median_s", "a_spread", "b_s", "b_low", "b_high", "b_median_s", "b_spread"),

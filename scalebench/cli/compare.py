@@ -270,20 +270,19 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
 def _cells(names: list[CellName]) -> str:
     import pandas as pd
 
-    from scalebench.analysis.cell_names import place
-    from scalebench.analysis.comparability import MATCH
+    from scalebench.analysis.grouping import PLACE, place
 
-    return place(pd.DataFrame(names, columns=MATCH))
+    return place(pd.DataFrame(names, columns=PLACE))
 
 
 def _place(rows: pd.DataFrame) -> str:
-    from scalebench.analysis.cell_names import place
+    from scalebench.analysis.grouping import place
 
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 
 
 def _facts(found: Verdicts) -> dict[str, Any]:
-    from scalebench.analysis.comparability import MATCH
+    from scalebench.analysis.grouping import PLACE
     from scalebench.analysis.verdicts import VERDICTS
 
     return {
@@ -295,9 +294,9 @@ def _facts(found: Verdicts) -> dict[str, Any]:
         "regressed": found.regressed,
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
         "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
-        "failed": [dict(zip(MATCH, cell, strict=True)) for cell in found.failed],
-        "missing": [dict(zip(MATCH, cell, strict=True)) for cell in found.missing],
-        "added": [dict(zip(MATCH, cell, strict=True)) for cell in found.added],
+        "failed": [dict(zip(PLACE, cell, strict=True)) for cell in found.failed],
+        "missing": [dict(zip(PLACE, cell, strict=True)) for cell in found.missing],
+        "added": [dict(zip(PLACE, cell, strict=True)) for cell in found.added],
         "changed": found.changed,
         "virtual_error": {
             name: None if error is None else asdict(error)

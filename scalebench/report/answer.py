@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple
 import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
-from scalebench.analysis.cell_names import listed
 from scalebench.analysis.environment import jitter_in_words
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import PER_BATCH, listed
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, SAME_METRIC, STATED
 from scalebench.formatting import counted, deviation, is_equal, percent, seconds
 from scalebench.report.comparison import BASELINE, Comparison, comparisons, headline

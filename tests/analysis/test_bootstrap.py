@@ -1,4 +1,4 @@
-"""The bootstrap: what it is, where it is refused, how long it may take is in docs/statistics.md."""
+"""Bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.analysis.test_comparing import only, run
 SECONDS = np.random.default_rng(7).lognormal(0, 0.1, 25).tolist()
 
 
-def test_it_is_the_percentile_bootstrap_of_the_trimmed_mean():
+def test_bootstrap_is_the_percentile_bootstrap_of_the_trimmed_mean():
     found = bootstrap_interval(SECONDS)
     theirs = stats.bootstrap(
         (np.log(SECONDS),),
@@ -29,12 +29,12 @@ def test_it_is_the_percentile_bootstrap_of_the_trimmed_mean():
     assert (found.low, found.high) == pytest.approx(tuple(np.exp(theirs)), abs=0.06 * (found.high - found.low))
 
 
-def test_it_is_the_same_every_time_and_another_with_another_seed():
+def test_bootstrap_is_deterministic_per_seed():
     assert bootstrap_interval(SECONDS) == bootstrap_interval(SECONDS)
     assert bootstrap_interval(SECONDS) != bootstrap_interval(SECONDS, seed=1)
 
 
-def test_below_twenty_repetitions_it_is_refused_with_the_reason(study):
+def test_bootstrap_refuses_fewer_than_twenty_repetitions(study):
     with pytest.raises(UsageError, match=r"no bootstrap of 19 repetitions: it is offered from 20.*75 to 83 %"):
         bootstrap_interval(SECONDS[:19])
     rows = [run("allreduce", 2, t, "native", repetition=r) for r, t in enumerate(SECONDS[:5])]
@@ -48,7 +48,7 @@ def test_virtual_times_are_not_bootstrapped(study):
         bootstrap_cells(study(rows=rows))
 
 
-def test_each_cell_has_its_own_or_a_note(study):
+def test_each_cell_has_an_interval_or_a_note(study):
     rows = [run("allreduce", 2, t, "native", repetition=r) for r, t in enumerate(SECONDS)]
     rows += [run("allreduce", 4, t, "native", repetition=r) for r, t in enumerate(SECONDS[:6])]
     table = bootstrap_cells(study(rows=rows))

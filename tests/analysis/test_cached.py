@@ -1,4 +1,4 @@
-"""Statistics are computed once for each study that was read."""
+"""Caching of statistics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis import cells, load, ratios, virtual_error
-from scalebench.analysis.cached import cached
+from scalebench.analysis.loading import cached
 
 
-def test_a_study_is_asked_once_and_another_one_again(study):
+def test_statistic_is_computed_once_per_study(study):
     asked = []
 
     @cached
@@ -28,7 +28,7 @@ def test_a_study_is_asked_once_and_another_one_again(study):
 
 
 @pytest.mark.parametrize("statistic", [cells, ratios])
-def test_a_reader_may_change_the_table_it_got(study, statistic):
+def test_cached_tables_are_copies(study, statistic):
     results = study(repetitions=2)
     table = statistic(results)
     before = table.copy(deep=True)
@@ -37,13 +37,13 @@ def test_a_reader_may_change_the_table_it_got(study, statistic):
     pd.testing.assert_frame_equal(statistic(results), before)
 
 
-def test_a_study_that_is_read_again_is_another_one(study):
+def test_loading_again_computes_again(study):
     results = study(repetitions=2)
     assert load(results.folder) != results
     assert virtual_error(load(results.folder)) == virtual_error(results)
 
 
-def test_what_was_computed_goes_with_the_study(study):
+def test_cached_statistics_are_freed_with_the_study(study):
     results = study(repetitions=1)
     cells(results)
     gone = weakref.ref(results)

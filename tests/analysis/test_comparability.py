@@ -1,4 +1,4 @@
-"""Which studies may be compared, and what is said of those that may not."""
+"""Refusal to compare studies under different conditions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CASES = {
 }
 
 
-def test_a_cluster_is_another_one_with_another_content(compare):
+def test_clusters_differ_by_content(compare):
     said = (
         "cluster is this-machine and this-machine (sha256 aaaaaaaaaaaa). Make them equal, or override with --ignore c"
     )
@@ -85,7 +85,7 @@ def test_a_key_that_differs_is_named_and_can_be_overridden(compare, key):
     assert f"--ignore {key}" in str(refused.value)
 
 
-def test_what_is_overridden_is_remembered(compare):
+def test_overridden_keys_are_kept(compare):
     found = compare(rows(lr=0.5, epochs=7), ignore=["lr", "epochs", "machine"])
     assert [str(difference) for difference in found.overridden] == ["lr is 0.1 and 0.5", "epochs is 6 and 7"]
 
@@ -95,7 +95,7 @@ def test_all_keys_that_differ_are_named_at_once(compare):
         compare(rows(lr=0.5, epochs=7))
 
 
-def test_only_what_touches_the_compared_cells_counts(compare):
+def test_only_keys_of_compared_cells_count(compare):
     found = compare(rows(host_hash="f00d", warmup_steps=0), execution="virtual")
     assert found.count("unchanged") == len(found.table)
 
@@ -112,7 +112,7 @@ def test_a_key_that_does_not_exist_cannot_be_overridden(compare):
     assert len(set(KEYS)) == len(KEYS)
 
 
-def test_uncommitted_changes_are_said(compare):
+def test_uncommitted_changes_are_listed(compare):
     assert compare(rows(git_dirty=True)).changed == ["commit 0000000000 → 0000000000+"]
 
 
@@ -125,7 +125,7 @@ def test_a_strategy_with_another_option_is_another_cell_and_named(compare):
     assert {cell[2] for cell in found.added} == {"epoch_average(every=2)"}
 
 
-def test_code_and_packages_may_differ_and_are_said(compare):
+def test_code_and_packages_may_differ_and_are_listed(compare):
     def update(study):
         study.change(git_commit="1" * 40, packages_hash="f00d")
         study.provenance = [described(packages="f00d") | {"packages": {"torch": "2.14.0"}}]

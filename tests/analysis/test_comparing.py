@@ -1,4 +1,4 @@
-"""Speedup, efficiency and reductions: known values, the sum of the parts, and what is never joined."""
+"""Speedup, efficiency and reductions over baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every interval holds what it is about 95 times in 100, and tests raise 5 false alarms in 100 at most, by simulation.
+"""Simulated coverage of every interval (95 %), and false alarms of tests (at most 5 %).
 
 Each is tried at the smallest number of values it is offered for, with lognormal noise and with odd runs among them.
 4,000 simulated studies leave a standard error of 0.35 percentage points; one is allowed for beyond 93 to 97 %, so that
@@ -29,20 +29,20 @@ def test_an_interval_covers_95_percent_from_where_it_is_offered(claim, noise):
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", UNTIL, ids=lambda claim: claim.name)
-def test_an_interval_that_decided_when_to_stop_covers_95_percent(claim, noise):
+def test_interval_of_adaptive_studies_covers_95_percent(claim, noise):
     assert 0.926 <= share(claim, noise, claim.numbers[0], STUDIES) <= 0.974
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("n", [3, 5])
-def test_points_that_are_never_narrow_are_wider_than_they_say_and_no_more_than_stated(n, noise):
+def test_points_that_stop_at_most_cover_95_to_98_percent(n, noise):
     """They are shown with the interval by which they were judged: 95 to 98.5 %, and one standard error."""
     never = next(claim for claim in BESIDE if "never narrow" in claim.name)
     assert n in never.numbers
     assert 0.9465 <= share(never, noise, n, STUDIES) <= 0.9885
 
 
-def test_the_simulation_can_tell_an_interval_that_does_not():
+def test_simulation_detects_a_wrong_interval():
     of_all = next(claim for claim in BESIDE if "mean of all" in claim.name)
     delayed = next(noise for noise in NOISES if noise.name == "1 in 10 x3")
     assert share(of_all, delayed, 5, 2000) < 0.6

@@ -1,4 +1,4 @@
-"""The table of cells says of each what the intervals say of its values one by one."""
+"""The table of cells against the intervals of single cells."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_a_virtual_cell_has_a_calibration_interval_and_none_of_its_median(study)
     assert math.isnan(row.median_low_s)
 
 
-def test_a_study_that_stops_when_narrow_shows_what_stopped_it(study):
+def test_cells_of_adaptive_studies_have_the_stopping_level(study):
     results = study(rows=repeated("native", 5))
     stopped = type(results)(results.folder, results.runs, results.epochs, {"until": {"ci_width": 0.05}})
     row = only(cells(stopped), workers=2)
     assert (row.low_s, row.high_s) == pytest.approx(time_interval(SECONDS[:5], STOPPED_LATER)[1:3])
 
 
-def test_nothing_waits_for_the_median_of_such_a_study_to_be_narrow(study):
+def test_medians_of_adaptive_studies_keep_the_usual_level(study):
     results = study(rows=repeated("native", 6))
     stopped = type(results)(results.folder, results.runs, results.epochs, {"until": {"ci_width": 0.05}})
     row = only(cells(stopped), workers=2)

@@ -1,4 +1,4 @@
-"""Centres and intervals: textbook values, other people's implementations, and laws. Coverage is in test_coverage.py."""
+"""Intervals: textbook values, other implementations, and properties. Coverage is in test_coverage.py."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_half_width_lies_between_those_of_the_fewest_and_of_all_degrees_of_fre
     assert half <= stats.t.ppf(tail, min(freedoms)) * scale * (1 + 1e-9)
 
 
-def test_a_part_that_is_nothing_changes_nothing():
+def test_zero_variance_does_not_change_the_width():
     alone = half_width([Part(2.0, 3)])
     assert half_width([Part(2.0, 3), Part(0.0, 1)]) == pytest.approx(alone)
     assert half_width([Part(0.0, 1), Part(0.0, 5)]) == 0

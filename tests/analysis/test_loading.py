@@ -1,4 +1,4 @@
-"""Tables come back as they were written, and damage is reported by file, line and column."""
+"""Reading of records, and errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_latest_attempt_counts(study):
     assert results.failed["run_id"].tolist() == ["other"]
 
 
-def test_a_run_that_warms_up_enters_no_statistic(study):
+def test_warm_up_runs_are_left_out(study):
     rows = [run_row(train_s=2.0), run_row(run_id="warmup0-a", warmup=True, train_s=9.0)]
     results = study(rows=rows)
     assert results.completed["train_s"].tolist() == [2.0]
@@ -49,7 +49,7 @@ def test_a_run_that_warms_up_enters_no_statistic(study):
     assert len(results.runs) == 2
 
 
-def test_an_empty_cell_of_options_is_none(study):
+def test_empty_options_are_no_options(study):
     results = study(rows=[run_row()])
     path = results.folder / "runs.csv"
     path.write_text(path.read_text().replace(",{},", ",,"))
@@ -73,7 +73,7 @@ def test_paced_runs_that_cannot_keep_the_pace_are_oversubscribed(study):
     assert study(rows=rows).runs["oversubscribed"].tolist() == [False, False, True]
 
 
-def test_the_latest_configuration_counts_and_a_note_says_what_was_left_out(study):
+def test_latest_configuration_counts_with_a_note(study):
     rows = [run_row(run_id="old", lr=0.2), run_row(run_id="old2", lr=0.3), run_row(run_id="new")]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["new"]
@@ -184,13 +184,13 @@ def test_parts_of_a_whole_and_moments_of_iso_8601_are_read(study, changes):
         (",".join(columns(RunRow)) + "\n" + 99 * "x," + "\n", f"has 100 cells, expected {len(columns(RunRow))}"),
     ],
 )
-def test_what_is_no_table_of_runs_is_refused(tmp_path, content, message):
+def test_other_files_are_refused(tmp_path, content, message):
     (tmp_path / "runs.csv").write_text(content)
     with pytest.raises(ResultsError, match=message):
         load(tmp_path)
 
 
-def test_a_row_that_is_being_written_is_not_read(study):
+def test_incomplete_last_line_is_ignored(study):
     folder = study(rows=[run_row(run_id="a"), run_row(run_id="b")]).folder
     whole = (folder / "runs.csv").read_bytes()
     for missing in (1, 10, 200):
@@ -232,7 +232,7 @@ def test_a_number_too_large_for_its_column_is_named(study, value):
         load(folder)
 
 
-def test_of_a_run_that_is_given_twice_the_last_row_counts_in_every_table(study):
+def test_last_row_of_a_repeated_run_counts(study):
     """The same row again with another time, and another name for the same repetition of the cell."""
     rows = [
         run_row(run_id="a", repetition=0, train_s=1.0),
@@ -248,7 +248,7 @@ def test_of_a_run_that_is_given_twice_the_last_row_counts_in_every_table(study):
     assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
 
 
-def test_a_further_attempt_is_no_run_that_is_given_twice(study):
+def test_further_attempts_are_not_repeated_rows(study):
     rows = [run_row(status="failed", train_s=None), run_row(attempt=2, train_s=2.0)]
     assert study(rows=rows).repeated.empty
     assert study(rows=rows).runs["train_s"].tolist() == [2.0]
@@ -257,7 +257,7 @@ def test_a_further_attempt_is_no_run_that_is_given_twice(study):
 @pytest.mark.parametrize(
     ("cell", "expected"), [("7.5", "an accuracy from 0 to 1"), ("inf", "a number of at most 1e+150")]
 )
-def test_a_metric_of_an_epoch_that_cannot_be_is_named(tmp_path, cell, expected):
+def test_impossible_metric_of_an_epoch_is_named(tmp_path, cell, expected):
     with Store(tmp_path) as store:
         store.append(run_row(), [epoch_row(test_metric=0.5), epoch_row(epoch=1, test_metric=float(cell))])
     with pytest.raises(
@@ -266,7 +266,7 @@ def test_a_metric_of_an_epoch_that_cannot_be_is_named(tmp_path, cell, expected):
         load(tmp_path)
 
 
-def test_a_training_that_diverged_may_have_left_any_number(study):
+def test_diverged_runs_may_have_any_number(study):
     rows = [run_row(run_id="a"), run_row(run_id="b", status="diverged", final_train_loss=math.inf, final_metric=None)]
     assert study(rows=rows).failed["run_id"].tolist() == ["b"]
 

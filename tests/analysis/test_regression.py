@@ -1,4 +1,4 @@
-"""Comparing two studies, and two strategies of one."""
+"""Comparison of two studies, and of two strategies of one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cell(comparison, label, workers, execution="native"):
     return row
 
 
-def test_a_slower_study_regresses_in_each_cell_that_is_slower(studies):
+def test_slower_cells_regress(studies):
     def slow_down(study):
         study.change(lambda row: native(row) and row.strategy == "allreduce", train_s=lambda row: 1.3 * row.train_s)
 
@@ -71,7 +71,7 @@ def test_a_slower_study_regresses_in_each_cell_that_is_slower(studies):
     assert cell(found, "allreduce", 2)["ratio"] == pytest.approx(1.3)
 
 
-def test_a_metric_repeats_where_no_machine_decides_who_is_first(studies):
+def test_metric_repeats_unless_it_depends_on_arrival_order(studies):
     """At one worker, of one calibration, or with a barrier; two calibrations are two machines."""
 
     def racing(study):
@@ -119,7 +119,7 @@ def test_measured_cells_are_independent_samples(studies):
     assert (row["paired"], row["interval"]) == (False, "95 % confidence interval")
 
 
-def test_studies_that_stopped_when_they_were_narrow_keep_their_level(studies):
+def test_adaptive_studies_keep_their_level(studies):
     """Times by the level of their own study, ratios by that of studies of which either stopped."""
 
     def stopped(study):
@@ -200,7 +200,7 @@ def half_width(*parts):
 
 
 @pytest.mark.parametrize("same_draws", [True, False])
-def test_the_error_of_the_simulation_is_inside_a_virtual_difference(studies, same_draws):
+def test_virtual_ratio_contains_the_simulation_error(studies, same_draws):
     """Against the formula, from the rows: the mean squares of four checks of each study beside the draws' own."""
     first, second = (0.1, -0.1, 0.2, 0.0), (0.05, 0.05, -0.1, 0.1)
 
@@ -232,7 +232,7 @@ def test_the_error_of_the_simulation_is_inside_a_virtual_difference(studies, sam
     assert math.log(row["a_high"] / row["a_s"]) == pytest.approx(half)
 
 
-def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
+def test_error_of_one_checked_study_is_used_for_both(studies):
     def unchecked(study):
         study.drop(native)
         study.change(train_s=lambda row: 1.1 * row.train_s)
@@ -245,9 +245,7 @@ def test_the_error_of_the_one_study_that_was_checked_stands_for_both(studies):
 
 
 @pytest.mark.parametrize(("left", "variance", "freedom"), [(2, 0.06 / 4 + 0.02 / 2, 2), (1, 2 * 0.06 / 4, 4)])
-def test_of_two_checked_studies_the_one_with_fewer_checks_says_how_well_the_error_is_known(
-    studies, left, variance, freedom
-):
+def test_fewer_checks_count_of_two_checked_studies(studies, left, variance, freedom):
     """Two checks count with their two degrees of freedom; one check is none, and the other study's stand for both."""
     points = [("serial", 1), ("allreduce", 2)][:left]
 
@@ -275,7 +273,7 @@ def test_two_strategies_of_a_checked_study_show_the_error_of_the_simulation_too(
     assert found.virtual_errors[0].checks == 4
 
 
-def test_medians_and_spread_stand_beside_the_means(studies):
+def test_table_has_medians_and_spread(studies):
     a, b = studies(lambda study: study.change(native, train_s=lambda row: row.train_s**1.5))
     row = cell(compare_studies(a, b), "allreduce", 4)
     for side, results in (("a", a), ("b", b)):
@@ -330,7 +328,7 @@ def test_metrics_of_other_seeds_are_independent(studies):
     assert [row["metric_low"], row["metric_high"]] == pytest.approx(list(welch))
 
 
-def test_what_b_lacks_is_told_from_what_failed_there(studies):
+def test_missing_and_failed_cells_are_distinguished(studies):
     def doctor(study):
         study.drop(lambda row: row.workers == 4 and row.strategy == "allreduce" and native(row))
         study.change(lambda row: row.workers == 2 and row.strategy == "allreduce" and native(row), status="failed")

@@ -1,4 +1,4 @@
-"""Which runs are paired: what the run order put side by side."""
+"""Pairs of runs by run order and start times."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def two(study, order_a, order_b, execution="native", engine_b="mpi"):
 @pytest.mark.parametrize(
     ("order_a", "order_b", "paired"),
     [
-        ((0, 3, 4), (1, 2, 5), True),  # drawn anew in each block
+        ((0, 3, 4), (1, 2, 5), True),  # drawn anew in each round
         ((0, 1, 2), (3, 4, 5), False),  # one launch after the other
-        ((0, 2, 3), (1, 4, 5), False),  # the second's block 1 ends after the first's block 2 began
+        ((0, 2, 3), (1, 4, 5), False),  # the second's round 1 ends after the first's round 2 began
     ],
 )
-def test_pairs_are_told_by_the_run_order(study, order_a, order_b, paired):
+def test_run_order_determines_pairs(study, order_a, order_b, paired):
     a, b = two(study, order_a, order_b)
     assert paired_rounds(a, b) == paired_rounds(b, a) == ([0, 1, 2] if paired else None)
 
@@ -52,11 +52,11 @@ def test_virtual_repetitions_are_paired_whenever_they_were_computed(study):
     assert paired_rounds(*two(study, (0, 1, 2), (3, 4, 5), "virtual")) == [0, 1, 2]
 
 
-def test_a_common_engine_is_not_what_pairs(study):
+def test_engines_may_differ_in_a_pair(study):
     assert paired_rounds(*two(study, (0, 3, 4), (1, 2, 5), engine_b="horovod")) == [0, 1, 2]
 
 
-def test_pairs_are_of_the_blocks_that_both_have(study):
+def test_pairs_are_of_common_rounds(study):
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 2, 3)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (0, 1, 3)]
     a, b = sorted(runs_by_cell(study(rows=rows)), key=lambda cell: cell.label)
@@ -70,7 +70,7 @@ STEP_S = 10.0  # from run to run
 def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
     """A study of four points with runs of 9 s that began every 10 s, in two sessions an hour apart.
 
-    Each session is a list of (name, repetition, attempt); the first one's default is every block in turn.
+    Each session is a list of (name, repetition, attempt); the first one's default is every round in turn.
     """
     rows = {}
     for begin, runs in zip(begins, sessions, strict=False):
@@ -91,19 +91,19 @@ def sessions(study, *sessions, repetitions=5, timed=True, begins=(0.0, 3600.0)):
     return results, {cell.label: cell for cell in runs_by_cell(results)}
 
 
-def blocks(repetitions=5, but=()):
+def rounds(repetitions=5, but=()):
     return [(name, r, 1) for r in range(repetitions) for name in NAMES if (name, r) not in but]
 
 
-def test_a_study_in_one_go_is_paired_throughout(study):
-    _, found = sessions(study, blocks())
+def test_uninterrupted_study_is_paired(study):
+    _, found = sessions(study, rounds())
     assert all(paired_rounds(a, b) == [0, 1, 2, 3, 4] for a in found.values() for b in found.values())
 
 
 @pytest.mark.parametrize("repetition", [0, 2, 4])
-def test_a_run_that_was_made_again_hours_later_is_left_out_of_the_pairs(study, repetition):
+def test_run_repeated_hours_later_is_not_paired(study, repetition):
     """Also the last one, beside which nothing else ran, and which by its rank alone would look adjacent."""
-    results, found = sessions(study, blocks(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
+    results, found = sessions(study, rounds(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
     kept = [r for r in range(5) if r != repetition]
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == kept
     assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
@@ -113,19 +113,19 @@ def test_a_run_that_was_made_again_hours_later_is_left_out_of_the_pairs(study, r
     assert (table["n"].item(), table["left_out"].item(), table["metric_n"].item()) == (4, 1, 5)
 
 
-def test_runs_that_were_made_again_side_by_side_are_a_pair(study):
-    """The order is that in which they began: by the planned one, block 1 would lie inside the study's first hour."""
+def test_runs_repeated_side_by_side_are_paired(study):
+    """The order is that in which they began: by the planned one, round 1 would lie inside the study's first hour."""
     failed = {("allreduce", 1), ("epoch_average", 1)}
     again = [("allreduce", 1, 2), ("epoch_average", 1, 2)]
-    _, found = sessions(study, blocks(but=failed), again)
+    _, found = sessions(study, rounds(but=failed), again)
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3, 4]
     assert paired_rounds(found["allreduce"], found["local_sgd"]) == [0, 2, 3, 4]
     assert found["allreduce"].order[1] == 18, "of 20 runs, the last but one"
 
 
-def test_a_strategy_that_failed_throughout_and_was_run_again_is_an_independent_sample(study):
+def test_strategy_repeated_as_a_whole_is_independent(study):
     results, found = sessions(
-        study, blocks(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
+        study, rounds(but={("allreduce", r) for r in range(5)}), [("allreduce", r, 2) for r in range(5)]
     )
     assert paired_rounds(found["allreduce"], found["epoch_average"]) is None
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
@@ -133,37 +133,37 @@ def test_a_strategy_that_failed_throughout_and_was_run_again_is_an_independent_s
     assert (row["paired"], row["n"], row["ratio_low"]) == (False, 5, pytest.approx(welch.low))
 
 
-def test_too_few_pairs_give_way_to_independent_samples(study):
+def test_too_few_pairs_are_independent_samples(study):
     failed = [("allreduce", 0), ("allreduce", 1), ("allreduce", 2)]
-    _, found = sessions(study, blocks(but=failed), [(*run, 2) for run in failed])
+    _, found = sessions(study, rounds(but=failed), [(*run, 2) for run in failed])
     assert paired_rounds(found["allreduce"], found["epoch_average"]) is None, "two pairs of five"
     assert paired_times(found["allreduce"], found["epoch_average"])[0] == list(found["allreduce"].seconds.values())
 
 
-def test_a_block_that_an_interruption_tore_is_left_out(study):
+def test_interrupted_round_is_left_out(study):
     """No attempt tells of it: the command ended between two runs, and went on after an hour."""
-    every = blocks()
+    every = rounds()
     _, found = sessions(study, every[:10], every[10:])
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
     assert paired_rounds(found["serial"], found["allreduce"]) == [0, 1, 2, 3, 4]
 
 
-def test_where_nobody_knows_when_runs_began_the_planned_order_counts_for_first_attempts(study):
-    _, found = sessions(study, blocks(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
+def test_planned_order_counts_without_start_times(study):
+    _, found = sessions(study, rounds(but={("allreduce", 4)}), [("allreduce", 4, 2)], timed=False)
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 2, 3]
     assert paired_rounds(found["epoch_average"], found["local_sgd"]) == [0, 1, 2, 3, 4]
 
 
-def test_lost_pairs_are_said(study):
-    results, _ = sessions(study, blocks(but={("allreduce", 2)}), [("allreduce", 2, 2)])
+def test_lost_pairs_are_reported(study):
+    results, _ = sessions(study, rounds(but={("allreduce", 2)}), [("allreduce", 2, 2)])
     (found,) = [finding for finding in findings(results) if finding.rule == "runs-apart"]
     assert found.severity == "warning"
-    assert found.what == "3 native ratios lost pairs to runs that were not made side by side: 3 leave such blocks out"
-    whole, _ = sessions(study, blocks())
+    assert found.what == "3 native ratios lost pairs to runs that were not made side by side: 3 leave such rounds out"
+    whole, _ = sessions(study, rounds())
     assert not [finding for finding in findings(whole) if finding.rule == "runs-apart"]
 
 
-def test_one_common_block_pairs_nothing(study):
+def test_one_common_round_is_not_paired(study):
     """A pair has no spread, and the runs beside it would be thrown away."""
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 1, 2)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (2, 3, 4)]
@@ -174,7 +174,7 @@ def test_one_common_block_pairs_nothing(study):
     assert (row["paired"], row["n"], math.isfinite(row["ratio_low"])) == (False, 3, True)
 
 
-def test_no_common_block_pairs_nothing(study):
+def test_no_common_round_is_not_paired(study):
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=r) for r in (0, 1, 2)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=r) for r in (3, 4, 5)]
     results = study(rows=rows)
@@ -191,11 +191,11 @@ def test_one_run_of_each_has_lost_no_pairs(study):
     results = study(rows=rows)
     assert not [finding for finding in findings(results) if finding.rule == "runs-apart"]
     needed = differences(results, "epoch_average", "allreduce")["repetitions_needed"].item()
-    assert needed == 6, "further ones will lie in blocks"
+    assert needed == 6, "further ones will lie in rounds"
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_a_strategy_that_was_added_later_with_the_numbers_of_the_first_is_an_independent_sample(study, timed):
+def test_strategy_added_later_is_independent(study, timed):
     """Numbers that an older version gave twice look like one interleaved study; the clock tells two."""
     rows = []
     for name, begin in (("allreduce", 0.0), ("epoch_average", 40.0)):
@@ -213,8 +213,8 @@ def test_a_strategy_that_was_added_later_with_the_numbers_of_the_first_is_an_ind
     seconds=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
     pause=st.floats(0, 1),
 )
-def test_a_study_in_one_go_is_paired_whatever_its_orders_and_durations(orders, seconds, pause):
-    """Slow points among fast ones, first in one block and last in the next: pairs may lie nearly a block apart."""
+def test_uninterrupted_study_is_paired_at_any_order_and_duration(orders, seconds, pause):
+    """Slow points among fast ones, first in one round and last in the next: pairs may lie nearly a round apart."""
     took, at, rows = dict(zip(NAMES, seconds, strict=True)), datetime(2026, 11, 21, tzinfo=UTC), []
     for repetition, order in enumerate(orders):
         for name in order:
@@ -244,7 +244,7 @@ def test_the_noise_of_the_baseline_is_inside_either_interval(study):
             assert math.isnan(row.median_ratio)
 
 
-def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study, monkeypatch):
+def test_native_cells_of_all_engines_share_rounds(study, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
     plan = Study(workers="1,2,4", strategies=["serial", "allreduce", "horovod", "ddp", "epoch_average"], repetitions=4)
     runs = expand(plan, load_cluster(plan.cluster), Hosts((Host("here", 4, 4, 4),))).runs
@@ -258,7 +258,7 @@ def test_every_real_point_of_a_study_shares_its_blocks_whatever_its_engine(study
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_ratios_of_a_study_that_stopped_when_it_was_narrow(study, paired):
+def test_ratios_of_adaptive_studies_have_their_own_level(study, paired):
     """Nothing waited for a ratio to be narrow: its level is not that of the times."""
     logs = [0.0, 0.03, -0.02, 0.01], [-0.01, 0.02, 0.02, -0.03]
     rows = [

@@ -1,4 +1,4 @@
-"""Rank tests against other implementations and by counting; where they are offered, and what is said where not."""
+"""Rank tests against other implementations and by enumeration, and their use on strategies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from scipy import stats
 
 from scalebench.analysis import against, differences
 from scalebench.analysis.intervals import unpaired_ratio
+from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.significance import (
+    explained_by_a_cut,
     holm,
     rank_sum_test,
     repetitions_needed,
     signed_rank_test,
     smallest_rank_sum_p,
     smallest_signed_rank_p,
+    time_trend,
+    two_groups_p,
 )
 from scalebench.errors import UsageError
 from tests.analysis.test_comparing import only, run
@@ -71,13 +75,13 @@ def test_the_smallest_p_is_reached_and_known():
 
 
 @given(st.integers(1, 40), st.booleans())
-def test_the_repetitions_needed_are_the_fewest_that_reach_the_first_step_of_holm(family, paired):
+def test_repetitions_needed_reach_the_first_step_of_holm(family, paired):
     n = repetitions_needed(family, paired=paired)
     reach = smallest_signed_rank_p if paired else lambda m: smallest_rank_sum_p(m, m)
     assert reach(n) <= 0.05 / family < reach(n - 1)
 
 
-def test_holm_is_a_textbook_one():
+def test_holm_matches_a_textbook_example():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     adjusted = holm([0.01, math.nan])
     assert adjusted[0] == pytest.approx(0.02), "what was not tested still belongs to the family"
@@ -91,8 +95,8 @@ def test_holm_only_raises_p_and_keeps_its_order(p):
     assert [x for _, x in sorted(zip(p, adjusted, strict=True))] == sorted(adjusted)
 
 
-def block_runs(strategy, workers, seconds, place, **changes):
-    """One run per block; all strategies of a block follow one another."""
+def round_runs(strategy, workers, seconds, place, **changes):
+    """One run per round; all strategies of a round follow one another."""
     return [
         run(strategy, workers, t, repetition=r, seed=r, run_order=10 * r + 2 * workers + place, **changes)
         for r, t in enumerate(seconds)
@@ -103,8 +107,8 @@ def two_strategies(n, **changes):
     slow = [1.0 + 0.01 * r for r in range(n)]
     rows = []
     for workers in (1, 2):
-        rows += block_runs("allreduce", workers, slow, 0, **changes)
-        rows += block_runs("epoch_average", workers, [0.5 * t + 0.001 * r for r, t in enumerate(slow)], 1, **changes)
+        rows += round_runs("allreduce", workers, slow, 0, **changes)
+        rows += round_runs("epoch_average", workers, [0.5 * t + 0.001 * r for r, t in enumerate(slow)], 1, **changes)
     return rows
 
 
@@ -117,7 +121,7 @@ def test_a_test_is_offered_where_it_can_reach_its_level(study):
     assert table["repetitions_needed"].tolist() == [0, 0]
 
 
-def test_below_that_the_repetitions_are_told_instead(study):
+def test_repetitions_needed_are_given_without_a_test(study):
     table = differences(study(rows=two_strategies(6, execution="native")), "epoch_average", "allreduce")
     assert set(table["test"]) == {""}
     assert table["p"].isna().all()
@@ -145,7 +149,7 @@ def test_launches_apart_are_independent_samples(study):
     assert (row.ratio_low, row.ratio_high) == pytest.approx(welch[1:3]), "of as many runs of both"
 
 
-def test_an_oversubscribed_baseline_is_none_and_in_no_family(study):
+def test_oversubscribed_baseline_has_no_ratio_and_no_family(study):
     rows = two_strategies(6, execution="native")
     crowded = [row.model_copy(update={"oversubscribed": True}) if row.workers == 2 else row for row in rows]
     table = differences(study(rows=crowded), "epoch_average", "allreduce")
@@ -155,7 +159,7 @@ def test_an_oversubscribed_baseline_is_none_and_in_no_family(study):
     assert math.isnan(both.ratio)
 
 
-def test_an_oversubscribed_strategy_is_in_no_family_either(study):
+def test_oversubscribed_strategy_is_in_no_family(study):
     rows = two_strategies(6, execution="native")
     crowded = [
         row.model_copy(update={"oversubscribed": True}) if (row.workers, row.strategy) == (2, "epoch_average") else row
@@ -179,7 +183,7 @@ def test_metrics_are_paired_by_seed_in_every_execution(study):
     assert (row.metric_low, row.metric_high) == pytest.approx((-0.06 - half, -0.06 + half))
 
 
-def test_seeds_that_agree_on_a_difference_give_it_no_interval(study):
+def test_equal_metric_differences_have_no_interval(study):
     rows = []
     for seed, (a, b) in enumerate([(345, 350), (344, 349), (347, 352)]):  # of 360 test samples
         rows.append(run("epoch_average", 2, 1.0, repetition=seed, seed=seed, final_metric=a / 360))
@@ -191,7 +195,7 @@ def test_seeds_that_agree_on_a_difference_give_it_no_interval(study):
 
 
 def test_against_compares_all_with_the_baseline(study):
-    results = study(rows=[*two_strategies(3), *block_runs("ddp", 2, [3.0] * 3, 2)])
+    results = study(rows=[*two_strategies(3), *round_runs("ddp", 2, [3.0] * 3, 2)])
     table = against(results)
     assert set(table["label_a"]) == {"epoch_average", "ddp"}
     assert set(table["label_b"]) == {"allreduce"}
@@ -201,3 +205,66 @@ def test_against_compares_all_with_the_baseline(study):
 def test_an_unknown_strategy_is_named_with_its_neighbour(study):
     with pytest.raises(UsageError, match="'epoch_averag'; did you mean 'epoch_average'"):
         differences(study(rows=two_strategies(2)), "epoch_averag", "allreduce")
+
+
+@given(st.lists(st.floats(-5, 5), min_size=5, max_size=12))
+def test_explained_by_a_cut_finds_the_best_cut(values):
+    ordered = sorted(values)
+    total = np.var(ordered)
+    least = max(2, math.ceil(len(values) / 4))
+    shares = [
+        1 - (k * np.var(ordered[:k]) + (len(values) - k) * np.var(ordered[k:])) / len(values) / total
+        for k in range(least, len(values) - least + 1)
+        if total > 1e-12
+    ]
+    if shares:
+        assert float(explained_by_a_cut(values)) == pytest.approx(max(shares), abs=1e-6)
+
+
+def test_p_is_the_share_of_simulated_samples_that_look_as_clear():
+    random = np.random.default_rng(5)
+    seconds = np.exp(random.normal(0, 0.1, 8))
+    simulated = explained_by_a_cut(np.random.default_rng(99).random((20_000, 8)))
+    share = np.mean(simulated >= explained_by_a_cut(np.log(seconds)))
+    assert two_groups_p(seconds.tolist()) == pytest.approx(share, abs=0.015)  # three standard errors of both
+
+
+def test_two_tight_groups_are_clear_and_equal_times_are_not():
+    assert two_groups_p([1.0, 1.001, 1.002, 1.3, 1.301, 1.302, 1.303]) < 0.001
+    assert two_groups_p([1.0] * 6) == 1.0
+    assert math.isnan(two_groups_p([1.0, 1.0, 2.0, 2.0]))
+
+
+def drifting(study, growth, noise=0.0, rounds=4, seed=0):
+    random = np.random.default_rng(seed)
+    rows, order = [], 0
+    for number in range(rounds):
+        for place in random.permutation(5):
+            seconds = (1.0 + place) * math.exp(growth * order + noise * random.normal())
+            rows.append(run("allreduce", int(2**place), seconds, "native", repetition=number, run_order=order))
+            order += 1
+    return runs_by_cell(study(rows=rows))
+
+
+def test_drift_is_that_of_least_squares_with_a_level_for_every_cell(study):
+    found = drifting(study, 0.004, 0.02)
+    order = np.array([at for cell in found for at in cell.order.values()], dtype=float)
+    logs = np.array([math.log(t) for cell in found for t in cell.seconds.values()])
+    levels = np.repeat(np.eye(len(found)), [len(cell.seconds) for cell in found], axis=0)
+    design = np.column_stack([order, levels])
+    beta, squares, *_ = np.linalg.lstsq(design, logs, rcond=None)
+    freedom = len(logs) - len(found) - 1
+    error = math.sqrt(squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0])
+    factor, p = time_trend(found)
+    assert factor == pytest.approx(math.exp(beta[0] * (order.max() - order.min())), rel=1e-9)
+    assert p == pytest.approx(2 * stats.t.sf(abs(beta[0]) / error, freedom), rel=1e-6)
+
+
+def test_known_drift_is_recovered(study):
+    factor, p = time_trend(drifting(study, 0.01, 0.001))
+    assert factor == pytest.approx(math.exp(0.19), rel=0.01)
+    assert p < 1e-6
+
+
+def test_few_runs_show_no_drift(study):
+    assert time_trend(drifting(study, 0.01, rounds=2)) is None

@@ -1,4 +1,4 @@
-"""The table at the end, and how numbers read in it."""
+"""The table at the end of a study, and the format of its numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text(results, width=140) -> str:
     return capture.get()
 
 
-def test_a_row_says_time_speedup_reduction_metric_and_execution(study):
+def test_row_shows_time_speedup_reduction_metric_and_execution(study):
     rows = [run("serial", 1, 16.0), run("allreduce", 4, 8.0), run("epoch_average", 4, 4.0)]
     page = text(study(rows=rows))
     line = next(line for line in page.splitlines() if "epoch_average" in line)
@@ -47,8 +47,8 @@ def test_a_row_says_time_speedup_reduction_metric_and_execution(study):
     ]
 
 
-def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
-    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every block
+def test_rows_show_intervals_and_notes_show_warnings(study):
+    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every round
     rows = [run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r) for r, t in enumerate(speeds)]
     rows += [run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1) for r, t in enumerate(speeds)]
     line = next(line for line in text(study(rows=rows)).splitlines() if "epoch_average" in line)
@@ -60,7 +60,7 @@ def test_intervals_spread_and_doubts_stand_with_the_numbers(study):
     assert note.endswith("; in epoch_average at 2 workers (native mpi)"), "two places in a row would read as one"
 
 
-def test_the_time_to_a_stated_target_stands_beside_the_time(study):
+def test_time_to_target_has_a_column(study):
     aim = {"target_metric": 0.9}
     rows = [run("serial", 1, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, 2.0, None))]
     rows += [run("allreduce", 2, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, None))]
@@ -71,7 +71,7 @@ def test_the_time_to_a_stated_target_stands_beside_the_time(study):
     assert "to target" not in text(study(rows=[run("serial", 1, 4.0)]))
 
 
-def test_notes_tell_of_failures_agreement_and_oversubscription(study):
+def test_notes_report_failures_agreement_and_oversubscription(study):
     rows = [
         run("serial", 1, 10.0, "native"),
         run("serial", 1, 9.0),
@@ -104,7 +104,7 @@ def test_notes_tell_of_failures_agreement_and_oversubscription(study):
         ),
     ],
 )
-def test_the_mark_of_a_missed_pace_is_not_called_too_many_workers(study, runs, said):
+def test_note_distinguishes_missed_pace_from_too_many_workers(study, runs, said):
     rows = [run("allreduce", workers, 4.0, how, oversubscribed=True) for how, workers in runs]
     assert summary_notes(study(rows=rows))[0] == said
 
@@ -118,7 +118,7 @@ def test_markup_in_names_stays_text(study):
     assert "[red]x" in text(study(rows=[run("[red]x", 1, 1.0)]))
 
 
-def test_what_is_saved_against_horovod_and_ddp_stands_beside_what_is_saved_against_allreduce(study):
+def test_reductions_against_horovod_and_ddp_have_columns(study):
     rows = [run(name, 4, 8.0 * slower) for name, slower in (("allreduce", 1), ("horovod", 2), ("ddp", 4))]
     rows += [run("serial", 1, 16.0), run("epoch_average", 4, 4.0)]
     page = text(study(rows=rows)).splitlines()
@@ -130,7 +130,7 @@ def test_what_is_saved_against_horovod_and_ddp_stands_beside_what_is_saved_again
     assert "vs horovod" not in without, "a baseline that the study has not"
 
 
-def test_where_there_is_little_room_the_speedup_stays(study):
+def test_narrow_table_keeps_the_speedup(study):
     page = text(study(), 80)
     header = next(line for line in page.splitlines() if line.startswith("workers"))
     assert header.split()[-3:] == ["vs", "allreduce", "accuracy"]
@@ -200,7 +200,7 @@ def test_no_number_is_written_out_to_its_last_digit(value, exponent):
     assert [digits(1e18), percent(1.5e31), digits(2e-19)] == ["1.00e+18", "+1.5e+33 %", "2.00e-19"]
 
 
-def test_what_is_far_off_is_so_many_times_off_in_either_direction():
+def test_large_deviations_are_factors():
     said = [deviation(math.log(ratio)) for ratio in (1.03, 1.5, 1 / 1.5, 1.51, 3.09, 1 / 3.09, 1.0)]
     assert said == ["3.0 %", "50 %", "50 %", "a factor of 1.5", "a factor of 3.1", "a factor of 3.1", "0.0 %"]
 

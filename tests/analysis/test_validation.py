@@ -1,4 +1,4 @@
-"""Virtual against native."""
+"""Agreement of virtual and native times."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_without_native_runs_there_is_no_error(study):
 
 
 @pytest.mark.parametrize("key", ["device_step_time: 0.01", "virtual: {slowdown: {0: 2.0}}"])
-def test_what_is_supposed_of_this_machine_is_not_checked_by_it(study, key):
+def test_stated_machine_properties_are_not_checked_natively(study, key):
     found = study(rows=[run("serial", 1, 10.0, "native"), run("serial", 1, 90.0)])
     assert len(agreement(found)) == 1
     (found.folder / "study.yaml").write_text(f"name: s\n{key}\n")
@@ -80,7 +80,7 @@ def test_known_gap_lies_inside_the_interval(study):
     assert inside.mean() > 0.8
 
 
-def test_more_draws_of_one_calibration_do_not_make_the_agreement_surer(study):
+def test_more_draws_do_not_narrow_the_agreement(study):
     """Variances s^2 (1 + 1/n) and s^2 / n, of two degrees of freedom each: Welch's have at most four."""
     rows = [run("allreduce", 2, math.exp(x), repetition=r) for r, x in enumerate((-0.1, 0.0, 0.1))]
     rows += [run("allreduce", 2, math.exp(x), "native", repetition=r) for r, x in enumerate((-0.2, 0.0, 0.2))]
@@ -111,7 +111,7 @@ def test_the_virtual_error_is_a_root_mean_square_in_which_one_worker_counts_once
     assert two.ratio("allreduce", "serial") == pytest.approx((math.log(1.1) ** 2 + math.log(0.9) ** 2, 2))
 
 
-def test_a_delayed_native_run_among_three_is_no_error_of_the_simulation(study):
+def test_virtual_error_is_robust_to_one_delayed_native_run(study):
     rows = [
         row.model_copy(update={"train_s": 3 * row.train_s})
         if row.execution == "native" and row.repetition == 2
@@ -123,7 +123,7 @@ def test_a_delayed_native_run_among_three_is_no_error_of_the_simulation(study):
     )
 
 
-def test_two_checks_are_told_with_the_few_degrees_of_freedom_that_they_have(study):
+def test_two_checks_have_two_degrees_of_freedom(study):
     results = study(rows=checked_study([1.1, 1.1, 0.9]))
     square = (math.log(1.1) ** 2 + math.log(0.9) ** 2) / 2
     cell = only(cells(results), execution="virtual", workers=2)
@@ -152,7 +152,7 @@ def test_without_any_check_the_interval_is_the_calibrations_own(study):
     assert only(cells(results), workers=8).interval == "calibration interval"
 
 
-def test_virtual_intervals_hold_the_error_and_say_so(study):
+def test_virtual_intervals_contain_the_error(study):
     results = study(rows=checked_study([1.1, 1.1, 0.9, 1.2, 1.0]))
     logs = np.log([1.1, 0.9, 1.2, 1.0])
     common, between = logs.mean(), logs.var(ddof=1)  # native times are equal: no noise to take out
@@ -170,7 +170,7 @@ def test_virtual_intervals_hold_the_error_and_say_so(study):
     assert (native.ratio_low, native.interval) == (pytest.approx(8), "95 % confidence interval")
 
 
-def test_one_computation_made_twice_is_equal_whatever_the_error_of_the_simulation(study):
+def test_equal_computations_have_a_ratio_of_exactly_one(study):
     """Averaging once an epoch, at one worker, is serial: equal in every draw, though the draws differ."""
     rows = checked_study([1.1, 1.1, 0.9, 1.2])
     for strategy, longer in (("epoch_average", 1.0), ("local_sgd", 1.0 + 1e-12)):
@@ -194,7 +194,7 @@ def test_one_computation_made_twice_is_equal_whatever_the_error_of_the_simulatio
     assert difference[["ratio_low", "ratio_high"]].to_numpy().tolist() == [[1.0, 1.0]]
 
 
-def test_only_the_cluster_that_native_runs_had_is_checked(study):
+def test_agreement_compares_equal_clusters_only(study):
     rows = [run("allreduce", 2, 1.0, "native"), run("allreduce", 2, 1.3, cluster="juwels-booster")]
     assert agreement(study(rows=rows)).empty
 
@@ -218,7 +218,7 @@ def engines_study(factors, native=((0.0, 0.0, 0.0),)):
 MPI = [("serial", 1), ("allreduce", 2), ("epoch_average", 2), ("local_sgd", 2)]
 
 
-def test_an_error_that_all_virtual_times_share_cancels_in_a_ratio(study):
+def test_common_error_cancels_in_a_ratio(study):
     apart = dict(zip(MPI, (1.0, 1.02, 0.98, 1.01), strict=True))
     right = virtual_error(study(rows=engines_study(apart)))
     slow = virtual_error(study(rows=engines_study({cell: 1.4 * factor for cell, factor in apart.items()})))
@@ -257,7 +257,7 @@ def test_noise_of_native_runs_is_taken_out_of_the_error_between_strategies(study
     assert 0.7 * np.var(errors, ddof=1) < real.between.variance < np.var(errors, ddof=1) - 0.002
 
 
-def test_the_variance_between_is_what_noise_does_not_explain():
+def test_variance_between_excludes_noise():
     """Eight values each, 2,000 times: the mean of 2,000 variances is known to 2 %."""
     random = np.random.default_rng(4)
     values, noise = random.normal(0, 1, (2000, 8)), np.ones((2000, 8))
@@ -283,14 +283,14 @@ def test_native_times_are_compared_at_one_speed_of_the_machine():
     assert (mpi.tolist(), simulated.tolist()) == (pytest.approx([4.0, 4.0, 4.0]), [4.0])
 
 
-def test_other_engines_tell_the_speed_by_the_reference_step():
+def test_speed_on_other_engines_is_from_the_reference_step():
     virtual = times(train_s=[4.0], reference_step_s=[1e-3], compute_s=[3.0])
     native = pd.DataFrame({"train_s": [4.0, 6.0], "reference_step_s": [1e-3, 1.5e-3], "compute_s": [9.0, 2.0]})
     for engine in ("horovod", "gloo", "nccl"):
         assert _steady(native.assign(engine=engine, wait_s=None), virtual)[0].tolist() == pytest.approx([4.0, 4.0])
 
 
-def test_times_stay_as_they_are_where_the_speed_of_a_run_is_not_known():
+def test_times_without_known_speed_are_not_corrected():
     virtual = times(train_s=[4.0], reference_step_s=[1e-3])
     native = pd.DataFrame({"train_s": [4.0, 6.0], "reference_step_s": [1e-3, None], "compute_s": [None, None]})
     for engine in ("horovod", "mpi"):

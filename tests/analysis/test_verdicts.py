@@ -1,4 +1,4 @@
-"""What an interval lets one say of a change."""
+"""Verdicts on intervals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_difference_of_metrics_against_one_hundredth(low, high, verdict):
 
 
 @given(BOUNDS, THRESHOLDS)
-def test_the_verdict_turns_round_with_a_and_b(bounds, threshold):
+def test_verdict_is_antisymmetric(bounds, threshold):
     low, high = bounds
     assume(min(abs(abs(x) - math.log1p(threshold)) for x in bounds) > 1e-9)  # where rounding decides
     turned = {"regression": "improvement", "improvement": "regression"}
@@ -60,7 +60,7 @@ def test_the_verdict_turns_round_with_a_and_b(bounds, threshold):
 
 
 @given(BOUNDS, THRESHOLDS, THRESHOLDS)
-def test_a_larger_threshold_forgives_and_never_accuses(bounds, one, other):
+def test_verdict_is_monotone_in_the_threshold(bounds, one, other):
     small, large = sorted((one, other))
     ratio = ratio_of(*bounds)
     if verdict_of_time(ratio, large) in ("regression", "improvement"):
@@ -69,7 +69,7 @@ def test_a_larger_threshold_forgives_and_never_accuses(bounds, one, other):
         assert verdict_of_time(ratio, large) == "unchanged"
 
 
-def test_a_change_as_large_as_the_threshold_is_called_a_regression_in_one_case_of_forty():
+def test_false_regressions_are_one_in_forty_at_the_threshold():
     """2.5 %: half of what a 95 % interval misses. 8,000 pairs of studies; three standard errors are 0.5 %."""
     random = np.random.default_rng(5)
     before = np.exp(0.03 * random.standard_normal((8000, 5)))

@@ -1,4 +1,4 @@
-"""A table in terminals of any width."""
+"""Tables in terminals of any width."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lines(width, rows=ROWS, columns=COLUMNS, notes=("a note",)):
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_where_there_is_room_each_row_says_everything():
+def test_wide_form_has_one_table():
     found = lines(100)
     (row,) = [line for line in found if "4.00 s" in line]
     assert row.split("│")[1:-1] == [" allreduce     ", "      64 ", " 4.00 s ", " 4.01 s ", "  3.0 % ", "     0.94 "]
@@ -40,7 +40,7 @@ def test_where_there_is_room_each_row_says_everything():
     assert sum(line.startswith("├") for line in found) == 1, "one rule, between the strategies"
 
 
-def test_where_there_is_little_room_what_rows_share_is_a_heading():
+def test_narrow_form_has_headings():
     assert lines(44) == [
         "a title",
         "workers    time  median  spread  accuracy",
@@ -57,13 +57,13 @@ def test_where_there_is_little_room_what_rows_share_is_a_heading():
     ("width", "header", "left_out"),
     [(40, "workers    time  accuracy", "median, spread"), (20, "workers    time", "median, spread, accuracy")],
 )
-def test_where_there_is_less_the_least_important_columns_go_and_are_named(width, header, left_out):
+def test_narrow_form_names_the_columns_left_out(width, header, left_out):
     found = lines(width)
     assert found[1] == header
     assert f"no room for: {left_out} (widen the terminal, or write to a file)" in " ".join(found)
 
 
-def test_a_table_without_rows_is_its_notes():
+def test_table_without_rows_shows_its_notes():
     assert lines(80, rows=()) == ["a title", "a note"]
 
 

@@ -1,9 +1,9 @@
-"""Scaling laws: which law a strategy's times follow, how sure that is, and how many workers it makes worth running."""
+"""Scaling laws: fitted laws, their intervals, and recommended worker counts."""
 
 from scalebench.analysis.laws.advice import Advice, Count
 from scalebench.analysis.laws.bands import Band, band_name, curve, no_band, reach
-from scalebench.analysis.laws.choosing import Candidate
-from scalebench.analysis.laws.extrap import write_extrap
+from scalebench.analysis.laws.fitting import Candidate
+from scalebench.analysis.laws.render import write_extrap
 from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
 from scalebench.analysis.laws.series import Series, series_of
 

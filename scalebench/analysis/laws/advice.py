@@ -1,4 +1,4 @@
-"""How many workers: where a law has its knee, how many are worth running, and how many are the fastest.
+"""Recommended worker counts by a law: its knee, the largest count worth running, and the fastest.
 
 With S the speedup over `serial` (in weak scaling N T1 / T) and E = S / N the efficiency, as in the figures, and T by
 the law:
@@ -7,16 +7,15 @@ the law:
   is 1/2: one more percent of workers buys half a percent of speed. (D. L. Eager, J. Zahorjan and E. D. Lazowska, IEEE
   Trans. Computers 38(3), 1989, doi:10.1109/12.21127. Amdahl's law has it at (1 - s)/s.) The elasticity at N is taken
   over a quarter of a doubling around it.
-- The largest N *worth running* has an efficiency of at least what was asked for.
+- The largest N *worth running* has at least the requested efficiency.
 - The *fastest* N has the least time (strong scaling) or the largest scaled speedup (weak).
 
-Knee and largest N are real numbers, beside each the whole one to run. Their 95 % intervals are the N at which the band
-of the elasticity holds 1/2, or that of the efficiency the one asked for: a true number at which there is a band is held
-as often as the band there holds the truth, 2.5 % being missed on either side. Where the upper end would lie beyond the
-band (`reach`) there is none. The lower one keeps its 2.5 %: a level chosen by whether there is an upper one would miss
-more often where the truth is near the end of the band (as G. J. Feldman and R. D. Cousins show, Phys. Rev. D 57(7),
-1998, doi:10.1103/PhysRevD.57.3873). A law is followed up to 16 times the largest measured N, as long as a worker has a
-whole batch.
+Knee and largest N are real numbers, each with the integer to run. Their 95 % intervals are the N at which the band of
+the elasticity contains 1/2, or that of the efficiency the requested one, so they cover as often as the bands, with
+2.5 % on either side. An upper end beyond the band (`reach`) is not given. The lower end keeps its 2.5 %: a level chosen
+by the presence of an upper end would cover less near the end of the band (G. J. Feldman and R. D. Cousins, Phys. Rev. D
+57(7), 1998, doi:10.1103/PhysRevD.57.3873). A law is followed up to 16 times the largest measured N, as long as a worker
+has a whole batch.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalebench.analysis.laws.bands import Band, linear, no_band, reach
-from scalebench.analysis.laws.choosing import Candidate
+from scalebench.analysis.laws.fitting import Candidate
 from scalebench.analysis.laws.series import Series
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -44,10 +43,10 @@ _UNKNOWN = (math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Count:
-    """A number of workers: `at` by the law, with its 95 % interval (NaN without one), and the whole one to run.
+    """A number of workers: `at` by the law, with its 95 % interval (NaN without one), and the integer to run.
 
-    At `reaches_end` it is where the search ended: the true one may be larger. `measured` is the largest that was
-    measured. `high` is infinite where no upper end lies within the band. No number of workers at all is 0, `at` NaN.
+    With `reaches_end` the search ended there, and the true number may be larger. `measured` is the largest measured
+    count. `high` is infinite where no upper end lies within the band. No suitable number is 0, with `at` NaN.
     """
 
     workers: int
@@ -59,13 +58,13 @@ class Count:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether it lies beyond the data, and nothing says how far it may be off."""
+        """Return True if the number lies beyond the data and has no interval."""
         return self.workers > self.measured and math.isnan(self.low)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run. `limit` is the N up to which the law was followed; the fastest N has no interval of its own."""
+    """Recommended counts. `limit` is the N up to which the law was followed; the fastest N has no interval."""
 
     knee: Count
     worth: Count
@@ -75,7 +74,7 @@ class Advice:
 
 
 def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Advice:
-    """Knee, largest N of at least `efficiency`, and fastest N by the best of `found`."""
+    """Knee, largest N with at least `efficiency`, and fastest N by the best law of `found`."""
     limit = math.floor(min(FURTHEST * series.counts[-1], max(series.most_workers, series.counts[-1])))
     at = 2 ** np.linspace(0, math.log2(limit), math.ceil(_PER_OCTAVE * math.log2(limit)) + 1)
     best = found[0].fit
@@ -116,7 +115,7 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
 
 
 def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
-    """The whole number of workers at which `height` is largest, the smallest of equal ones, and the real number."""
+    """The smallest integer that maximises `height`, and the real maximum."""
     from scipy.optimize import minimize_scalar
 
     place = int(np.argmax(np.round(height(at), 9)))
@@ -130,7 +129,7 @@ def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
 
 
 def _whole_around(at: Array, place: int) -> Array:
-    """The whole numbers around `at[place]`, to its neighbours and the next beyond them."""
+    """Integers around `at[place]`, up to its neighbours."""
     low, high = at[max(place - 1, 0)], at[min(place + 1, len(at) - 1)]
     return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
 
@@ -154,12 +153,12 @@ def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tu
 
 
 def _up_to(end: float, at: Array) -> Array:
-    """What of `at` is below `end`, and `end`."""
+    """Values of `at` below `end`, then `end`."""
     return np.append(at[at < end * (1 - _ROUNDING)], end)
 
 
 def _around(at: Array, band: Band, level: float, centre: float) -> tuple[float, float]:
-    """Where, on the way down and up from `centre`, the band leaves `level`: 1 or infinity where it does not."""
+    """Largest interval around `centre` in which the band contains `level`; 1 and infinity where it is not left."""
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))
     low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
@@ -168,7 +167,7 @@ def _around(at: Array, band: Band, level: float, centre: float) -> tuple[float, 
 
 
 def _crossing(at: Array, limit: Array, level: float, place: int) -> float:
-    """The N between `at[place]` and the next at which `limit` is `level`, by a straight line over log N."""
+    """N between `at[place]` and the next one at which `limit` is `level`, linear in log N."""
     if not 0 <= place < len(at) - 1:
         return float(at[np.clip(place, 0, len(at) - 1)])
     (left, right), (before, after) = np.log(at[place : place + 2]), limit[place : place + 2]

@@ -1,27 +1,26 @@
-"""How sure a law is: intervals of its curve that know of noise, of misfit, of drift and of the other laws.
+"""Intervals of a law: noise, misfit, noise shared by whole repetitions, and the uncertain choice of the law.
 
 The coefficients x of a law have the covariance
 
     C = s2 (J' W J)^-1 + x x' v        J = d log T / dx at the worker counts, W = runs at each
 
-The first part: s2 = sum W (mean log residual)^2 / (counts - coefficients above zero). It is judged by how far the
-means lie from the law, not by the repetitions alone, so what the law cannot follow widens the band, and repeating a run
-does not hide it. The second part: whole repetitions are slower or faster than others, which shifts the curve as a
-whole, by a variance of v (drift.py). Where native runs check virtual times, their error d adds what it would do if all
-worker counts were off alike, d^2 x x', or each for itself, d^2 A A' with A = (J' W J)^-1 J' W; of the two the one that
-is more of what is asked: the first for the curve, the second for its shape.
+In the first part s2 = sum W (mean log residual)^2 / (counts - coefficients above zero) measures the distance of the
+means from the law: misfit widens the band, and repetitions do not hide it. The second part is the noise that whole
+repetitions share, of variance v (`fitting.shared_noise`), which shifts the curve. Where native runs check virtual times
+their error d adds the larger of two variances: d^2 x x', if all worker counts are off alike (larger for the curve), and
+d^2 A A' with A = (J' W J)^-1 J' W, if each is off independently (larger for its shape).
 
 Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
-Satterthwaite's degrees of freedom; where three quarters are drift no more than the drift's own, as Satterthwaite's are
-too many there (docs/statistics.md). Because the choice of a law is itself uncertain, the limits are those of all
-laws together, each with its Akaike weight w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal.
-56(9), 2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025.
-Below seven worker counts that mixture holds more than it says (97.3 % at five), as the laws share most of their error;
-so its level there is calibrated by simulation over ten laws and several kinds of noise, to 0.0025 more in each tail for
-each count that is missing (after W.-Y. Loh, J. Am. Stat. Assoc. 82(397), 1987; benchmarks/laws_coverage.py).
+Satterthwaite's degrees of freedom; where three quarters are shared noise at most those of the shared noise, because
+Satterthwaite's are too many there (docs/statistics.md). The limits average over all laws with their Akaike weights w
+(tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal. 56(9), 2012, doi:10.1016/j.csda.2012.03.002):
+the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025. Below seven worker counts that mixture covers too
+much (97.3 % at five), because the laws share most of their error. Its level there is calibrated by simulation over ten
+laws and several kinds of noise: 0.0025 more in each tail for each missing count (after W.-Y. Loh, J. Am. Stat. Assoc.
+82(397), 1987; benchmarks/laws_coverage.py).
 
-A curve has a band up to twice the largest worker count, and with five counts, which do not tell laws apart beyond
-themselves, up to the largest alone.
+A curve has a band up to twice the largest worker count; with five counts, which do not distinguish laws beyond their
+range, up to the largest count.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalebench.analysis.intervals import interval_name
-from scalebench.analysis.laws.choosing import Candidate
-from scalebench.analysis.laws.drift import Drift, drift
-from scalebench.analysis.laws.fitting import Fit
+from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.validation import VirtualError
@@ -65,7 +62,7 @@ class Band:
 
 
 def no_band(series: Series) -> str:
-    """Why there are no intervals, empty if there are."""
+    """Reason for missing intervals, empty if there are intervals."""
     repetitions, counts = len(np.unique(series.repetition)), len(series.counts)
     if repetitions < FEWEST_REPETITIONS:
         return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
@@ -77,13 +74,13 @@ def no_band(series: Series) -> str:
 
 
 def reach(series: Series) -> float:
-    """The largest N at which `curve` has a band."""
+    """Largest N at which `curve` has a band."""
     extrapolated = _EXTRAPOLATED if len(series.counts) >= COUNTS_TO_EXTRAPOLATE else 1.0
     return extrapolated * float(series.counts[-1])
 
 
 def no_extrapolation(series: Series) -> str:
-    """Why there is no band beyond the largest worker count, empty if there is one."""
+    """Reason for a missing band beyond the largest worker count, empty if there is one."""
     if len(series.counts) >= COUNTS_TO_EXTRAPOLATE:
         return ""
     largest, counts = series.counts[-1], len(series.counts)
@@ -91,19 +88,19 @@ def no_extrapolation(series: Series) -> str:
 
 
 def band_name(series: Series) -> str:
-    """What its intervals are; where no time varies, they hold nothing but how far the means lie from the law."""
+    """Name of the intervals; where no time varies, they contain the misfit of the law only."""
     if series.execution == "virtual" and series.error is None and not series.varies:
         return MISFIT
     return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
 
 
 def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None) -> Band:
-    """Band of `combination @ log T(at)` over all laws, centred at the best one. `combination` has a row per result.
+    """Band of `combination @ log T(at)` over all laws, centred at the best one; one row of `combination` per result.
 
-    With a `base` its log T is added: what repetitions share, and an error of all virtual times alike, cancel as far as
-    a row sums to -1, and the base's own noise and its own virtual-native error are added.
+    With a `base` its log T is added: shared noise and a common error of virtual times cancel as far as a row sums to
+    -1, and the noise and the virtual-native error of the base are added.
     """
-    shared = drift(series)
+    shared = shared_noise(series)
     centres, errors, freedoms = [], [], []
     for one in found:
         law, x = one.fit.law, one.fit.coefficients
@@ -127,7 +124,7 @@ def curve(found: Sequence[Candidate], series: Series, at: Array) -> Band:
 
 
 def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[float, float]:
-    """95 % interval of a parameter if the law holds: linearised, on its reciprocal where that is what is fitted."""
+    """95 % interval of a parameter if the law holds: linearised, for a bandwidth on its reciprocal."""
     from scipy.special import stdtrit
 
     x = fit.coefficients
@@ -139,7 +136,7 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[
 
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
     gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
-    error, freedom = _errors(fit, gradient[None, :], drift(series), series.error)
+    error, freedom = _errors(fit, gradient[None, :], shared_noise(series), series.error)
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low, high = max(value(x) - half, 0.0), value(x) + half
     if reciprocal:
@@ -148,15 +145,15 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[
 
 
 def _typical(fit: Fit) -> Array:
-    """Coefficients with which each column alone would make the whole time: the scale of a coefficient at zero."""
+    """Scale of each coefficient: its value if its column alone made up the whole time."""
     columns = fit.law.columns(fit.counts)
     return np.asarray(np.median(columns @ fit.coefficients) / columns.max(axis=0))
 
 
 def _errors(
-    fit: Fit, gradient: Array, shared: Drift, simulation: VirtualError | None, base: Base | None = None
+    fit: Fit, gradient: Array, shared: SharedNoise, simulation: VirtualError | None, base: Base | None = None
 ) -> tuple[Array, Array]:
-    """Standard errors of what has `gradient` with respect to the coefficients, and their degrees of freedom."""
+    """Standard errors of quantities with `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
     scale = np.linalg.norm(jacobian, axis=0)
     weighted = np.sqrt(fit.weights)[:, None] * jacobian / scale
@@ -173,8 +170,8 @@ def _errors(
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
-    by_drift = 4 * alike * shared.variance > 3 * total
-    freedom = np.where(by_drift, np.minimum(freedom, shared.freedom), freedom)
+    mostly_shared = 4 * alike * shared.variance > 3 * total
+    freedom = np.where(mostly_shared, np.minimum(freedom, shared.freedom), freedom)
     return np.sqrt(np.maximum(total, 1e-300)), freedom
 
 

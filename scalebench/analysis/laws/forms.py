@@ -1,12 +1,12 @@
-"""The laws. Each says that the time, or the rate, is a sum of known functions of N with coefficients >= 0.
+"""The laws: the time, or the rate, as a sum of known functions of N with coefficients >= 0.
 
     Amdahl        T = T1 (s + (1 - s) / N)                          strong scaling
     Gustafson     T = T1 N / (s + (1 - s) N)                        weak scaling; N T1 / T = s + (1 - s) N
     USL           T = T1 w (1 + sigma (N - 1) + kappa N (N - 1))    w = 1/N in strong scaling, 1 in weak
     mechanistic   T = c steps(N) + syncs(N) (a f(N) + b(N) / B)     f = log2 N (trees) or N - 1 (rings, servers)
 
-T1 is the time of one worker, s the serial share, sigma contention, kappa crosstalk (what keeps replicas coherent), c
-the time of a step, a the latency of a message, b the bytes that a worker hands over in a synchronisation, B bandwidth.
+T1 is the time of one worker, s the serial share, sigma contention, kappa crosstalk (coherence of replicas), c the
+time of a step, a the latency of a message, b the bytes that a worker sends in a synchronisation, B the bandwidth.
 steps, syncs and b come from the rows. Where the batch of a worker changes with N, the step time is c + d batch.
 
 Sources: G. M. Amdahl, AFIPS 1967, doi:10.1145/1465482.1465560. J. L. Gustafson, CACM 31(5), 1988,
@@ -25,8 +25,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.laws.series import Series
-from scalebench.analysis.laws.workload import Workload
+from scalebench.analysis.laws.series import Series, Workload
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -35,7 +34,7 @@ _COLLINEAR = 1e-6
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a law speaks of: a function of its coefficients; `least` and `most` bound it."""
+    """A parameter of a law: a function of its coefficients, bounded by `least` and `most`."""
 
     name: str
     meaning: str
@@ -67,7 +66,7 @@ class Law:
 
 
 def laws_for(series: Series) -> tuple[list[Law], list[str]]:
-    """The laws that `series` could follow, and why some are not among them."""
+    """Laws that `series` could follow, and the reasons for leaving laws out."""
     laws = [gustafson() if series.weak else amdahl(), universal(weak=series.weak)]
     if isinstance(series.workload, str):
         return laws, [f"mechanistic law not fitted: {series.workload}"]
@@ -86,7 +85,7 @@ def amdahl() -> Law:
 
 
 def gustafson() -> Law:
-    """Of the rate 1/T: columns 1 (parallel part) and 1/N (serial part)."""
+    """Columns of the rate 1/T: 1 (parallel part) and 1/N (serial part)."""
 
     def columns(n: Array) -> Array:
         return np.stack([np.ones_like(n), 1 / n], axis=1)
@@ -115,7 +114,7 @@ HOPS: dict[str, tuple[str, Callable[[Array], Array]]] = {
 
 
 def mechanistic(workload: Workload, name: str) -> Law:
-    """Columns steps, samples where the batch changes, syncs f(N), and bytes where these can be told from compute."""
+    """Columns steps, samples where the batch changes, syncs f(N), and bytes if distinguishable from compute."""
     word, hops = HOPS[name]
     samples = workload.samples is not None
 

@@ -1,14 +1,27 @@
-"""Scaling laws as text and as plain values: what the command line prints, and what it gives to programs."""
+"""Scaling laws as text, as JSON values and as files for Extra-P.
+
+Extra-P (A. Calotoiu et al., SC 2013, doi:10.1145/2503210.2503277) reads JSON Lines: `params`, the parameters of the
+measurement; `callpath`, what was measured; `metric`; and `value`, the repetitions. It refuses a file in which a
+callpath lacks a point that another one has, so series with different worker counts get separate files. It takes a file
+of one line for another format and models from five points on, so series without a law are left out. Its models grow by
+default, so the file also has the worker-seconds N T, which do not fall.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.laws.advice import Count
 from scalebench.analysis.laws.bands import band_name, no_band
 from scalebench.analysis.laws.scaling import Estimated, Scaling
+from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
+from scalebench.errors import ResultsError
 from scalebench.formatting import EMPTY, digits, percent, seconds
+from scalebench.study.spec import slug
 
 AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond the band of the curve."
 LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
@@ -29,7 +42,9 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for place, one in enumerate(scaling.candidates):
         law, x = one.fit.law, one.fit.coefficients
-        told = scaling.parameters if place == 0 else [Estimated(p, p.of(x), math.nan, math.nan) for p in law.parameters]
+        shown = (
+            scaling.parameters if place == 0 else [Estimated(p, p.of(x), math.nan, math.nan) for p in law.parameters]
+        )
         rows.append(
             (
                 law.name,
@@ -37,7 +52,7 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
                 f"{one.aicc - scaling.best.aicc:.1f}",
                 percent(one.fit.misfit).removeprefix("+"),
                 percent(one.leave_out_error),
-                "  ".join(parameter(estimate) for estimate in told),
+                "  ".join(parameter(estimate) for estimate in shown),
             )
         )
     return rows
@@ -59,8 +74,8 @@ def parameter(estimate: Estimated) -> str:
     """`c 241 µs [238, 244]`, `s 0.00695 [0.0062, 0.0077]`."""
     kind = estimate.parameter
     if kind.unit == "s" and 0 < estimate.value < math.inf:
-        shown = seconds(estimate.value)
-        factor, unit = float(shown.split()[0].replace(",", "")) / estimate.value, f" {shown.split()[1]}"
+        number, word = seconds(estimate.value).split()
+        factor, unit = float(number.replace(",", "")) / estimate.value, f" {word}"
     elif kind.unit == "B/s" and estimate.value < math.inf:
         factor, unit = next(
             (1 / size, f" {name}")
@@ -79,7 +94,7 @@ def parameter(estimate: Estimated) -> str:
 
 
 def as_values(scaling: Scaling) -> dict[str, Any]:
-    """What JSON can hold: numbers in SI units, null where there is none."""
+    """A law as JSON values: numbers in SI units, null for missing ones."""
     series = scaling.series
     values: dict[str, Any] = {
         "execution": series.execution,
@@ -132,10 +147,10 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
 
 
 def count_text(count: Count) -> str:
-    """`28 (28.3 [23.1, 36.4])`: the number to run, the law's and its interval; `146 (at least 79.0)` without upper end.
+    """`28 (28.3 [23.1, 36.4])`: integer, number and interval; `146 (at least 79.0)` without upper end.
 
-    What lies beyond the data without an interval is no number that anybody should run: `beyond the data`. Where the
-    search ended it is `beyond 898 (at least 53.2)`; `none` where not even one worker is worth running.
+    `beyond the data` for a number beyond the data without an interval, `beyond 898 (at least 53.2)` at the end of the
+    search, `none` where no worker count is worth running.
     """
     if not count.workers:
         return "none"
@@ -149,6 +164,36 @@ def count_text(count: Count) -> str:
         return f"{named} ({exact}{', ' if exact else ''}at least {digits(count.low)})"
     interval = f"[{digits(count.low)}, {digits(count.high)}]"
     return f"{named} ({exact} {interval})" if exact else f"{named} {interval}"
+
+
+def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
+    """Write the fitted runs of `found` (see `Series.refusal`) to `file`; returns the files written.
+
+    One file per execution, engine and set of worker counts: `file` itself if there is one only, else `file` with these
+    in its name, because Extra-P would fit one model over all of them.
+
+    Raises:
+        ResultsError: there is nothing to write, or the file cannot be written.
+    """
+    groups: dict[tuple[str, str, tuple[int, ...]], list[Series]] = {}
+    for series in found:
+        if not series.refusal:
+            counts = tuple(int(count) for count in series.counts)
+            groups.setdefault((series.execution, series.engine, counts), []).append(series)
+    if not groups:
+        raise ResultsError(f"nothing to export to Extra-P: no strategy ran at {FEWEST_COUNTS} worker counts")
+    files = []
+    for (execution, engine, counts), members in groups.items():
+        name = execution if execution == engine else f"{execution}-{engine}"
+        others = [key for key in groups if key[:2] == (execution, engine)]
+        points = f"-at-{'-'.join(map(str, counts))}" if len(others) > 1 else ""
+        target = file if len(groups) == 1 else file.with_name(slug(f"{file.stem}-{name}{points}") + file.suffix)
+        try:
+            target.write_text("".join(_extrap_lines(members)), encoding="utf-8")
+        except OSError as error:
+            raise ResultsError(f"cannot write {target}: {error.strerror}; give another file to --extrap") from None
+        files.append(target)
+    return files
 
 
 def _count_values(count: Count) -> dict[str, Any]:
@@ -170,3 +215,20 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return "∞" if value > 0 else EMPTY
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else digits(value)
+
+
+def _extrap_lines(members: Sequence[Series]) -> list[str]:
+    return [
+        json.dumps(
+            {
+                "params": {"workers": int(count)},
+                "callpath": series.label.replace("->", "-"),  # Extra-P reads -> as a call
+                "metric": metric,
+                "value": (factor * series.seconds[series.at == count]).tolist(),
+            }
+        )
+        + "\n"
+        for series in members
+        for count in series.counts
+        for metric, factor in (("train_s", 1.0), ("worker_s", count))
+    ]

@@ -1,4 +1,4 @@
-"""The scaling laws of a study: one verdict per strategy, engine and execution."""
+"""The scaling laws of a study, one result per strategy, engine and execution."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from scalebench.analysis.laws.advice import Advice, advise
 from scalebench.analysis.laws.bands import no_band, no_extrapolation, parameter_interval
-from scalebench.analysis.laws.choosing import Candidate, candidates
-from scalebench.analysis.laws.drift import drift
+from scalebench.analysis.laws.fitting import Candidate, candidates, shared_noise
 from scalebench.analysis.laws.forms import Parameter, laws_for
 from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.loading import Results
@@ -34,7 +33,7 @@ class Estimated:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """What is known of one series: its laws, best first, or `refusal`, why none could be fitted."""
+    """Laws of one series, best first, or the reason for the missing fit in `refusal`."""
 
     series: Series
     candidates: Sequence[Candidate] = ()
@@ -45,16 +44,16 @@ class Scaling:
 
     @property
     def best(self) -> Candidate:
-        """The law of the lowest AICc; only where there is no `refusal`."""
+        """Law of the lowest AICc; only without a `refusal`."""
         return self.candidates[0]
 
 
 def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency: float = EFFICIENCY) -> list[Scaling]:
-    """The law of every series of `results` (only of `strategies`, by name or label, if any are given).
+    """Laws of every series of `results`, or of `strategies` by name or label.
 
     Raises:
         UsageError: `efficiency` is not in (0, 1], or a strategy is not in the results.
-        ResultsError: the results hold nothing that could scale.
+        ResultsError: no strategy but serial completed a run.
     """
     if not 0 < efficiency <= 1:
         raise UsageError(f"an efficiency lies above 0 and is at most 1, got {efficiency:g}")
@@ -73,7 +72,7 @@ def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency
 
 
 def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
-    """Fit, choose and advise for one series."""
+    """Fit laws to one series, choose one, and recommend worker counts."""
     if series.refusal:
         return Scaling(series, refusal=series.refusal, notes=series.notes)
     laws, notes = laws_for(series)
@@ -86,7 +85,7 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     unsure = no_band(series)
     if unsure:
         notes.append(unsure)
-    elif series.execution in MEASURED and drift(series).variance > 0:
+    elif series.execution in MEASURED and shared_noise(series).variance > 0:
         notes.append("whole repetitions were slower or faster than others, and the intervals are wider for it")
     if not unsure and no_extrapolation(series):
         notes.append(no_extrapolation(series))

@@ -1,4 +1,4 @@
-"""What a law is fitted to: the times of one strategy on one engine of one execution, oversubscribed runs left out."""
+"""Data of a law: times and workload of one strategy on one engine of one execution, without oversubscribed runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pandas as pd
 
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
-from scalebench.analysis.laws.workload import Workload, workload_of
 from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.formatting import counted
@@ -19,15 +18,65 @@ from scalebench.formatting import counted
 Array: TypeAlias = npt.NDArray[np.float64]
 
 FEWEST_COUNTS = 4
-_SAME_TIME = 1e-9  # of logs: sums of the same steps in another order
+_SAME_TIME = 1e-9  # of logs: rounding of sums in another order
+_COUNTED = ["optimizer_steps", "syncs", "bytes_sent_per_worker"]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Steps, synchronisations and bytes of a whole run of one worker at the measured worker `counts`.
+
+    Between counts each is interpolated as a power of N. Beyond the last count steps are extrapolated as N^`steps_power`
+    (-1 in strong scaling at a fixed batch per worker, else 0), synchronisations in proportion to the part that follows
+    the steps, and the bytes of one synchronisation linearly in log2 N. One worker does not synchronise.
+    """
+
+    counts: Array
+    measured_steps: Array
+    measured_syncs: Array
+    measured_bytes: Array
+    steps_power: float
+    samples: Array | None = None
+
+    def steps(self, n: Array) -> Array:
+        """Optimizer steps of one worker at `n` workers."""
+        return _power_law(n, self.counts, self.measured_steps, self.steps_power)
+
+    def samples_seen(self, n: Array) -> Array:
+        """Samples that one worker processes; only where the batch per worker changes with N."""
+        assert self.samples is not None
+        return _power_law(n, self.counts, self.samples, -1.0)
+
+    def syncs(self, n: Array) -> Array:
+        """Synchronisations at `n` workers."""
+        counts, syncs, steps = (part[self._shared] for part in (self.counts, self.measured_syncs, self.measured_steps))
+        inside = _power_law(np.clip(n, counts[0], counts[-1]), counts, syncs, 0.0)
+        follows, constant = np.polyfit(steps, syncs, 1) if np.ptp(steps) > 0 else (0.0, syncs.mean())
+        outside = np.maximum(constant + follows * self.steps(n), 0.0)
+        edge = np.maximum(constant + follows * self.steps(np.clip(n, counts[0], counts[-1])), 1e-300)
+        return _for_several(n, inside * np.where(outside > 0, outside / edge, 1.0))
+
+    def bytes_sent(self, n: Array) -> Array:
+        """Payload of one worker at `n` workers."""
+        counts, syncs, sent = (part[self._shared] for part in (self.counts, self.measured_syncs, self.measured_bytes))
+        each, log = sent / syncs, np.log2(counts)
+        at = np.interp(np.log2(np.maximum(n, 1.0)), log, each)
+        if len(counts) > 1:
+            slope = (each[-1] - each[-2]) / (log[-1] - log[-2])
+            at = at + slope * np.maximum(np.log2(np.maximum(n, 1.0)) - log[-1], 0.0)
+        return np.maximum(at, 0.0) * self.syncs(n)
+
+    @property
+    def _shared(self) -> npt.NDArray[np.bool_]:
+        return (self.counts > 1) & (self.measured_syncs > 0)
 
 
 @dataclass(frozen=True)
 class Base:
     """`serial` on one worker, the base of speedup and efficiency here as in the figures.
 
-    `variance` is that of `log_seconds`, the mean log of its times, without what its repetitions share with those of
-    the series; NaN where fewer than two are common to both.
+    `variance` is that of `log_seconds`, the mean log of its times, without the noise shared with the repetitions of the
+    series; NaN below two common repetitions.
     """
 
     log_seconds: float
@@ -37,11 +86,11 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """The runs of one curve T(N): `seconds[i]` was measured at `at[i]` workers in repetition `repetition[i]`.
+    """Runs of one curve T(N): `seconds[i]` at `at[i]` workers in repetition `repetition[i]`.
 
-    `workload` tells what a worker does at N, or is the reason why the rows do not tell it. `notes` say what was left
-    out. Executions, engines and strategies with other options are other series. `error` is that of virtual times
-    against native ones, if enough of them check it. Without a `base` efficiency is that against the law's own T(1).
+    One execution, engine and strategy with options. `workload` is the reason where the rows do not contain it. `notes`
+    list runs left out. `error` is the virtual-native error, if known. Without a `base` efficiency is relative to the
+    law's T(1).
     """
 
     execution: str
@@ -55,23 +104,23 @@ class Series:
     most_workers: float = float("inf")
     notes: tuple[str, ...] = field(default_factory=tuple)
     error: VirtualError | None = None
-    stated: bool = False  # its step times
+    stated: bool = False  # step times are stated
     base: Base | None = None
 
     @property
     def counts(self) -> Array:
-        """The distinct worker counts, ascending."""
+        """Distinct worker counts, ascending."""
         return np.unique(self.at)
 
     @property
     def varies(self) -> bool:
-        """Whether repetitions differ at any worker count; of stated step times without jitter they do not."""
+        """Return True if repetitions differ at any worker count; at stated step times without jitter they do not."""
         logs = np.log(self.seconds)
         return any(float(np.ptp(logs[self.at == count])) > _SAME_TIME for count in self.counts)
 
     @property
     def refusal(self) -> str:
-        """Why no law can be fitted, empty if one can."""
+        """Reason for a missing fit, empty if a law can be fitted."""
         counts = self.counts
         if len(counts) >= FEWEST_COUNTS:
             return ""
@@ -84,7 +133,7 @@ class Series:
 
 
 def series_of(results: Results) -> list[Series]:
-    """Every series of `results` but those of `serial`, which has one worker by definition."""
+    """Every series of `results` except `serial`, which has one worker by definition."""
     runs = timed(results)
     serial = runs[(runs["strategy"] == "serial") & (runs["workers"] == 1)]
     runs = runs[runs["strategy"] != "serial"]
@@ -133,7 +182,7 @@ def _series(
 
 
 def _base(serial: pd.DataFrame, runs: pd.DataFrame) -> Base | None:
-    """The base of `runs`, by the rules of `comparing.ratios`: the plain one, one only, and not oversubscribed."""
+    """Base of `runs` by the rules of `comparing.ratios`: without options, unique, not oversubscribed."""
     plain = serial[serial["label"] == "serial"]
     serial = plain if len(plain) else serial
     if not len(serial) or serial["label"].nunique() > 1 or serial["oversubscribed"].astype(bool).any():
@@ -147,7 +196,7 @@ def _base(serial: pd.DataFrame, runs: pd.DataFrame) -> Base | None:
 
 
 def _most_workers(runs: pd.DataFrame) -> float:
-    """Beyond these a worker has less than one whole batch, and training becomes another one."""
+    """Largest worker count with a whole batch per worker."""
     batches = runs["n_train"] / runs["batch_per_worker"]
     if not len(runs) or batches.isna().any() or runs["batch_policy"].iloc[0] != "per_worker":
         return float(runs["n_train"].min()) if len(runs) and runs["n_train"].notna().all() else float("inf")
@@ -157,3 +206,40 @@ def _most_workers(runs: pd.DataFrame) -> float:
 def _listed(counts: pd.Series[int]) -> str:
     several = sorted(set(counts))
     return f"{', '.join(map(str, several))} worker{'' if several == [1] else 's'}"
+
+
+def workload_of(runs: pd.DataFrame) -> Workload | str:
+    """Workload recorded by `runs` of one series, or the reason for its absence."""
+    missing = [name for name in _COUNTED if runs[name].isna().any()]
+    if missing:
+        return f"the rows have no {', '.join(missing)}"
+    table = runs.groupby("workers")[_COUNTED].mean().astype(float)
+    counts = table.index.to_numpy(dtype=float)
+    steps, syncs, sent = (table[name].to_numpy() for name in _COUNTED)
+    if (steps <= 0).any():
+        return "some runs took no optimizer step"
+    if not (syncs[counts > 1] > 0).all():
+        return "no synchronisations were counted"
+    if not (counts > 1).any():
+        return "one worker alone"
+    fixed_batch = runs["batch_policy"].iloc[0] == "per_worker"
+    strong = runs["scaling"].iloc[0] == "strong"
+    samples = None
+    if not fixed_batch:
+        if runs["batch_per_worker"].isna().any():
+            return "the rows have no batch_per_worker"
+        samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(dtype=float)
+    return Workload(counts, steps, syncs, sent, -1.0 if strong and fixed_batch else 0.0, samples)
+
+
+def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:
+    """Interpolate `values` at `counts` linearly in log-log, with slope `beyond` outside."""
+    log, at = np.log(counts), np.log(n)
+    inside = np.interp(at, log, np.log(values))
+    outside = np.maximum(at - log[-1], 0.0) + np.minimum(at - log[0], 0.0)
+    return np.asarray(np.exp(inside + beyond * outside))
+
+
+def _for_several(n: Array, values: Array) -> Array:
+    """Scale `values` by log2 N between one worker (0) and two (1); unchanged above."""
+    return np.asarray(values * np.clip(np.log2(np.maximum(n, 1.0)), 0.0, 1.0))

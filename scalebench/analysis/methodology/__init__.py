@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
@@ -24,8 +24,8 @@ from scalebench.errors import UsageError
 from scalebench.records.progress import Progress, progress_of
 from scalebench.registry import Choice, Registry
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # the gravest first
+Severity = Literal["error", "warning", "note"]  # the gravest first
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 @dataclass(frozen=True)

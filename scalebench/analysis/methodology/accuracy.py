@@ -1,4 +1,4 @@
-"""Rules about what the time buys: a time without the accuracy it reached is half a result."""
+"""Rules about the metric that belongs to a time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from scalebench.analysis.cell_names import place
 from scalebench.analysis.comparing import against
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import PER_BATCH, place
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
 
 
 @RULES.add
 class Metric(Rule):
-    """A faster run that learned less is not faster."""
+    """Times are comparable only with the metric that was reached."""
 
     name = "metric"
     summary = "every completed run reports its accuracy, or R2"
@@ -35,10 +34,10 @@ class Metric(Rule):
 
 @RULES.add
 class MetricCost(Rule):
-    """Time saved and accuracy lost belong into one sentence."""
+    """A saving of time has to be reported with the loss of accuracy."""
 
     name = "metric-cost"
-    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, that is said"
+    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         table = against(evidence.results)
@@ -59,11 +58,11 @@ class MetricCost(Rule):
 
 @RULES.add
 class AtChance(Rule):
-    """What a model that learned nothing took says nothing of what training takes."""
+    """The time of a run that learned nothing is not a training time."""
 
     name = "at-chance"
     summary = "no cell ends at chance level, or with less than half of what it once had learned"
-    errors: float = 2.0  # standard errors sqrt(p (1 - p) / n) above chance that count as nothing
+    errors: float = 2.0  # standard errors sqrt(p (1 - p) / n) above chance
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs
@@ -75,24 +74,24 @@ class AtChance(Rule):
         gained = runs["final_metric"] - chance
         nothing = gained <= self.errors * sampling
         lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
-        for which, said in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
+        for which, how in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
             own = runs[which]
             if own.empty:
                 continue
             worst = own.iloc[int(gained[which].to_numpy(dtype=float).argmin())]
             yield self.finding(
                 "warning",
-                f"{counted(len(own), 'run')} of {len(runs):,} end {said}, with {_metric(worst)} "
+                f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {_metric(worst)} "
                 f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
                 place(own),
-                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` tells of "
+                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` lists "
                 "traps), or leave these cells out",
             )
 
 
 @RULES.add
 class TimeToTarget(Rule):
-    """Equal epochs are not equal training: what counts is how long a stated metric takes to reach."""
+    """Equal epochs are not equal training: time to a stated metric is comparable."""
 
     name = "time-to-target"
     summary = "a target metric is stated, and every run reaches it"
@@ -121,7 +120,7 @@ class TimeToTarget(Rule):
 
 @RULES.add
 class SmallTestSet(Rule):
-    """An accuracy p of n samples has a standard error of sqrt(p (1 - p) / n) that no number of seeds reduces."""
+    """An accuracy p of n samples has a standard error of sqrt(p (1 - p) / n) at any number of seeds."""
 
     name = "small-test-set"
     summary = "the test set's own sampling error is below one percentage point of accuracy"

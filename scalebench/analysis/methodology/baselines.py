@@ -1,4 +1,4 @@
-"""Rules about what times are compared with. Hoefler and Belli 2015, rule 1, and the traps of weak baselines."""
+"""Rules about baselines (Hoefler and Belli 2015, rule 1)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import PER_BATCH, listed, place
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, Severity
 from scalebench.formatting import percent, seconds_with_interval
 from scalebench.records.progress import group_of
 
-_BEYOND_NOISE = 1.2  # an efficiency that single runs do not reach by their noise
+_BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
 
 @RULES.add
 class SpeedupBase(Rule):
-    """Rule 1 of the twelve: a speedup names its base case and the base's absolute time."""
+    """Rule 1 of the twelve: state the base case of a speedup and its absolute time."""
 
     name = "speedup-base"
     summary = "a speedup has a base, serial on one worker, whose absolute time is stated"
@@ -42,7 +41,7 @@ class SpeedupBase(Rule):
             )
 
     def _fix(self, evidence: Evidence, lacking: pd.DataFrame) -> str:
-        """What gives the runs that are `lacking` a speedup their base: it was never made, failed, or is marked."""
+        """Way to get the missing base of the rows `lacking`: it did not run, failed, or is oversubscribed."""
         made = evidence.results.runs
         made = made[(made["strategy"] == "serial") & made["execution"].isin(lacking["execution"])]
         if made.empty:
@@ -90,7 +89,7 @@ class ReductionBase(Rule):
 
 @RULES.add
 class WeakBaseline(Rule):
-    """A reduction against a baseline that another per-batch strategy beats says less about frequency than it seems."""
+    """A reduction against a slow baseline overstates the effect of the synchronisation frequency."""
 
     name = "weak-baseline"
     summary = "the baseline allreduce is not slower than another per-batch strategy"
@@ -115,7 +114,7 @@ class WeakBaseline(Rule):
 
 @RULES.add
 class Superlinear(Rule):
-    """Efficiency above one: a base that is too slow, less work at more workers, or caches; it wants a reason."""
+    """Efficiency above one needs an explanation: a slow base, less work at more workers, or caches."""
 
     name = "superlinear"
     summary = "no efficiency lies above 1 by more than its interval, or without one above 1.2"

@@ -1,4 +1,4 @@
-"""Rules about runs that are not in the figures. Hoefler and Belli 2015, rule 2: say why a subset is reported."""
+"""Rules about runs that are missing in the figures (Hoefler and Belli 2015, rule 2)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import CELL, listed, place
 from scalebench.analysis.intervals import level_of, relative_width
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.analysis.rounds import timed
@@ -18,35 +17,35 @@ from scalebench.formatting import counted
 
 @RULES.add
 class FailedRuns(Rule):
-    """Runs that failed or diverged leave the figures; what remains is a selection of the fortunate."""
+    """Failed and diverged runs are not in the figures: the rest is a biased selection."""
 
     name = "failed-runs"
-    summary = "no run failed, diverged or timed out; where some did, that is said"
+    summary = "no run failed, diverged or timed out; where some did, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         failed = evidence.results.failed
         completed = evidence.runs.groupby(CELL, dropna=False).size().rename("completed").reset_index()
         failed = failed.merge(completed, on=CELL, how="left")
         lost, thinned = failed[failed["completed"].isna()], failed[failed["completed"].notna()]
-        said = []
+        parts = []
         if len(lost):
-            said.append(
+            parts.append(
                 f"no run of {counted(len(lost[CELL].drop_duplicates()), 'cell')} was completed "
                 f"({_statuses(lost)}): the curves go on without them"
             )
         if len(thinned):
             runs = counted(len(thinned), "run") + (" of other cells" if len(lost) else "")
-            said.append(
+            parts.append(
                 f"{runs} ended otherwise than completed ({_statuses(thinned)}) and "
                 f"{'are' if len(thinned) > 1 else 'is'} in no statistic"
             )
-        if said:
+        if parts:
             again = f"scalebench retry {evidence.results.folder}"
             if (failed["status"] == "diverged").all():
                 again = "what diverged does so again: lower the learning rate (--new)"
             yield self.finding(
                 "error" if len(lost) else "warning",
-                "; ".join(said),
+                "; ".join(parts),
                 place(failed),
                 f"{again}, or state what fails, how often and why",
             )
@@ -54,10 +53,10 @@ class FailedRuns(Rule):
 
 @RULES.add
 class RetriedRuns(Rule):
-    """A run that succeeded at a later attempt was chosen among attempts."""
+    """A run completed at a later attempt is a selected sample."""
 
     name = "retried-runs"
-    summary = "every completed run was completed at its first attempt; otherwise that is said"
+    summary = "every completed run was completed at its first attempt; otherwise this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         again = evidence.runs[evidence.runs["attempt"] > 1]
@@ -80,7 +79,7 @@ class RetriedRuns(Rule):
 
 @RULES.add
 class Unfinished(Rule):
-    """A study that was planned and only partly run."""
+    """Planned runs that were not made."""
 
     name = "unfinished"
     summary = "every planned run has come to an end"
@@ -100,13 +99,13 @@ class Unfinished(Rule):
 
 @RULES.add
 class UnevenRepetitions(Rule):
-    """Cells of fewer runs than others, though none of theirs failed: runs that were taken away or added."""
+    """Cells with fewer runs than others, of any status: rows were removed or added."""
 
     name = "uneven-repetitions"
     summary = "every cell of an execution has as many runs as the others"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        if evidence.results.study.get("until"):  # it asks for more runs of some cells than of others
+        if evidence.results.study.get("until"):  # cells have different numbers of runs by design
             return
         runs = evidence.results.runs
         table = runs[~runs["warmup"].astype(bool)].groupby(CELL, dropna=False).size().rename("made").reset_index()
@@ -124,7 +123,7 @@ class UnevenRepetitions(Rule):
 
 @RULES.add
 class EpochsMissing(Rule):
-    """Times alone: how the metric developed, and whether a run was as fast all along, is in epochs.csv."""
+    """Convergence and the speed of single epochs are in epochs.csv."""
 
     name = "epochs-missing"
     summary = "every completed run has its epochs in epochs.csv"
@@ -147,7 +146,7 @@ class EpochsMissing(Rule):
 
 @RULES.add
 class StillWide(Rule):
-    """`until` ends at `at_most` runs: a point that is not as narrow as asked by then stays so."""
+    """`until` ends at `at_most` runs, even if an interval is wider than requested."""
 
     name = "still-wide"
     summary = "with `until`, every interval is as narrow as asked"

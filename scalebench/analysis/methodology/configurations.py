@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import listed, place
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import PER_BATCH, listed, place
 from scalebench.analysis.loading import CONDITION
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
@@ -16,7 +15,7 @@ from scalebench.formatting import counted
 
 @RULES.add
 class MixedBatchPolicies(Rule):
-    """At a fixed batch per worker the optimizer steps fall with the worker count, at a fixed global batch not."""
+    """Optimizer steps fall with the worker count at a fixed batch per worker, but not at a fixed global batch."""
 
     name = "mixed-batch-policies"
     summary = "all runs keep the same batch fixed, per worker or global"
@@ -34,7 +33,7 @@ class MixedBatchPolicies(Rule):
 
 @RULES.add
 class MixedConfigurations(Rule):
-    """Whatever else runs of one study share: model, data, learning rate, epochs, precision ..."""
+    """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
 
     name = "mixed-configurations"
     summary = "all runs share model, data, optimizer, learning rate, epochs and precision"
@@ -62,7 +61,7 @@ class MixedConfigurations(Rule):
 
 @RULES.add
 class DuplicateRuns(Rule):
-    """One repetition of a cell that two rows claim, under one name or two: folders that were joined by hand."""
+    """Several rows for one repetition of a cell come from folders that were joined by hand."""
 
     name = "duplicate-runs"
     summary = "no two rows are the same repetition of the same cell"
@@ -81,7 +80,7 @@ class DuplicateRuns(Rule):
 
 @RULES.add
 class MixedExecutions(Rule):
-    """Measured and simulated times are two kinds of number: never joined by a line, never divided."""
+    """Measured and simulated times must not be joined by a line or divided."""
 
     name = "mixed-executions"
     summary = "each row says how its time was obtained, and no claim joins two ways"
@@ -110,10 +109,10 @@ class MixedExecutions(Rule):
 
 @RULES.add
 class ReducedBatch(Rule):
-    """A shard smaller than the batch makes the batch smaller: another problem at those worker counts."""
+    """A shard smaller than the batch reduces the batch, which changes the problem at those worker counts."""
 
     name = "reduced-batch"
-    summary = "the batch that is said to stay the same does so at every worker count"
+    summary = "the batch stated as fixed is fixed at every worker count"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs
@@ -132,7 +131,7 @@ class ReducedBatch(Rule):
 
 @RULES.add
 class UnequalSteps(Rule):
-    """At one worker count all strategies have to take the same optimizer steps, or the one with fewer does less."""
+    """At one worker count all strategies have to take the same number of optimizer steps."""
 
     name = "unequal-steps"
     summary = "at each worker count all strategies take the same optimizer steps per epoch"
@@ -161,7 +160,7 @@ class FallingSteps(Rule):
     """At a fixed batch per worker an epoch at K workers has K-fold fewer optimizer steps than at one."""
 
     name = "falling-steps"
-    summary = "where optimizer steps per epoch fall with the worker count, that is said"
+    summary = "where optimizer steps per epoch fall with the worker count, this is stated"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
@@ -216,6 +215,6 @@ def _known(value: object) -> str:
 
 
 def _rarest(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The rows that do not have the most frequent value."""
+    """Rows without the most frequent value."""
     usual = rows[column].value_counts().index[0]
     return rows[[pd.isna(value) or value != usual for value in rows[column]]]

@@ -1,4 +1,4 @@
-"""Rules about where and with what a study ran. Hoefler and Belli 2015, rule 9: document the complete set-up."""
+"""Rules about machine, code and packages (Hoefler and Belli 2015, rule 9)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scalebench.analysis.cell_names import listed, place
 from scalebench.analysis.environment import (
     DECISIVE,
     changed_packages,
@@ -15,6 +14,7 @@ from scalebench.analysis.environment import (
     machines_of,
     reads_calibration,
 )
+from scalebench.analysis.grouping import listed, place
 from scalebench.analysis.loading import clusters_of
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
@@ -42,7 +42,7 @@ class MixedCommits(Rule):
 
 @RULES.add
 class DirtyCommit(Rule):
-    """A commit with changes beside it does not say what ran."""
+    """A commit does not identify the code of a checkout with uncommitted changes."""
 
     name = "dirty-commit"
     summary = "the checkout that ran had no changes beside its commit"
@@ -60,7 +60,7 @@ class DirtyCommit(Rule):
 
 @RULES.add
 class MixedMachines(Rule):
-    """Times of two machines have no ratio. Virtual times do not depend on where they were computed."""
+    """Times of different machines are not comparable; virtual times do not depend on the machine."""
 
     name = "mixed-machines"
     summary = "all measured runs of a study were made on one machine, or on equal ones"
@@ -71,7 +71,7 @@ class MixedMachines(Rule):
         kinds = {host: hardware(facts) if facts else None for host, facts in machines.items()}
         alike = None not in kinds.values() and len(set(kinds.values())) == 1
         several = runs["host_hash"].nunique() > 1
-        if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are what was asked for
+        if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are fine
             what = "machines of one kind" if alike else "machines"
             yield self.finding(
                 "warning" if alike else "error",
@@ -103,7 +103,7 @@ class MixedMachines(Rule):
 
 @RULES.add
 class MixedPackages(Rule):
-    """Another version of a library is another program."""
+    """Versions of libraries affect times and metrics."""
 
     name = "mixed-packages"
     summary = "all runs used the same package versions"
@@ -127,7 +127,7 @@ class MixedPackages(Rule):
 
 @RULES.add
 class NoProvenance(Rule):
-    """What a reader would need to repeat the study."""
+    """Study, machine, packages and calibration are needed to repeat a study."""
 
     name = "no-provenance"
     summary = "the resolved study, the machine and packages of every run and the calibration are on record"
@@ -143,7 +143,7 @@ class NoProvenance(Rule):
         keys = ("host_hash", "packages_hash")
         alike = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
         runs = evidence.runs
-        nameless = runs["provenance"].isna()  # written by others: then by what they have in common with a file
+        nameless = runs["provenance"].isna()  # from other writers: matched by host and packages
         known = runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
         known |= nameless & np.array([pair in alike for pair in zip(*(runs[key] for key in keys), strict=True)], bool)
         unknown = runs[~known]
@@ -169,7 +169,7 @@ class NoProvenance(Rule):
 
 @RULES.add
 class FrequencyScaling(Rule):
-    """A governor other than `performance` lets the clock rate follow the load, so that times depend on the past."""
+    """With a governor other than `performance` the clock rate follows the load, and times depend on earlier load."""
 
     name = "frequency-scaling"
     summary = "measured runs had processors at a fixed clock rate, as far as the machine says"

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis.cell_names import PLACE, listed, place
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
@@ -160,7 +159,7 @@ class MovingTimes(Rule):
                     f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
                     f"(p = {found.p:.2g}): the machine was not the same throughout",
                     f"{counted(len(own), 'cell')} of {execution} times",
-                    "ratios within a block are hardly touched, times are: repeat on an idle, warmed-up machine",
+                    "ratios within a round are hardly touched, times are: repeat on an idle, warmed-up machine",
                 )
 
 
@@ -169,7 +168,7 @@ class RunsApart(Rule):
     """Rule 7 of the twelve: only runs made side by side share the state of the machine and are paired."""
 
     name = "runs-apart"
-    summary = "runs of one block were made side by side"
+    summary = "runs of one round were made side by side"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         table = evidence.ratios
@@ -184,7 +183,7 @@ class RunsApart(Rule):
                     + ", ".join(
                         f"{count} {says if count == 1 else say}"
                         for count, says, say in (
-                            (int(short.sum()), "leaves such blocks out", "leave such blocks out"),
+                            (int(short.sum()), "leaves such rounds out", "leave such rounds out"),
                             (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
                         )
                         if count
@@ -263,7 +262,7 @@ class Unsettled(Rule):
 
 @RULES.add
 class Seeds(Rule):
-    """A metric's spread over seeds needs different seeds; comparing strategies at equal seeds needs the same ones."""
+    """Each repetition needs its own seed, and paired metrics need the same seed in all strategies."""
 
     name = "seeds"
     summary = "each repetition has a seed of its own, and all strategies have the same seeds"
@@ -284,7 +283,7 @@ class Seeds(Rule):
         if (seeds > 1).any():
             yield self.finding(
                 "warning",
-                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'block')} of the run order: "
+                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'round')} of the run order: "
                 "their metrics are not paired",
                 listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
                 "run all strategies in one study, which gives each repetition one seed",

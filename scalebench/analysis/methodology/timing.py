@@ -1,4 +1,4 @@
-"""Rules about the clock: what it can resolve, and what ran before and beside what it timed. Rule 10 of the twelve."""
+"""Rules about measuring time: resolution, warm-up and other load (Hoefler and Belli 2015, rule 10)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.cell_names import crowding, place
 from scalebench.analysis.environment import nodes_in
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import CELL, crowding, place
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted, percent, seconds
 
@@ -24,8 +23,8 @@ _TICKS = (
     1 / 1024,
     1e-4,
     1e-5,
-)  # s, of clocks that are met, coarse first
-_FEWEST = 4  # different times, by which a tick can be told from chance
+)  # s, of common clocks, coarse first
+_FEWEST = 4  # different times needed to detect a tick
 
 
 @RULES.add
@@ -60,7 +59,7 @@ class ClockResolution(Rule):
 
 @RULES.add
 class ShortRuns(Rule):
-    """A run of a few time slices measures the scheduler."""
+    """The time of a run of a few time slices depends on the scheduler."""
 
     name = "short-runs"
     summary = "measured runs take at least a tenth of a second"
@@ -81,12 +80,12 @@ class ShortRuns(Rule):
 
 @RULES.add
 class WarmUp(Rule):
-    """The first steps allocate, compile and connect: run before the clock starts, and said to have been."""
+    """The first steps allocate, compile and connect, and have to run before the clock starts."""
 
     name = "warm-up"
     summary = "measured runs take warm-up steps before the clock starts, and their first epoch is not slower"
     most: float = 0.25  # by which the first epoch may exceed the later ones
-    least_share: float = 0.5  # of the runs, for it to be no accident
+    least_share: float = 0.5  # of the runs
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         runs = evidence.measured
@@ -112,7 +111,7 @@ class WarmUp(Rule):
 
 @RULES.add
 class Oversubscribed(Rule):
-    """Workers that share a core measure the sharing; paced ones that miss their pace are not the stated device's."""
+    """Workers that share a core, or paced ones that miss their pace, do not represent separate devices."""
 
     name = "oversubscribed"
     summary = "no measured point has more workers than cores, or misses its pace; where one does, it is marked"
@@ -139,10 +138,10 @@ class Oversubscribed(Rule):
 
 @RULES.add
 class BusyMachine(Rule):
-    """Others that take a share s of the cores lengthen what needs all of them by about s / (1 - s).
+    """A share s of the cores taken by other programs lengthens runs on all cores by about s / (1 - s).
 
-    From a tenth on that exceeds the spread of 10 % that `spread` warns of. The mean over a cell's runs counts: it is
-    what the cell's time rests on, and the kernel's ticks blur a single short run. Virtual times rest on a calibration.
+    From a tenth this exceeds the spread of 10 % that `spread` warns of. The mean over a cell's runs is judged, because
+    the kernel's ticks blur a single short run. For virtual times the load during calibration counts.
     """
 
     name = "busy-machine"
@@ -171,7 +170,7 @@ class BusyMachine(Rule):
 
 
 def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    """The coarsest tick that all `times` are multiples of; None where they are no clock's multiples, or too few."""
+    """Coarsest tick in s that divides all `times`; None without one, or with too few times."""
     different = np.unique(times)
     if len(different) < _FEWEST:
         return None
@@ -183,7 +182,7 @@ def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
 
 
 def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
-    """By run, the time of the first epoch divided by the median of the later ones; of runs with two later ones."""
+    """Time of the first epoch over the median of the later ones, by run with at least two later epochs."""
     epochs = evidence.results.epochs
     epochs = epochs[epochs["run_id"].isin(runs["run_id"]) & (epochs["epoch_s_max"] > 0)]
     first = epochs[epochs["epoch"] == 0].set_index("run_id")["epoch_s_max"]
@@ -192,8 +191,8 @@ def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def _unmarked(evidence: Evidence) -> pd.DataFrame:
-    """Native runs whose workers have more threads on a node than the cores that provenance counts there."""
-    cores: dict[str, int] = {}  # by file and by host; of different nodes those of the smallest
+    """Native runs with more threads on a node than usable cores by its provenance, not marked as oversubscribed."""
+    cores: dict[str, int] = {}  # by file and by host; the minimum over nodes
     for facts in evidence.provenance:
         cpus = [node["cpu"] for node in nodes_in(facts).values() if isinstance(node.get("cpu"), dict)]
         if known := [cpu["usable_cores"] for cpu in cpus if isinstance(cpu.get("usable_cores"), int)]:

@@ -1,7 +1,7 @@
-"""The twelve rules of Hoefler and Belli, and who keeps each: the checker, the program's construction, or the author.
+"""The twelve rules of Hoefler and Belli, and how each is kept: by a check, by construction, or by the author.
 
 T. Hoefler, R. Belli: Scientific Benchmarking of Parallel Computing Systems: twelve ways to tell the masses when
-reporting performance results. SC '15, doi:10.1145/2807591.2807644. The rules are given in our words.
+reporting performance results. SC '15, doi:10.1145/2807591.2807644. Paraphrased.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kept:
-    """One of the twelve rules: `checked` by these rules of ours, kept `by_construction`, left `to_you`."""
+    """One of the twelve rules: `checked` by rules of `scalebench check`, kept `by_construction`, or left `to_you`."""
 
     number: int
     rule: str
@@ -62,7 +62,7 @@ TWELVE = (
         7,
         "Compare nondeterministic values by sound statistics.",
         ("few-runs", "runs-apart", "unsettled", "seeds", "duplicate-runs"),
-        "differences are paired by block, tests adjusted by Holm and offered only where they can reach their level",
+        "differences are paired by round, tests adjusted by Holm and offered only where they can reach their level",
     ),
     Kept(
         8,

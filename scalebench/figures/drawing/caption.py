@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis import Results, cells, virtual_error
-from scalebench.analysis.cell_names import crowding
 from scalebench.analysis.environment import (
     charged_engine,
     hardware,
@@ -19,7 +18,7 @@ from scalebench.analysis.environment import (
     provenance_in,
     states_steps,
 )
-from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis.grouping import EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import in_words

@@ -1,4 +1,4 @@
-"""Knee, largest N worth running and fastest N: at the places that formulas say."""
+"""Knee, largest N worth running and fastest N against formulas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import linear, reach
-from scalebench.analysis.laws.choosing import Candidate, candidates
-from scalebench.analysis.laws.fitting import fit
+from scalebench.analysis.laws.fitting import Candidate, candidates, fit
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
 from scalebench.analysis.laws.render import as_values, count_text, law_rows
 from scalebench.analysis.laws.scaling import scaling_of
@@ -59,7 +58,7 @@ def test_efficiency_is_against_the_serial_run(s, efficiency, serial):
     assert (told.knee.workers, told.knee.at) == (knee.workers, pytest.approx(knee.at, rel=1e-6))
 
 
-def test_the_interval_of_worth_holds_the_noise_of_the_serial_run_but_no_drift_that_both_share():
+def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
     """400 studies of 5 repetitions: a standard error of 1.1 %; three repetitions' drift is three times the noise."""
     random, held, widths = np.random.default_rng(5), [], []
     true = (1.0 / 0.5 - 0.97) / 0.03
@@ -97,7 +96,7 @@ def test_usl_is_fastest_at_its_peak(sigma, kappa):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_worth_holds_every_count_at_which_the_band_of_the_efficiency_holds_what_was_asked(seed: int):
+def test_worth_interval_matches_the_band_of_efficiency(seed: int):
     # What makes its coverage that of the band: nothing is rounded, and nothing added.
     series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=np.random.default_rng(seed))
     found, _ = candidates(laws_for(series)[0], series)
@@ -141,7 +140,7 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
                     assert math.isinf(count.high)
 
 
-def test_what_is_surely_worth_running_as_far_as_the_band_goes_begins_there():
+def test_lower_end_of_worth_is_at_most_the_end_of_the_band():
     series = following(amdahl(), (0.9999, 0.0001), repetitions=3, noise=0.003, random=np.random.default_rng(0))
     told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
     assert told.worth.low == 128
@@ -149,19 +148,19 @@ def test_what_is_surely_worth_running_as_far_as_the_band_goes_begins_there():
     assert math.isinf(told.worth.high)
 
 
-def test_gustafson_without_losses_never_ends():
+def test_gustafson_without_losses_reaches_the_end_of_the_search():
     told = advice(gustafson(), (1.0, 0.0))
     assert told.knee.reaches_end
     assert told.worth.reaches_end
     assert told.worth.workers == told.limit == 1024
 
 
-def test_gustafson_is_worth_running_for_ever_or_not_at_all():
+def test_gustafson_is_worth_running_always_or_never():
     assert advice(gustafson(), (0.7, 0.3), 0.69).worth.reaches_end  # efficiency goes to 0.7
     assert advice(gustafson(), (0.4, 0.6), 0.5).worth.workers == 6  # E = 0.4 + 0.6 / N
 
 
-def test_nobody_is_advised_to_run_less_than_a_batch():
+def test_advice_keeps_a_whole_batch_per_worker():
     told = advice(amdahl(), (1.0, 0.0), most_workers=100.0)
     assert (told.limit, told.worth.workers, told.worth.reaches_end) == (100, 100, True)
 
@@ -185,7 +184,7 @@ def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
 
 @settings(max_examples=25)
 @given(st.data())
-def test_whatever_was_measured_the_advice_is_a_number_of_workers(data):
+def test_advice_is_a_valid_number_of_workers(data):
     counts = data.draw(st.lists(st.integers(1, 5000), min_size=4, max_size=9, unique=True).map(sorted))
     repetitions = data.draw(st.integers(1, 4))
     runs = len(counts) * repetitions

@@ -1,4 +1,4 @@
-"""Intervals: against scipy's covariance, by simulated coverage, and what widens them."""
+"""Intervals of laws: against scipy's covariance and by simulated coverage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from scipy.special import stdtrit
 
 from benchmarks.laws_coverage import Coverage, coverage
 from scalebench.analysis.laws.bands import curve, linear, no_band, parameter_interval, reach
-from scalebench.analysis.laws.choosing import Candidate, candidates
-from scalebench.analysis.laws.drift import drift
-from scalebench.analysis.laws.fitting import fit
+from scalebench.analysis.laws.fitting import Candidate, candidates, fit, shared_noise
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
 from scalebench.analysis.validation import VirtualError
 from tests.law_factory import COUNTS, TRUTHS, WEAK_TRUTHS, Noise, following, workload
@@ -22,7 +20,7 @@ N = np.array(COUNTS, dtype=float)
 ALL = (*TRUTHS, *WEAK_TRUTHS)
 
 
-def test_one_law_without_drift_has_the_interval_of_nonlinear_least_squares():
+def test_single_law_has_the_interval_of_nonlinear_least_squares():
     # scipy: covariance of the fit to the means, scaled by their residuals, and the delta method for log T.
     random = np.random.default_rng(2)
     series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=random)
@@ -30,7 +28,7 @@ def test_one_law_without_drift_has_the_interval_of_nonlinear_least_squares():
     x, covariance = curve_fit(lambda n, a, b: np.log(a / n + b), N, means, p0=(0.9, 0.1))
     own = fit(amdahl(), series)
     np.testing.assert_allclose(own.coefficients, x, rtol=1e-5)
-    assert drift(series).variance == 0
+    assert shared_noise(series).variance == 0
     band = linear([Candidate(own, series, 0.0, 1.0)], series, N, np.eye(7))
     gradient = np.stack([1 / N, np.ones(7)], axis=1) / (x[0] / N + x[1])[:, None]
     half = stdtrit(5, 0.975) * np.sqrt(np.einsum("ij,jk,ik->i", gradient, covariance, gradient))
@@ -104,14 +102,14 @@ def test_a_curve_has_a_band_one_doubling_beyond_from_six_counts_on():
             assert np.isfinite(limit).tolist() == [True, True, False]
 
 
-def test_repetitions_that_are_slow_as_a_whole_widen_the_band_but_not_the_shape():
+def test_shared_noise_widens_the_curve_but_not_its_shape():
     random = np.random.default_rng(4)
     steady = following(amdahl(), (0.9, 0.1), repetitions=5, noise=0.01, random=random)
     slow = np.exp(0.3 * np.array([-1.0, 0.5, 1.0, -1.0, 0.5]))[steady.repetition]
     drifting = following(amdahl(), (0.9, 0.1), repetitions=5, seconds=steady.seconds * slow)
-    # The mean square between blocks, by hand: the variance of the five shared shifts, over five.
+    # The mean square between rounds, by hand: the variance of the five shared shifts, over five.
     expected = np.var(np.log(slow[::7]), ddof=1) / 5
-    assert drift(drifting).variance == pytest.approx(expected, rel=0.1)
+    assert shared_noise(drifting).variance == pytest.approx(expected, rel=0.1)
     one = [Candidate(fit(amdahl(), series), series, 0.0, 1.0) for series in (steady, drifting)]
     narrow, wide = (curve([each], each.series, N) for each in one)
     assert (np.log(wide.high / wide.low) > 5 * np.log(narrow.high / narrow.low)).all()
@@ -121,7 +119,7 @@ def test_repetitions_that_are_slow_as_a_whole_widen_the_band_but_not_the_shape()
     )
 
 
-def test_draws_of_one_calibration_do_not_make_it_surer():
+def test_more_draws_do_not_narrow_the_band():
     slow = np.exp(0.3 * np.tile([-1.0, 0.0, 1.0], 8))
     for execution, share in (("native", 1 / 24), ("virtual", 1 + 1 / 24)):
         random = np.random.default_rng(4)
@@ -133,7 +131,7 @@ def test_draws_of_one_calibration_do_not_make_it_surer():
             seconds=series.seconds * slow[series.repetition],
             execution=execution,
         )
-        assert drift(drifting).variance == pytest.approx(np.var(np.log(slow), ddof=1) * share, rel=0.01)
+        assert shared_noise(drifting).variance == pytest.approx(np.var(np.log(slow), ddof=1) * share, rel=0.01)
 
 
 def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
@@ -173,7 +171,7 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
     assert 0.93 <= np.mean(held) <= 0.97
 
 
-def test_a_small_drift_does_not_lend_its_few_degrees_of_freedom_to_a_large_error_of_the_simulation():
+def test_small_shared_noise_keeps_the_degrees_of_freedom_of_the_simulation_error():
     """Where the drift outweighs the law's own misfit and where it does not, the band is as wide: both are small."""
     random, error = np.random.default_rng(5), VirtualError(0.3, 4)
     name, coefficients, every = TRUTHS["trees, each epoch"]
@@ -186,7 +184,7 @@ def test_a_small_drift_does_not_lend_its_few_degrees_of_freedom_to_a_large_error
     assert max(jumps) < 0.1
 
 
-def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated():
+def test_misfit_widens_the_band_at_any_number_of_repetitions():
     bent = np.exp(0.1 * np.array([1, -1, 1, -1, 1, -1, 1]))
     widths = []
     for repetitions in (3, 30):
@@ -200,7 +198,7 @@ def test_what_a_law_cannot_follow_widens_its_band_however_often_it_is_repeated()
     assert (widths[0] > 0.1).all()
 
 
-def test_laws_that_disagree_widen_the_band_where_they_do():
+def test_disagreeing_laws_widen_the_band():
     random = np.random.default_rng(0)
     series = following(amdahl(), (0.95, 0.05), (1, 2, 4, 8, 16, 32), repetitions=3, noise=0.03, random=random)
     found, _ = candidates(laws_for(series)[0], series)
@@ -211,7 +209,7 @@ def test_laws_that_disagree_widen_the_band_where_they_do():
     assert ((averaged.low < averaged.centre) & (averaged.centre < averaged.high)).all()
 
 
-def test_intervals_of_parameters_stay_where_the_parameter_can_be():
+def test_parameter_intervals_stay_in_range():
     random = np.random.default_rng(8)
     load = workload()
     series = following(amdahl(), (1.0, 1e-5), load=load, noise=0.1, random=random)

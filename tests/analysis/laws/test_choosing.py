@@ -1,4 +1,4 @@
-"""AICc finds the law that made the data; the error at the largest count is that of a fit that has not seen it."""
+"""Ranking of laws by AICc, and the leave-out error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalebench.analysis.laws.choosing import aicc, candidates
+from scalebench.analysis.laws.fitting import aicc, candidates
 from scalebench.analysis.laws.forms import amdahl, laws_for, universal
 from tests.law_factory import COUNTS, TRUTHS, following, law_named, workload
 
@@ -23,7 +23,7 @@ def test_aicc_is_minus_two_log_likelihood_with_its_penalty():
     assert aicc(squares, n, coefficients, n) == pytest.approx(expected)
 
 
-def test_more_draws_of_a_calibration_do_not_make_the_choice_surer():
+def test_more_draws_do_not_change_the_weights():
     """They repeat one another: 30 of each count, all alike, weigh the laws as 3 do, but for the size of the noise."""
     random = np.random.default_rng(4)
     bent = universal(weak=False), (1.0, 0.05, 0.001)
@@ -44,7 +44,7 @@ def test_more_draws_of_a_calibration_do_not_make_the_choice_surer():
 
 
 @pytest.mark.parametrize("truth", TRUTHS)
-def test_with_many_runs_the_law_that_made_the_times_is_chosen(truth):
+def test_true_law_is_chosen_with_many_runs(truth):
     name, coefficients, every = TRUTHS[truth]
     counts = (*COUNTS, 128, 256)
     load = workload(counts, every=every)
@@ -70,7 +70,7 @@ def test_gustafson_is_recognised_in_weak_scaling():
     np.testing.assert_allclose(found[0].fit.coefficients, (0.7, 0.3), rtol=0.05)
 
 
-def test_leaving_the_largest_out_shows_what_a_law_does_not_foresee():
+def test_leave_out_error_detects_a_wrong_law():
     law = amdahl()
     exact = following(law, (0.95, 0.05))
     found, _ = candidates([law], exact)
@@ -80,7 +80,7 @@ def test_leaving_the_largest_out_shows_what_a_law_does_not_foresee():
     assert found[0].leave_out_error == pytest.approx(-0.5)  # predicts half of what was measured
 
 
-def test_a_law_needs_more_counts_than_coefficients_and_more_runs_still():
+def test_laws_need_enough_counts_and_runs():
     few = following(amdahl(), (0.9, 0.1), (1, 2, 4), repetitions=2)
     found, notes = candidates([amdahl(), universal(weak=False)], few)
     assert [one.fit.law.name for one in found] == ["amdahl"]
@@ -97,7 +97,7 @@ def test_times_without_noise_can_be_chosen_from():
     assert math.isfinite(found[0].aicc)
 
 
-def test_a_law_by_which_one_worker_takes_no_time_is_no_candidate():
+def test_law_without_time_at_one_worker_is_no_candidate():
     # Slower and slower from 2 workers on, one never measured: what explains it best has no compute at all.
     counts = (2, 3, 4, 5, 6)
     load = workload(counts, every="batch")
@@ -108,7 +108,7 @@ def test_a_law_by_which_one_worker_takes_no_time_is_no_candidate():
         assert one.fit.seconds(np.ones(1))[0] > 0
 
 
-def test_what_whole_repetitions_share_does_not_hide_which_law_the_times_follow():
+def test_shared_noise_does_not_hide_the_law():
     """Repetitions that a third lies between leave AICc's verdict on Amdahl's law as clear as it was without."""
     bent = universal(weak=False)
     steady = following(bent, (1.0, 0.05, 0.001), repetitions=5, noise=0.01, random=np.random.default_rng(4))

@@ -1,4 +1,4 @@
-"""Least squares on logs with coefficients >= 0: exact data come back, noisy data as scipy's solver fits them."""
+"""Least squares on logs with coefficients >= 0, against exact data and scipy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N = np.array(COUNTS, dtype=float)
 
 
 @given(st.sampled_from(NAMES), st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.floats(1e-3, 1e3))
-def test_times_that_follow_a_law_give_its_coefficients_back(name, parts, unit):
+def test_fit_recovers_coefficients(name, parts, unit):
     law = law_named(name, workload())
     columns = law.columns(N)
     # Each column makes up `part` of the time (or rate) where it is largest.
@@ -30,7 +30,7 @@ def test_times_that_follow_a_law_give_its_coefficients_back(name, parts, unit):
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 10_000), st.sampled_from([0.01, 0.1, 0.5]))
-def test_no_other_coefficients_are_better(name, seed, noise):
+def test_fit_is_a_minimum(name, seed, noise):
     law = law_named(name, workload())
     random = np.random.default_rng(seed)
     x = random.uniform(0.01, 1, SIZES.get(name, 3)) / law.columns(N).max(axis=0)
@@ -55,7 +55,7 @@ def test_the_unit_of_time_does_not_matter(factor, seed):
     assert scaled.squares == pytest.approx(one.squares, rel=1e-6)
 
 
-def test_a_count_that_ran_more_often_weighs_more():
+def test_counts_are_weighted_by_their_runs():
     at = np.array([1.0, 2.0, 4.0, 8.0, 8.0, 8.0])
     series = following(amdahl(), (1.0, 0.1), at=at, seconds=at**-1.1, repetition=np.zeros(6, dtype=int))
     found = fit(amdahl(), series)
@@ -69,7 +69,7 @@ def test_a_count_that_ran_more_often_weighs_more():
     assert found.coefficients[0] == pytest.approx(np.exp(logs))
 
 
-def test_what_is_left_out_does_not_count():
+def test_left_out_count_has_no_influence():
     series = following(amdahl(), (1.0, 0.1))
     wrong = following(amdahl(), (1.0, 0.1), seconds=np.where(series.at == 64, 99.0, series.seconds))
     np.testing.assert_allclose(fit(amdahl(), wrong, leave_out=64.0).coefficients, (1.0, 0.1), rtol=1e-6)
@@ -85,7 +85,7 @@ def test_squares_within_and_between_counts_add_up():
 
 
 @pytest.mark.parametrize("truth", TRUTHS)
-def test_the_beginning_is_found_where_a_column_vanishes(truth):
+def test_fit_starts_where_a_column_vanishes(truth):
     # The slowest at the largest count: the best coefficients of 1/N may be none at all.
     name, _, every = TRUTHS[truth]
     law = law_named(name, workload(every=every))

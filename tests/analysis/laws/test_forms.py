@@ -1,4 +1,4 @@
-"""The laws say what their formulas say."""
+"""Laws against their formulas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, mechanistic, universal
-from scalebench.analysis.laws.workload import Workload
+from scalebench.analysis.laws.series import Workload
 from tests.law_factory import BYTES, COUNTS, STEPS, TRUTHS, following, law_named, workload
 
 N = np.array([1.0, 2.0, 3.0, 10.0, 64.0, 1000.0])
@@ -66,7 +66,7 @@ def test_gradients_are_derivatives(truth):
         np.testing.assert_allclose(law.gradient(N, x)[:, index], slope, rtol=1e-5, atol=1e-9)
 
 
-def test_strong_and_weak_scaling_have_laws_of_their_own():
+def test_laws_depend_on_scaling():
     strong = following(amdahl(), (1.0, 0.1), load=workload())
     weak = following(gustafson(), (1.0, 0.1), load=workload())
     mechanistic_ = ["mechanistic-log", "mechanistic-linear"]
@@ -80,7 +80,7 @@ def test_without_a_workload_there_is_no_mechanistic_law():
     assert notes == ["mechanistic law not fitted: the rows have no syncs"]
 
 
-def test_bytes_that_grow_as_compute_does_are_left_out():
+def test_bytes_collinear_with_compute_are_left_out():
     # Without the run on one worker, a synchronisation of every step costs as much per step as the step itself.
     law = mechanistic(workload(COUNTS[1:], every="batch"), "mechanistic-log")
     assert [parameter.name for parameter in law.parameters] == ["c", "a"]
@@ -88,7 +88,7 @@ def test_bytes_that_grow_as_compute_does_are_left_out():
     assert [p.name for p in mechanistic(workload(every="batch"), "mechanistic-log").parameters] == ["c", "a", "B"]
 
 
-def test_with_a_fixed_global_batch_a_step_costs_by_its_samples():
+def test_step_time_depends_on_samples_at_fixed_global_batch():
     n = np.array(COUNTS, dtype=float)
     syncs = np.where(n > 1, 100.0, 0.0)
     load = Workload(n, np.full(7, 100.0), syncs, BYTES * syncs, 0.0, samples=100 * 64 / n)
@@ -100,5 +100,5 @@ def test_with_a_fixed_global_batch_a_step_costs_by_its_samples():
     assert named(law, x) == pytest.approx({"c": 2e-4, "d": 1e-5, "a": 1e-4, "B": 1e9})
 
 
-def test_a_bandwidth_that_costs_nothing_is_infinite():
+def test_bandwidth_without_cost_is_infinite():
     assert named(mechanistic(workload(), "mechanistic-log"), [1e-3, 1e-3, 0.0])["B"] == math.inf

@@ -31,7 +31,7 @@ def test_a_bandwidth_has_the_unit_of_its_size(value, text):
     assert parameter(Estimated(kind, value, value / 2, value * 2)) == text
 
 
-def test_a_bandwidth_that_is_not_seen_is_bounded_from_below():
+def test_unseen_bandwidth_has_a_lower_bound():
     kind = Parameter("B", "bandwidth", "B/s", lambda x: float(x[0]))
     assert parameter(Estimated(kind, math.inf, 872e6, math.inf)) == "B not seen, above 872 MB/s"
 
@@ -50,11 +50,11 @@ def test_a_bandwidth_that_is_not_seen_is_bounded_from_below():
         (Count(898, 898.0, math.nan, math.nan, True, 64), "beyond the data"),
     ],
 )
-def test_a_count_beyond_the_data_is_named_with_its_interval_only(count, text):
+def test_count_text_names_counts_beyond_the_data_with_interval_only(count, text):
     assert count_text(count) == text
 
 
-def test_without_a_band_no_count_beyond_the_data_is_named():
+def test_counts_beyond_the_data_need_a_band():
     """Two repetitions carry a law and no band; its knee is at 19 / 1 workers, of which 8 were measured."""
     scaling = scaling_of(following(amdahl(), (0.95, 0.05), (1, 2, 4, 8), repetitions=2))
     advised = (
@@ -83,7 +83,7 @@ def printed(scaling):
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1e-14])
-def test_brackets_around_times_that_do_not_vary_are_the_misfit_of_the_law(jitter):
+def test_interval_name_of_constant_times_is_misfit(jitter):
     """As of stated step times: nothing was calibrated. Sums in another order are no variation."""
     stated = following(amdahl(), (0.95, 0.05), **VIRTUAL)
     misfit = np.where(stated.at == 8, 1.02, 1.0)
@@ -96,7 +96,7 @@ def test_brackets_around_times_that_do_not_vary_are_the_misfit_of_the_law(jitter
     assert "calibration" not in text
 
 
-def test_brackets_around_draws_of_a_calibration_are_its_interval():
+def test_interval_name_of_draws_is_calibration():
     drawn = following(amdahl(), (0.95, 0.05), noise=0.01, random=np.random.default_rng(0), **VIRTUAL)
     assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
     text = printed(scaling_of(drawn))

@@ -1,4 +1,4 @@
-"""The laws of a study's records: what is fitted, what is refused, what never touches."""
+"""Laws of a study's records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def serial_share(scaling):
     return next(one.value for one in scaling.parameters if one.parameter.name == "s")
 
 
-def test_efficiency_has_the_base_of_the_figures(study):
+def test_efficiency_uses_the_base_of_ratios(study):
     """Of a native engine, too, `serial` of its execution; horovod alone takes twice as long as `serial`."""
     found = rows("serial", (1,), s=0.0) + rows("horovod", s=0.05, engine="horovod", train_s=None)
     found = [
@@ -73,7 +73,7 @@ def test_efficiency_has_the_base_of_the_figures(study):
     assert any("there is no serial run to divide by" in note for note in virtual.notes)
 
 
-def test_executions_and_engines_are_fitted_apart(study):
+def test_executions_and_engines_are_separate_series(study):
     parts = {("native", "mpi"): 0.05, ("native", "gloo"): 0.1, ("virtual", "virtual"): 0.2}
     results = study(
         rows=[row for (execution, engine), s in parts.items() for row in rows(s=s, execution=execution, engine=engine)]
@@ -90,7 +90,7 @@ def test_executions_and_engines_are_fitted_apart(study):
         assert len(scaling.series.at) == 15
 
 
-def test_oversubscribed_runs_change_nothing(study):
+def test_oversubscribed_runs_are_left_out(study):
     fair = rows()
     crowded = rows(counts=(32, 64), oversubscribed=True, train_s=77.0)
     slow_pace = rows(counts=(24,), execution="native", paced_overrun=0.5, train_s=99.0)
@@ -125,12 +125,12 @@ def test_four_counts_have_a_law_without_intervals(study):
 
 
 @pytest.mark.parametrize(("counts", "said"), [((1, 2, 4, 8, 16), True), ((1, 2, 4, 8, 16, 32), False)])
-def test_five_counts_have_no_band_beyond_themselves_and_say_how_many_would(study, counts, said):
+def test_five_counts_have_no_extrapolated_band(study, counts, said):
     (scaling,) = scaling_laws(study(rows=rows(counts=counts)))
     assert ("no band beyond 16 workers: it wants 6 worker counts, there are 5" in scaling.notes) == said
 
 
-def test_a_batch_cut_to_the_shard_is_another_computation(study):
+def test_reduced_batches_are_left_out(study):
     small = rows(counts=(32,), batch_per_worker=4, train_s=9.0)
     (scaling,) = scaling_laws(study(rows=rows() + small))
     assert scaling.series.counts.tolist() == list(COUNTS)
@@ -158,14 +158,14 @@ def test_weak_scaling_follows_gustafson(study):
     assert serial_share(scaling) == pytest.approx(0.3)
 
 
-def test_times_that_no_law_follows_are_called_so(study):
+def test_poor_fit_has_a_note(study):
     wild = [row.model_copy(update={"train_s": 5.0 if row.workers == 4 else row.train_s}) for row in rows()]
     (scaling,) = scaling_laws(study(rows=wild))
     assert any(note.startswith("no law fits well") and "at 4 workers" in note for note in scaling.notes)
 
 
 @pytest.mark.parametrize(("execution", "said"), [("native", True), ("virtual", False)])
-def test_where_repetitions_drift_it_is_said_that_the_intervals_are_wider(study, execution, said):
+def test_shared_noise_has_a_note(study, execution, said):
     """Draws of a calibration differ as a whole by what they are; that is no drift."""
     engine = "mpi" if execution == "native" else "virtual"
     drifting = [row.model_copy(update={"execution": execution, "engine": engine}) for row in rows()]
@@ -173,7 +173,7 @@ def test_where_repetitions_drift_it_is_said_that_the_intervals_are_wider(study, 
     assert any("and the intervals are wider for it" in note for note in scaling.notes) == said
 
 
-def test_a_bad_forecast_is_called_so(study):
+def test_bad_forecast_has_a_note(study):
     surprise = [row.model_copy(update={"train_s": 0.5 if row.workers == 16 else row.train_s}) for row in rows()]
     (scaling,) = scaling_laws(study(rows=surprise))
     assert any("not to be trusted beyond what was measured: fitted without 16" in note for note in scaling.notes)
@@ -257,7 +257,7 @@ def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(stu
         assert len(set(map(frozenset, points.values()))) == 1
 
 
-def test_extrap_says_what_hinders_it(study, tmp_path):
+def test_extrap_refuses_empty_or_unwritable_files(study, tmp_path):
     with pytest.raises(ResultsError, match="nothing to export to Extra-P: no strategy ran at 4 worker counts"):
         write_extrap(series_of(study(rows=rows(counts=(1, 2)))), tmp_path / "times.jsonl")
     with pytest.raises(ResultsError, match=r"cannot write .*--extrap"):

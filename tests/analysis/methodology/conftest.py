@@ -1,4 +1,4 @@
-"""A sound study for every test of a rule."""
+"""A sound study for tests of rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applying the rules, and naming the place of what they found."""
+"""Application of rules, and the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalebench.analysis.methodology.twelve import TWELVE
 from scalebench.errors import ResultsError, UsageError
 
 
-def test_the_gravest_comes_first_and_what_is_ignored_is_said(sound, tmp_path):
+def test_report_sorts_by_severity_and_lists_ignored_rules(sound, tmp_path):
     sound.change(git_dirty=True, final_metric=None)
     evidence = evidence_in(sound.write(tmp_path))
     report = check(evidence, ignore=["dirty-commit"])
@@ -25,7 +25,7 @@ def test_the_gravest_comes_first_and_what_is_ignored_is_said(sound, tmp_path):
     assert "dirty-commit" in {finding.rule for finding in check(evidence).findings}
 
 
-def test_a_rule_that_does_not_exist_cannot_be_ignored(sound, tmp_path):
+def test_unknown_ignored_rule_is_refused(sound, tmp_path):
     with pytest.raises(UsageError, match="unknown rule 'dirty-comit'; did you mean 'dirty-commit'"):
         check(sound.write(tmp_path), ignore=["dirty-comit"])
 
@@ -35,13 +35,13 @@ def test_a_folder_without_records_is_refused(tmp_path):
         check(tmp_path)
 
 
-def test_a_study_of_which_nothing_was_completed_has_one_matter(sound, tmp_path):
+def test_study_without_completed_runs_has_one_error(sound, tmp_path):
     sound.change(status="failed", train_s=None, final_metric=None)
     errors = [finding.rule for finding in check(sound.write(tmp_path)).findings if finding.severity == "error"]
     assert errors == ["failed-runs"]
 
 
-def test_a_damaged_file_of_provenance_documents_nothing(sound, tmp_path):
+def test_damaged_provenance_counts_as_missing(sound, tmp_path):
     folder = sound.write(tmp_path)
     for file in (folder / "provenance").iterdir():
         file.write_text('{"host_hash": ')
@@ -49,7 +49,7 @@ def test_a_damaged_file_of_provenance_documents_nothing(sound, tmp_path):
     assert "no-provenance" in {finding.rule for finding in check(folder).findings}
 
 
-def test_a_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
+def test_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
     class Quiet(Rule):
         name = "quiet"
         summary = "nobody else used the machine"
@@ -63,7 +63,7 @@ def test_a_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
     assert report.findings[0] == Finding("error", "quiet", "70 runs beside a build", "all", "measure at night")
 
 
-def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():
+def test_twelve_rules_name_existing_rules():
     assert [kept.number for kept in TWELVE] == list(range(1, 13))
     for kept in TWELVE:
         assert set(kept.checked) <= set(RULES.names())
@@ -74,12 +74,12 @@ def test_the_twelve_rules_name_rules_that_exist_and_somebody_keeps_each():
     }
 
 
-def test_the_page_explains_every_rule():
+def test_page_lists_every_rule():
     page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
     assert [name for name in RULES.names() if f"`{name}`" not in page] == []
 
 
-def test_the_rule_that_the_page_shows_works(sound, tmp_path, monkeypatch):
+def test_example_rule_of_the_page_works(sound, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     RULES.names()

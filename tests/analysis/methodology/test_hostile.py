@@ -1,4 +1,4 @@
-"""Rows that a spreadsheet damaged: checked and compared, or refused; never another error, never a warning."""
+"""Damaged rows are checked and compared, or refused with an error of the package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
     everywhere=st.booleans(),
     facts=st.dictionaries(KEYS, FACTS | st.dictionaries(st.text(max_size=3), FACTS, max_size=2), max_size=3),
 )
-def test_cells_of_the_wrong_kind(whole, edits, everywhere, facts):
+def test_damaged_cells_raise_package_errors_only(whole, edits, everywhere, facts):
     folder = whole.parent / "hurt"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)

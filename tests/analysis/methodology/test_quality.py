@@ -1,4 +1,4 @@
-"""Each doubt is raised where there is reason for it, and only there."""
+"""Rules about repetitions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def steady(count, sigma=0.01, seed=0):
     return np.random.default_rng(seed).lognormal(0, sigma, count).tolist()
 
 
-def test_a_steady_study_with_enough_runs_raises_no_doubt(study):
+def test_steady_study_with_enough_runs_has_no_findings(study):
     rows = repeated(steady(8))
     rows += repeated([t / 2 for t in steady(8, seed=1)], "epoch_average", place=1)
     assert claims.findings(study(rows=rows)) == []
 
 
-def test_one_run_is_a_warning_and_so_are_few(study):
+def test_one_and_few_runs_are_warnings(study):
     found = claims.findings(
         study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)])
     )
@@ -53,7 +53,7 @@ def test_virtual_repetitions_are_not_judged_like_runs(study):
     assert "3 draws of the calibration" in few.what
 
 
-def test_wide_spread_is_told_with_the_widest(study):
+def test_spread_names_the_widest_cell(study):
     rows = [*repeated([1.0, 1.2, 1.4, 1.1, 1.3]), *repeated([1.0, 2.0, 3.0, 1.5, 2.5], workers=4)]
     found = rules(study(rows=rows))["spread"]
     assert found.severity == "warning"
@@ -65,19 +65,19 @@ def test_wide_spread_is_told_with_the_widest(study):
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
 
-def test_an_odd_run_that_moves_the_mean_is_told(study):
+def test_odd_run_that_moves_the_mean_is_found(study):
     seconds = [1.0, 1.001, 1.002, 1.003, 1.004, 1.005, 1.006, 1.2]
     assert rules(study(rows=repeated(seconds)))["odd-runs"].where == "allreduce at 2 workers (native mpi)"
     assert "odd-runs" not in rules(study(rows=repeated(seconds[:-1])))
 
 
-def test_two_groups_are_told(study):
+def test_two_groups_in_a_cell_are_found(study):
     rows = repeated([1.0, 1.3, 1.001, 1.301, 1.002, 1.302, 1.003, 1.303])
     assert rules(study(rows=rows))["two-groups"].where == "allreduce at 2 workers (native mpi)"
     assert "two-groups" not in rules(study(rows=repeated(steady(8, 0.1))))
 
 
-def test_drift_is_told_with_its_size(study):
+def test_drift_is_found_with_its_size(study):
     rows = []
     for place, workers in enumerate((1, 2, 4, 8)):
         noise = steady(4, 0.001, seed=workers)
@@ -98,7 +98,7 @@ def checked(factor):
     return rows
 
 
-def test_a_simulation_is_doubted_where_nothing_checks_it_or_it_is_far_off(study):
+def test_unchecked_or_wrong_simulation_is_found(study):
     assert rules(study(rows=repeated(steady(5), execution="virtual")))["virtual-error"].severity == "note"
     other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
     assert "only native runs on juwels itself could check it" in rules(study(rows=other))["virtual-error"].fix
@@ -110,7 +110,7 @@ def test_a_simulation_is_doubted_where_nothing_checks_it_or_it_is_far_off(study)
     assert "differ from native ones by a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
 
 
-def test_an_open_sign_is_told_with_the_repetitions_that_may_settle_it(study):
+def test_unsettled_names_the_repetitions_needed(study):
     ratios = [1.0004 * ratio for ratio in (1.10, 0.98, 1.07, 0.99, 1.06)]
     rows = [*repeated(ratios), *repeated([1.0] * 5, "epoch_average", place=1)]
     found = rules(study(rows=rows))["unsettled"]
@@ -121,12 +121,12 @@ def test_an_open_sign_is_told_with_the_repetitions_that_may_settle_it(study):
     assert "unsettled" not in rules(study(rows=rows))
 
 
-def test_a_difference_too_small_to_show_is_said_to_be_none(study):
+def test_unsettled_small_difference_is_reported_as_none(study):
     rows = [*repeated([1.1, 0.9, 1.1, 0.9, 1.0]), *repeated([1.0] * 5, "epoch_average", place=1)]
     assert "say that none was found" in rules(study(rows=rows))["unsettled"].fix
 
 
-def test_the_gravest_comes_first_and_nothing_completed_means_nothing_to_doubt(study):
+def test_findings_are_sorted_and_empty_without_completed_runs(study):
     rows = [*repeated(steady(3)), *repeated([1.0], workers=4)]
     severities = [one.severity for one in claims.findings(study(rows=rows))]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
@@ -135,5 +135,5 @@ def test_the_gravest_comes_first_and_nothing_completed_means_nothing_to_doubt(st
 
 
 @pytest.mark.parametrize("repetitions", [1, 3, 5])
-def test_a_synthetic_default_study_keeps_to_a_handful(study, repetitions):
+def test_default_study_has_few_findings(study, repetitions):
     assert len(claims.findings(study(repetitions=repetitions))) <= 4

@@ -1,4 +1,4 @@
-"""Every rule fires on a study that was doctored to break it, and on no other."""
+"""Each rule finds its violation in a doctored study, and nothing in a sound one."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def the_machine_grew_slower(study):
 @case(
     "runs-apart",
     "warning",
-    "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such blocks out",
+    "1 native ratio lost pairs to runs that were not made side by side: 1 leaves such rounds out",
 )
 def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
     def last(row):
@@ -214,7 +214,7 @@ def one_seed_for_all(study):
     study.change(seed=7)
 
 
-@case("seeds", "warning", "strategies have different seeds in 10 blocks")
+@case("seeds", "warning", "strategies have different seeds in 10 rounds")
 def a_strategy_has_seeds_of_its_own(study):
     study.change(lambda row: row.strategy == "allreduce", seed=lambda row: 100 + row.repetition)
 
@@ -524,7 +524,7 @@ def one_point_is_still_wide_at_the_most(study):
 
 
 @pytest.mark.parametrize(("rule", "severity", "said", "doctor"), CASES, ids=[case[3].__name__ for case in CASES])
-def test_a_doctored_study_is_found_out(sound, tmp_path, rule, severity, said, doctor):
+def test_rule_finds_its_violation(sound, tmp_path, rule, severity, said, doctor):
     doctor(sound)
     own = [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == rule]
     matching = [finding for finding in own if finding.severity == severity and said in finding.what]
@@ -533,7 +533,7 @@ def test_a_doctored_study_is_found_out(sound, tmp_path, rule, severity, said, do
     assert matching[0].fix
 
 
-def test_a_table_of_epochs_that_is_gone_is_missed(sound, tmp_path):
+def test_missing_epochs_file_is_found(sound, tmp_path):
     (sound.write(tmp_path) / "epochs.csv").unlink()
     (found,) = [finding for finding in check(tmp_path).findings if finding.rule == "epochs-missing"]
     assert found.severity == "warning"
@@ -549,8 +549,8 @@ def test_a_sound_study_breaks_no_rule(sound, tmp_path):
     ]
 
 
-def test_a_baseline_that_may_be_as_fast_is_not_called_weak(sound, tmp_path):
-    """ddp is faster in the mean, by 2 %, and slower in two of five blocks: the interval holds 1."""
+def test_baseline_within_noise_is_not_weak(sound, tmp_path):
+    """ddp is faster in the mean, by 2 %, and slower in two of five rounds: the interval holds 1."""
     factors = (0.90, 1.08, 0.92, 1.06, 0.95)
     sound.rows += [
         row.model_copy(
@@ -568,7 +568,7 @@ def test_a_baseline_that_may_be_as_fast_is_not_called_weak(sound, tmp_path):
     assert "weak-baseline" in report.passed
 
 
-def test_a_variant_of_allreduce_is_no_weak_baseline_beside_the_plain_one(sound, tmp_path):
+def test_variant_beside_plain_allreduce_is_not_weak(sound, tmp_path):
     def slower(row, strategy, factor, options="{}"):
         new = {"strategy": strategy, "strategy_options": options, "train_s": row.train_s * factor}
         return row.model_copy(update={**new, "run_id": f"{strategy}-{factor}-{row.run_id}"})
@@ -583,7 +583,7 @@ def test_a_variant_of_allreduce_is_no_weak_baseline_beside_the_plain_one(sound, 
 
 
 @pytest.mark.parametrize(("other", "advice"), [("diverged", "lower the learning rate"), ("timeout", "retry")])
-def test_only_what_may_end_otherwise_is_to_be_tried_again(sound, tmp_path, other, advice):
+def test_diverged_runs_are_not_retried(sound, tmp_path, other, advice):
     cell = [row.run_id for row in sound.rows if row.strategy == "epoch_average" and row.workers == 4 and native(row)]
     sound.change(lambda row: row.run_id == cell[0], status="diverged", train_s=None)
     sound.change(lambda row: row.run_id == cell[1], status=other, train_s=None)
@@ -591,12 +591,12 @@ def test_only_what_may_end_otherwise_is_to_be_tried_again(sound, tmp_path, other
     assert advice in found.fix
 
 
-def test_one_run_in_five_beside_others_is_not_a_busy_machine(sound, tmp_path):
+def test_single_disturbed_run_is_not_a_busy_machine(sound, tmp_path):
     sound.change(others_load=lambda row: 0.4 if row.repetition == 0 else 0.0)
     assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "busy-machine"]
 
 
-def test_equal_nodes_of_one_job_are_no_mixture(sound, tmp_path):
+def test_equal_nodes_of_one_job_are_accepted(sound, tmp_path):
     on_nodes(sound, {host: described(host) for host in ("cafe", "f00d")})
     assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "mixed-machines"]
 
@@ -623,12 +623,12 @@ def fix_of(folder, rule):
         ),
     ],
 )
-def test_a_missing_base_is_to_be_got_the_way_it_was_lost(sound, tmp_path, doctor, advice):
+def test_fix_of_missing_base_follows_its_cause(sound, tmp_path, doctor, advice):
     doctor(sound)
     assert advice in fix_of(sound.write(tmp_path), "speedup-base")
 
 
-def test_no_speedup_is_over_a_base_that_missed_its_pace(sound, tmp_path):
+def test_base_that_missed_its_pace_is_not_used(sound, tmp_path):
     of_a_missed_pace(sound)
     said = [one.what for one in check(sound.write(tmp_path)).findings if one.rule == "speedup-base"]
     assert not [what for what in said if what.startswith("paced")]
@@ -638,7 +638,7 @@ def test_no_speedup_is_over_a_base_that_missed_its_pace(sound, tmp_path):
 @pytest.mark.parametrize(
     ("study", "option"), [({}, "--repetitions 5"), ({"until": {"ci_width": 0.05}}, "--set until.at_least=5")]
 )
-def test_more_runs_are_asked_for_in_the_words_of_the_study(sound, tmp_path, study, option):
+def test_fix_names_the_option_of_the_study(sound, tmp_path, study, option):
     """`repetitions` and `until` are refused together."""
     sound.drop(lambda row: row.repetition > 2 or not native(row))
     sound.study |= study

@@ -1,4 +1,4 @@
-"""Steps, synchronisations and bytes: as recorded where they were, continued where they were not."""
+"""Workload: recorded, interpolated and extrapolated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis.laws.workload import Workload, workload_of
+from scalebench.analysis.laws.series import Workload, workload_of
 from tests.law_factory import BYTES, COUNTS, STEPS, workload
 from tests.records_factory import run_row
 
@@ -25,7 +25,7 @@ def rows(**columns):
 
 
 @given(st.integers(0, 6), st.sampled_from(["batch", "epoch"]))
-def test_measured_counts_give_what_was_measured(power, every):
+def test_workload_at_measured_counts_is_exact(power, every):
     load = workload(every=every)
     n = np.array([2.0**power])
     assert load.steps(n) == pytest.approx(load.measured_steps[power])
@@ -34,7 +34,7 @@ def test_measured_counts_give_what_was_measured(power, every):
 
 
 @given(st.floats(2, 5000))
-def test_between_and_beyond_they_follow_their_power_of_n(count):
+def test_workload_interpolates_and_extrapolates_powers_of_n(count):
     n = np.array([count])
     batch, epoch = workload(every="batch"), workload(every="epoch")
     assert batch.steps(n) == pytest.approx(STEPS / n)
@@ -45,7 +45,7 @@ def test_between_and_beyond_they_follow_their_power_of_n(count):
 
 
 @given(st.floats(1.0, 1e6))
-def test_nothing_is_ever_negative(count):
+def test_workload_is_never_negative(count):
     n = np.array([count])
     counts = np.array(COUNTS, dtype=float)
     shrinking = np.where(counts > 1, 70 - counts, 0.0)  # a straight line would go below zero
@@ -54,21 +54,21 @@ def test_nothing_is_ever_negative(count):
     assert load.bytes_sent(n)[0] >= 0
 
 
-def test_bytes_that_grow_with_log2_n_go_on_so():
+def test_bytes_extrapolate_linearly_in_log2_n():
     counts = np.array(COUNTS, dtype=float)
     syncs = np.where(counts > 1, 6.0, 0.0)
     load = Workload(counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0)
     assert load.bytes_sent(np.array([256.0])) == pytest.approx(6 * 8 * 100)
 
 
-def test_one_worker_has_nobody_to_send_to():
+def test_one_worker_sends_no_bytes():
     load = workload(COUNTS[1:])
     assert load.syncs(np.ones(1))[0] == 0
     assert load.bytes_sent(np.ones(1))[0] == 0
     assert load.steps(np.ones(1)) == pytest.approx(STEPS)
 
 
-def test_rows_tell_the_workload():
+def test_workload_is_read_from_rows():
     load = workload_of(rows())
     assert isinstance(load, Workload)
     assert load.measured_steps.tolist() == [800, 400, 200, 100]
@@ -90,7 +90,7 @@ def test_rows_tell_the_workload():
         ({"batch_policy": "global", "batch_per_worker": None}, "no batch_per_worker"),
     ],
 )
-def test_rows_that_do_not_tell_it_say_why(columns, reason):
+def test_missing_workload_has_a_reason(columns, reason):
     told = workload_of(rows(**columns))
     assert isinstance(told, str)
     assert reason in told
