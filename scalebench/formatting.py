@@ -52,10 +52,22 @@ def percent(share: float) -> str:
     return f"{rounded:+.0f} %" if abs(number) >= 9.95 else f"{rounded:+.1f} %"
 
 
+def share(value: float) -> str:
+    """`54 %`, unsigned."""
+    return percent(abs(value)).lstrip("+")
+
+
+def percent_range(low: float, high: float) -> str:
+    """`51 to 57 %`; with signs unless both ends are positive."""
+    if low > 0:
+        return f"{share(low).removesuffix(' %')} to {share(high)}"
+    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
+
+
 def deviation(log_ratio: float) -> str:
     """How far two times lie apart, whichever is longer: `12 %`; from half as much again on `a factor of 3.1`."""
     size = math.exp(abs(log_ratio))
-    return percent(size - 1).lstrip("+") if size <= 1.5 else f"a factor of {digits(size, 2)}"
+    return share(size - 1) if size <= 1.5 else f"a factor of {digits(size, 2)}"
 
 
 def percent_with_interval(share: float, low: float, high: float) -> str:
@@ -76,6 +88,39 @@ def digits(value: float, significant: int = 3) -> str:
         return f"{value:.{significant - 1}e}"
     magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
     return f"{value:,.{max(0, significant - 1 - magnitude)}f}"
+
+
+def metric_word(name: str) -> str:
+    """Return the name of a metric as it stands in a sentence: `accuracy`, `R²`."""
+    return {"r2": "R²"}.get(name, name)
+
+
+def metric_change(value: float, metric: str, until: float | None = None) -> str:
+    """`3.8 points` of accuracy, `0.012` of R²; with `until` a signed range: `-1.2 to +0.3 points`.
+
+    An end that is not zero gets as many digits as show its sign.
+    """
+    if not math.isfinite(value):
+        return EMPTY
+    scale, places, unit = (100, 1, " points") if metric == "accuracy" else (1, 3, "")
+    if until is None:
+        return f"{scale * value:.{places}f}{unit}"
+    ends = [scale * end for end in (value, until)]
+    places = next((n for n in range(places, places + 3) if all(round(end, n) or not end for end in ends)), places)
+    low, high = (round(end, places) + 0.0 for end in ends)  # no negative zero
+    return f"{low:+.{places}f} to {high:+.{places}f}{unit}"
+
+
+def metric_with_interval(value: float, low: float, high: float, *, signed: bool = False) -> str:
+    """`0.907 [0.899, 0.915]`; without an interval only the value; `equal` for a `signed` difference of zero."""
+    sign = "+" if signed else ""
+    if not math.isfinite(value):
+        return EMPTY
+    if signed and is_equal(value, low, high):
+        return "equal"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{value:{sign}.3f}"
+    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:

@@ -77,7 +77,7 @@ def matrix_markdown() -> str:
 
 
 def _of_libraries() -> list[str]:
-    """Why strategies that are a library's own run on its engines only, and which of ours has the same rule on mpi."""
+    """Return the section on strategies of libraries, with the equivalent strategy on mpi."""
     lines = [
         "",
         "## Strategies that are a library's own",
@@ -110,10 +110,10 @@ def _row(entry: StrategyEngines) -> str:
 
 
 def renewed(page: str, entry: StrategyEngines) -> str:
-    """`page` of one strategy with the options of its class and its recorded traffic.
+    """Return the `page` of one strategy with the options of its class and its recorded traffic.
 
     Raises:
-        ValueError: the page has no such place.
+        ValueError: the page lacks one of the places.
     """
     if entry.one_worker:
         return page

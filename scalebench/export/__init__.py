@@ -1,4 +1,4 @@
-"""The records in the formats of other tools: Parquet, JSON, MLflow's file store."""
+"""Write records in the formats of other tools: Parquet, JSON, MLflow's file store."""
 
 from scalebench.export.json_file import json_text, write_json
 from scalebench.export.mlflow import write_mlflow

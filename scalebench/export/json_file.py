@@ -1,4 +1,4 @@
-"""One JSON file: strict (RFC 8259), exact, a row a line."""
+"""Write results as one JSON file: strict (RFC 8259), exact, one row per line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ROWS_AT_ONCE = 10_000
 
 
 def write_json(results: Results, file: Path) -> Path:
-    """Write `results` to `file`, whole or not at all.
+    """Write `results` to `file` atomically.
 
     An object with `format` ("scalebench-results"), `format_version`, `schema_version` of the rows, `study`
     (study.yaml), `notes`, `columns` (meaning and unit by table and column), then the tables `runs`, `epochs`, `cells`
-    and `ratios`, each a list of objects, one per row. Numbers are written so that reading gives the same double; what
-    is missing or not finite is null.
+    and `ratios`, each a list of objects, one per row. Numbers round-trip exactly; missing and non-finite values
+    are null.
 
     Raises:
         ResultsError: `file` cannot be written.
@@ -36,7 +36,7 @@ def write_json(results: Results, file: Path) -> Path:
 
 
 def json_text(results: Results) -> Iterator[str]:
-    """The same, piece by piece."""
+    """Yield the content of `write_json` in pieces."""
     found = tables(results)
     meanings = {name: columns_of(name) for name in found}
     head: dict[str, Any] = {
@@ -71,7 +71,7 @@ def _rows(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """Python's own numbers and texts, None for what is missing or not finite."""
+    """Convert to Python numbers and texts, with None for missing and non-finite values."""
     plain = {}
     for name, column in table.items():
         held = column.notna()

@@ -1,4 +1,4 @@
-"""MLflow's file store (`mlruns`), written without MLflow.
+"""Write results as MLflow's file store (`mlruns`), without MLflow.
 
     FOLDER/<experiment id>/meta.yaml                        the study
     FOLDER/<experiment id>/<run id>/meta.yaml               a run: name, status, start and end in ms since 1970
@@ -7,8 +7,8 @@
     FOLDER/<experiment id>/<run id>/tags/<name>             one value
 
 as `mlflow.store.tracking.file_store.FileStore` reads it. MLflow 2 opens it as it is; MLflow 3 wants
-MLFLOW_ALLOW_FILE_STORE=true, or `mlflow migrate-filestore`. Identifiers come from the names of study and run, so that
-exporting again replaces what was exported before.
+MLFLOW_ALLOW_FILE_STORE=true, or `mlflow migrate-filestore`. Identifiers are hashes of the names of study and run, so
+that a repeated export replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scalebench.records.schema import EpochRow, RunRow, kinds
 _STATUS = {"completed": 3, "failed": 4, "diverged": 4, "timeout": 4, "interrupted": 5}  # FINISHED, FAILED, KILLED
 _KEYS = ("run_id", "attempt", "epoch")
 _LONGEST = 6000  # of a parameter; a tag may have 8000 characters
-# Columns that are measured; the other numbers, and all texts, say what was run.
+# Measured columns; all other columns but _TAGS are parameters.
 _MEASURED = (
     *(
         "paced_overrun",
@@ -57,15 +57,15 @@ _TAGS = (
 def write_mlflow(results: Results, folder: Path) -> Path:
     """Write the study as one experiment below `folder`, which may hold other experiments; return its folder.
 
-    Each run's columns become parameters (what was run), metrics (what was measured; per epoch with step = epoch) and
-    tags (its status, where it ran). A metric that is both (compute_s) has its total under its name and the epochs'
-    values under `epoch/...`. Missing values are left out. Metrics are stamped start + training time.
+    A run's columns become parameters (settings), metrics (measurements; per epoch with step = epoch) and tags (status,
+    place). A metric of both tables (compute_s) has its total under its name and the epochs' values under `epoch/...`.
+    Missing values are left out. Metrics are stamped start + training time.
 
     Raises:
         ResultsError: `folder` cannot be written, or holds an experiment of this name that scalebench did not write.
     """
     name = str(results.runs["study"].iloc[-1])
-    number = str(int(_digest(name)[:15], 16) + 10**17)  # eighteen digits, as MLflow's own
+    number = str(int(_digest(name)[:15], 16) + 10**17)  # eighteen digits, as MLflow's
     experiment = folder / number
     with writing(experiment):
         _refuse_a_namesake(folder, name, number)
@@ -150,7 +150,7 @@ def _refuse_a_namesake(folder: Path, name: str, number: str) -> None:
         try:
             facts = yaml.safe_load(meta.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # not ours to judge
+            continue  # not written by scalebench
         if isinstance(facts, dict) and facts.get("name") == name and meta.parent.name != number:
             raise ResultsError(
                 f"{folder} has another experiment {name!r} ({meta.parent.name}), and MLflow wants names to differ; "
@@ -173,7 +173,7 @@ def _later(seconds: Any) -> int:
 
 
 def _milliseconds(started_utc: object) -> int:
-    """0, which MLflow shows as 1970, where no moment was noted."""
+    """Return milliseconds since 1970; 0 if unknown."""
     try:
         moment = datetime.fromisoformat(str(started_utc))
     except ValueError:

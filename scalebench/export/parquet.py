@@ -1,4 +1,4 @@
-"""Parquet files, one per table, with meanings and units in the schema. Needs pyarrow."""
+"""Write results as Parquet files, one per table, with meanings and units in the schema. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_parquet(results: Results, folder: Path) -> list[Path]:
     """Write `folder`/runs.parquet, epochs.parquet, cells.parquet and ratios.parquet; each is replaced whole.
 
     A column's field metadata has its `unit` and `meaning`; the schema's metadata has `scalebench`, a JSON object with
-    `schema_version` and `study`. What is missing is null; numbers are exact.
+    `schema_version` and `study`. Missing values are null; numbers are exact.
 
     Raises:
         UsageError: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""What is exported: the records as they are read, and what the analysis makes of them."""
+"""The exported tables: records, and the statistics of the analysis."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _OWN = {"label": Column("the strategy with its options as written")}
 
 
 def tables(results: Results) -> dict[str, pd.DataFrame]:
-    """`runs` and `epochs` (the latest attempts), `cells` (one row per cell) and `ratios` (one per cell and baseline).
+    """Return `runs`, `epochs` (latest attempts), `cells` (one row per cell) and `ratios` (one per cell and baseline).
 
-    Texts are of type str and flags nullable, so that a column has one type whatever it holds. `cells` has a column
-    `target_reached` beside `time_to_target_s`, whose infinity (most runs never reached it) not every format can say:
-    true, false, or missing where the study states no target.
+    Texts are of type str and flags nullable, so that the type of a column does not depend on its values. `cells` has a
+    column `target_reached` (true, false, missing without a target) beside `time_to_target_s`, as not every format holds
+    its infinity.
     """
     summary = cells(results)
     time = summary["time_to_target_s"].astype("float64")
@@ -47,7 +47,7 @@ def columns_of(name: str) -> dict[str, Column]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses becomes one line about `path`.
+    """Turn an OSError into a ResultsError about `path`.
 
     Raises:
         ResultsError: `path` cannot be written.
@@ -59,7 +59,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns of Python objects get the type of what they hold; an empty one counts as text."""
+    """Give columns of Python objects the type of their values; an empty one counts as text."""
     objects = [name for name in table if pd.api.types.is_object_dtype(table[name].dtype)]
     return table.astype({name: _kind(table[name]) for name in objects})
 

@@ -1,4 +1,4 @@
-"""What the records look like: one file per figure."""
+"""Figures of a study, one file each."""
 
 from scalebench.figures.base import default_figures, describe_figures, figure_names
 from scalebench.figures.plotting import FORMATS, Drawn, plot, plot_folder

@@ -1,4 +1,4 @@
-"""How far virtual times are from native ones."""
+"""The agreement figure: virtual against native training times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a figure is, and how figures are found by name.
+"""The base class of figures, and their registry.
 
-No module of this package imports pandas or matplotlib when it is loaded, so that figures can be listed in a tenth of a
-second; what draws is in `scalebench.figures.drawing`.
+Modules of this package import pandas and matplotlib inside functions only, so that listing figures takes a tenth of a
+second. The drawing code is in `scalebench.figures.drawing`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Figure(Choice):
-    """One figure of a study: a new one is one new file in this package."""
+    """One figure of a study; a new figure is a new file in this package."""
 
-    by_default: ClassVar[bool] = True  # False: drawn only where it is named
+    by_default: ClassVar[bool] = True  # False: drawn only if named
 
     def absent(self, results: Results) -> str:
-        """Why these results cannot carry the figure; empty if they can."""
+        """Return the reason why the figure cannot be drawn from `results`, empty if it can."""
         return "" if len(results.completed) else "no run was completed"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        """Draw panels and caption on `canvas`, which keeps the drawn data."""
+        """Draw panels, legend and caption on `canvas`, which collects the drawn data."""
         raise NotImplementedError
 
 
@@ -34,17 +34,16 @@ FIGURES: Registry[Figure] = Registry("figure", UsageError, "scalebench.figures",
 
 
 def figure_names() -> list[str]:
-    """Every known figure."""
     return FIGURES.names()
 
 
 def default_figures() -> list[str]:
-    """Those that are drawn where none is named."""
+    """Return the figures that are drawn if no name is given."""
     return [name for name in figure_names() if FIGURES.find(name).by_default]
 
 
 def describe_figures() -> list[tuple[str, str]]:
-    """(name, one-line summary) of every figure, and whether it is drawn only when it is named."""
+    """Return (name, summary) of every figure; the summary marks figures that are drawn only if named."""
     named = set(figure_names()) - set(default_figures())
     return [
         (name, f"{summary} (drawn when named)" if name in named else summary) for name, summary in FIGURES.describe()

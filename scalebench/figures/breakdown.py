@@ -1,4 +1,4 @@
-"""Where the time goes: compute, communication and the waiting in it, data, other."""
+"""The breakdown figure: shares of compute, communication, waiting, data and other in the training time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Breakdown(Figure):
         for place, (panel, name) in enumerate(zip(panels, names, strict=False)):
             panel.title(lettered(place), name)
             own = table[table["series"] == name]
-            single = own["workers"].nunique() == 1  # serial: no room is kept for counts that it cannot have
+            single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
             places = draw_bars(panel, own, shown, _segments, "share of training time", like=counts)
             for at, cell in places:
@@ -91,7 +91,7 @@ def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
 
 
 def _engine_alone(cell: dict[Hashable, Any]) -> bool:
-    """Whether what was booked as communication is an engine's work for a single worker."""
+    """Return True if the communication time of a cell is the engine's cost at a single worker."""
     return bool(cell["workers"] == 1 and cell["comm_s"] > 0)
 
 

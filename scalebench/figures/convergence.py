@@ -1,4 +1,4 @@
-"""What a strategy costs in accuracy: the metric against epochs and against time."""
+"""The convergence figure: the metric against epochs and against time."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
 
 
 def _spread(counts: list[int]) -> list[int]:
-    """At most four of the counts above one, where all strategies are serial; the last is among them."""
+    """Select at most four of the counts above one, the largest included."""
     counts = [count for count in counts if count > 1] or counts
     if len(counts) <= _COLUMNS:
         return counts

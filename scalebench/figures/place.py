@@ -1,4 +1,4 @@
-"""Where the drawings of a study go: `plots/<study>`, unless those of other records of that name lie there."""
+"""The output folder of a study: `plots/<study>`, or `plots/<study>-2` ... beside other records of that name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.cells import to_text
 from scalebench.study.spec import slug
 
-_MARK = ".records"  # in the folder: a hash of the path of what was drawn, which names nobody
+_MARK = ".records"  # file with a hash of the path of the records
 
 
 def place_for(records: Path, output: Path) -> Path:
-    """`output`/<study> for what is drawn of the study in `records`, or <study>-2 ... where another's drawings lie.
+    """Create and return `output`/<study> for the study in `records`, or <study>-2 ... if other records own that folder.
 
-    The folder is made, and known from then on as that of these records. One that nobody marked is taken.
+    A mark in the folder names its records; a folder without a mark is taken.
 
     Raises:
         ResultsError: there are no records, or the folder cannot be made.

@@ -1,4 +1,4 @@
-"""Draws figures and writes each as PDF, SVG, PNG and the CSV of its drawn data."""
+"""Draw figures and write each as PDF, SVG, PNG and the CSV of its drawn data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "svg", "png")
 _SLOWEST = ("time-reduction", "scaling-laws", "breakdown", "strong-scaling")
-# Nothing that differs from run to run: the same records give the same bytes.
+# Without dates: the same records give the same bytes.
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
     "svg": {"Date": None, "Creator": "scalebench"},
@@ -30,7 +30,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 class Drawn(NamedTuple):
-    """What came of one figure: its files, or the reason why it cannot be drawn."""
+    """The files of one figure, or the reason why it cannot be drawn."""
 
     name: str
     files: list[Path]
@@ -39,12 +39,11 @@ class Drawn(NamedTuple):
 
 
 def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
-    """Write the figures `names` (default: those of `default_figures` that these can carry) to `output/<study>/`.
+    """Write the figures `names` to `output/<study>/`; default: the `default_figures` that can be drawn.
 
     Raises:
         UsageError: an unknown figure.
-        ResultsError: a figure asked for by name, or every figure, cannot be drawn from these results, or `output`
-            cannot be written.
+        ResultsError: a named figure, or every figure, cannot be drawn, or `output` cannot be written.
     """
     for name in names:
         FIGURES.find(name)
@@ -61,20 +60,20 @@ def plot_folder(
     jobs: int = 1,
     place: Path | None = None,
 ) -> list[Drawn]:
-    """As `plot`, for the records in `folder`, in `jobs` processes; each figure's `notes` are those of the results.
+    """Write figures of the records in `folder` as `plot` does, in `jobs` processes.
 
-    `place` is the folder that gets the figures, if not `output`/<study>.
+    `place` overrides the folder `output`/<study>. Each figure's `notes` are those of the results.
     """
     for name in names:
         FIGURES.find(name)
     wanted = list(names or default_figures())
-    # The slowest first, so that no process is left with one of them at the end.
+    # The slowest figures first, so that all processes end at about the same time.
     order = sorted(wanted, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
     work = [(folder, name, output, tuple(formats), place) for name in order]
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
-    else:  # fresh processes: to fork one that runs threads is not safe
+    else:  # spawn: forking a process with threads is not safe
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             drawn = list(pool.map(_load_and_draw, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
@@ -129,12 +128,12 @@ def _write(kind: Figure, results: Results, stem: Path, formats: Sequence[str]) -
     table = canvases[0].data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
     safe = {name: [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]] for name in texts}
-    table.assign(**safe).to_csv(data, index=False, lineterminator="\n")  # no text is a formula in a spreadsheet
+    table.assign(**safe).to_csv(data, index=False, lineterminator="\n")  # texts are escaped for spreadsheets
     return [*files, data]
 
 
 def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Let `draw` fill a canvas in scalebench's style and write `stem` in each of `formats`.
+    """Call `draw` on a canvas in scalebench's style and write `stem` in each of `formats`.
 
     Raises:
         OSError: a file cannot be written.
@@ -152,7 +151,7 @@ def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats:
 
 
 def _save(figure: Any, file: Path) -> None:
-    """As `figure.savefig` does, which draws every figure twice."""
+    """Write `figure` without the second drawing of `savefig`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -167,7 +166,7 @@ def _save(figure: Any, file: Path) -> None:
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """scalebench's own style on matplotlib's defaults, whatever the user's matplotlibrc says."""
+    """Apply scalebench's style to matplotlib's defaults, independently of the user's matplotlibrc."""
     import matplotlib as mpl
 
     sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)

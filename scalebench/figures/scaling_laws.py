@@ -1,4 +1,4 @@
-"""The law that each strategy's times follow, with its band, its knee, and where it leads beyond what was measured."""
+"""The scaling-laws figure: the law fitted to each series, with its band, knee and extrapolation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.styles import Look
 
 _COLUMNS = 3
-_BEYOND = 2.0  # times the largest measured count
+_BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
 
 
@@ -133,7 +133,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
     if sure:
         low, high = panel.ax.get_ylim()
         panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
-        # A wide band must not hide the points.
+        # A wide band does not shrink the points to a line.
         panel.ax.set_ylim(max(low / 2, min(low, np.nanmin(band.low))), min(high * 2, max(high, np.nanmax(band.high))))
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])

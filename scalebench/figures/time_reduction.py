@@ -1,4 +1,4 @@
-"""What synchronising less often saves, against per-batch allreduce, and against real engines in two parts."""
+"""The time-reduction figure: time saved against per-batch allreduce, and against Horovod and DDP in two parts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TimeReduction(Figure):
             for baseline in ("horovod", "ddp")
         ]
         columns = min(_COLUMNS, max(1, *(len(names) for _, names in groups)))
-        pairs: list[tuple[str, str]] = []  # each baseline starts a row; ("", "") leaves a place empty
+        pairs: list[tuple[str, str]] = []  # baseline and strategy of each panel; ("", ""): an empty panel
         for baseline, names in groups:
             pairs += [(baseline, name) for name in names] + [("", "")] * (-len(names) % columns)
         panels = canvas.rows((3, 2.5), *[(columns, 1.95)] * (len(pairs) // columns))
@@ -151,7 +151,7 @@ def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
 
 
 def _missing(compared: pd.DataFrame, results: Results) -> str:
-    """Which reductions are not there, and why."""
+    """Caption: missing reductions with their reasons."""
     known = set(results.completed["strategy"])
     unknown = [name for name in ("serial", "allreduce", "horovod", "ddp") if name not in known]
     notes = sorted(set(compared.loc[(compared["note"] != "") & compared["baseline"].isin(known), "note"]))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LANE_IN = 0.3
 _MOST_LANES = 40
-_EDGES_UP_TO = 600  # bars: beyond, white edges would hide them
+_EDGES_UP_TO = 600  # bars: white edges hide more of them
 
 
 class Lap(Protocol):

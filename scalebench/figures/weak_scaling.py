@@ -1,4 +1,4 @@
-"""Time, efficiency and metric against workers at a fixed number of samples per worker."""
+"""The weak-scaling figure: time, efficiency and metric against workers, samples per worker fixed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a reader is handed: one self-contained page, and the description of an artifact."""
+"""The report on a study: one self-contained HTML page."""

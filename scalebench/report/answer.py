@@ -1,4 +1,4 @@
-"""The study's question answered in one sentence, with its intervals, or why it cannot be."""
+"""The answer to the study's question in one sentence with its intervals, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from scalebench.analysis import Results, agreement, cells, differences, median_e
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import PER_BATCH, listed
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, SAME_METRIC, STATED
-from scalebench.formatting import counted, deviation, is_equal, percent, seconds
-from scalebench.report.comparison import BASELINE, Comparison, comparisons, headline
-from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_change, metric_word, percent_range, share
+from scalebench.formatting import (
+    counted,
+    deviation,
+    is_equal,
+    metric_change,
+    metric_word,
+    percent,
+    percent_range,
+    seconds,
+    share,
+)
+from scalebench.report.comparison import BASELINE, EXECUTIONS_IN_WORDS, Comparison, comparisons, headline
 
-ABOUT_EQUAL = 0.05  # an interval of the saving within +- this share shows that there is none worth the name
+ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
 
 
 class Phrase(NamedTuple):
-    """A piece of a sentence: what is `strong` can be read alone, what is `detail` can be passed over."""
+    """A part of a sentence: `strong` parts are the message, `detail` parts can be skipped."""
 
     text: str
     kind: Literal["plain", "strong", "detail"] = "plain"
@@ -33,7 +42,7 @@ Sentence = tuple[Phrase, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """`sentence` answers `question`; `beside` is what has to be known with it."""
+    """Question, answer, and the sentences that qualify it."""
 
     question: str
     sentence: Sentence
@@ -41,7 +50,7 @@ class Answer:
 
 
 def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
-    """The answer that `results`, with their `comparisons`, can carry."""
+    """Answer the question from `results` and their `comparisons`."""
     names = results.completed["metric_name"].dropna().unique()
     question = QUESTION.format(metric=metric_word(str(names[0])) if len(names) == 1 else "accuracy")
     found = [one for one in compared if one.answers]
@@ -57,9 +66,9 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
 
 
 def spoken(results: Results) -> list[str]:
-    """The answer in plain text, for the end of a study: the largest measured saving in workers, then the simulated one.
+    """Return the answer as plain lines: the measured comparison at the largest worker count, then the simulated one.
 
-    Without a comparison that may speak, one line with the reason.
+    Without a comparison that answers the question, return one line with the reason.
     """
     found = [one for one in comparisons(results) if one.answers]
     if not found:
@@ -75,12 +84,12 @@ def spoken(results: Results) -> list[str]:
 
 
 def as_text(sentence: Sentence) -> str:
-    """The sentence without its emphasis."""
+    """Return the plain text of `sentence`."""
     return "".join(phrase.text for phrase in sentence)
 
 
 def _clauses(one: Comparison, baseline: str) -> Sentence:
-    """What it saves, and what that costs."""
+    """The saving of time and its cost in the metric."""
     return (
         *_time(one, baseline),
         Phrase(", and "),
@@ -147,7 +156,7 @@ def _metric(one: Comparison) -> Iterator[Phrase]:
 
 
 def _ties(fastest: Comparison, found: list[Comparison], results: Results) -> list[Comparison]:
-    """The strategies beside `fastest` whose difference from it has an interval that holds zero."""
+    """Return the rivals of `fastest` whose difference in time from it has an interval that holds zero."""
     ties = []
     for one in _rivals(fastest, found):
         if one is fastest:
@@ -159,14 +168,14 @@ def _ties(fastest: Comparison, found: list[Comparison], results: Results) -> lis
 
 
 def _differences(one: Comparison, other: Comparison, results: Results) -> pd.DataFrame:
-    """How `one` differs from `other`, both of one place."""
+    """Return the rows of `differences` between two strategies of one execution, engine and worker count."""
     table = differences(results, one.label, other.label)
     own = (table["execution"] == one.execution) & (table["workers"] == one.workers)
     return table[own & (table["engine_a"] == one.engine) & (table["engine_b"] == one.engine)]
 
 
 def _most_accurate(fastest: Comparison, ties: list[Comparison]) -> Comparison:
-    """Of those that tie the one with the highest mean metric; the fastest where that is theirs too, or not measured."""
+    """Return the strategy with the highest mean metric among `fastest` and its ties; of equal ones, the fastest."""
     alike = [fastest, *ties]
     if not all(math.isfinite(one.metric) for one in alike):
         return fastest
@@ -175,13 +184,13 @@ def _most_accurate(fastest: Comparison, ties: list[Comparison]) -> Comparison:
 
 
 def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
-    """All of its execution, engine and worker count, and itself."""
+    """Return the comparisons of the same execution, engine and worker count, `first` included."""
     place = (first.execution, first.engine, first.workers)
     return [one for one in found if (one.execution, one.engine, one.workers) == place]
 
 
 def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], results: Results) -> Iterator[Sentence]:
-    """Chosen from how many, from how many workers on, what is without loss, what the other executions say."""
+    """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, agreement."""
     yield from _parts_of_the_saving(first, results)
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
     rivals = _rivals(first, found)
@@ -209,7 +218,7 @@ def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], 
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
-    """Communication and waiting avoided, as shares of the baseline's time, and the saving without jitter if simulated.
+    """Communication and waiting avoided as shares of the baseline's time, and the saving without jitter if simulated.
 
     Communication avoided is (c_b - w_b - c + w) / T_b and waiting avoided (w_b - w) / T_b, with c the seconds of
     communication that no computing hides and w those of them spent waiting for others, means over the workers.
@@ -236,14 +245,14 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
 
 
 def _without_jitter(results: Results, one: Comparison, label: str) -> float:
-    """Mean virtual time of a strategy without jitter, in seconds; NaN where it is not known."""
+    """Return the mean virtual time of a strategy without jitter in seconds; NaN if unknown."""
     runs = results.completed
     own = (runs["execution"] == one.execution) & (runs["label"] == label) & (runs["workers"] == one.workers)
     return float(runs.loc[own, "train_s_no_jitter"].astype(float).mean())
 
 
 def _standing(first: Comparison, tied: list[Comparison], results: Results) -> str:
-    """Where it stands among its rivals."""
+    """Rank of `first` in time among its rivals."""
     if not tied:
         return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
     names = listed(one.label for one in tied)
@@ -255,7 +264,7 @@ def _standing(first: Comparison, tied: list[Comparison], results: Results) -> st
 
 
 def _accuracy_among(first: Comparison, tied: list[Comparison], results: Results) -> Iterator[str]:
-    """How its metric stands among those it ties with; a difference is shown where its interval lies above zero."""
+    """Rank of the metric of `first` among its ties; a difference is shown if its interval lies above zero."""
     if not all(math.isfinite(one.metric) for one in (first, *tied)):
         return
     word = metric_word(first.metric_name or "accuracy")
@@ -273,7 +282,7 @@ def _accuracy_among(first: Comparison, tied: list[Comparison], results: Results)
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
-    """The worker counts, without a gap up to the answer's own, at which a saving is shown."""
+    """The consecutive worker counts, up to that of `first`, at which a saving is shown."""
     own = sorted((one for one in same if one.label == first.label), key=lambda one: -one.workers)
     shown = next((place for place, one in enumerate(own) if not one.saves), len(own))
     if shown == 0 or len(own) == 1:

@@ -1,17 +1,34 @@
-"""Each strategy beside its per-batch baseline, and which of these comparisons speaks for the study."""
+"""Comparisons of strategies with the per-batch baseline, and the choice of the headline among them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from scalebench.analysis import Results, against
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
 from scalebench.analysis.validation import PREFERRED_ENGINES
 
 BASELINE = "allreduce"
+EXECUTIONS_IN_WORDS = {
+    "native": "measured",
+    "paced": "measured, with compute stretched to a stated device",
+    "virtual": "simulated time, real training",
+    "modelled": "modelled",
+}
+_COLUMNS = {  # of `analysis.against`, where the names differ
+    "engine_a": "engine",
+    "label_a": "label",
+    "label_b": "baseline",
+    "a_s": "strategy_s",
+    "b_s": "baseline_s",
+    "metric_a": "metric",
+    "metric_b": "metric_baseline",
+    "metric_difference": "difference",
+    "metric_low": "difference_low",
+    "metric_high": "difference_high",
+}
 
 
 @dataclass(frozen=True)
@@ -49,70 +66,47 @@ class Comparison:
 
     @property
     def saves(self) -> bool:
-        """Whether a saving is shown: all of its interval is one."""
+        """Return True if the whole interval of the saving is positive."""
         return self.saved_low > 0
 
     @property
     def costs_metric(self) -> bool:
-        """Whether a loss is shown in the metric."""
+        """Return True if the whole interval of the metric's difference is negative."""
         return self.difference_high < 0
 
     @property
     def answers(self) -> bool:
-        """Whether it may speak for the study."""
+        """Return True if the comparison can answer the study's question."""
         return self.workers > 1 and not (self.per_batch or self.oversubscribed) and math.isfinite(self.saved)
 
 
 def comparisons(results: Results) -> list[Comparison]:
-    """Every strategy against the baseline on the same engine; none if the baseline did not run."""
+    """Compare every strategy with the baseline on the same engine; empty if the baseline did not run."""
     runs = results.completed
     strategy_of = dict(zip(runs["label"], runs["strategy"], strict=True))
     baselines = sorted(label for label, strategy in strategy_of.items() if strategy == BASELINE)
     if not baselines:
         return []
     table = against(results, BASELINE if BASELINE in baselines else baselines[0])
-    own = table[table["engine_a"] == table["engine_b"]]
-    return [_comparison(row, strategy_of[row["label_a"]] in PER_BATCH) for row in own.to_dict("records")]
+    table = table[table["engine_a"] == table["engine_b"]].rename(columns=_COLUMNS)
+    table = table.assign(
+        per_batch=table["label"].map(strategy_of).isin(PER_BATCH),
+        saved=1 - table["ratio"],
+        saved_low=1 - table["ratio_high"],
+        saved_high=1 - table["ratio_low"],
+    )
+    rows = table[[field.name for field in fields(Comparison)]].to_dict("records")
+    return [Comparison(**{str(name): value for name, value in row.items()}) for row in rows]
 
 
 def headline(found: Sequence[Comparison]) -> Comparison:
-    """Of those that answer the one that speaks, by a rule that does not look for the largest saving.
+    """Select the headline from comparisons that answer the question, independently of the size of the saving.
 
-    The largest worker count; native before paced before virtual where they reach equally far; there the strategy that
-    takes the least time.
+    Order: the largest worker count, then native before paced before virtual, then the least time.
     """
     executions, engines = EXECUTIONS, ["virtual", *PREFERRED_ENGINES]
     most = max(one.workers for one in found)
     return min(
         (one for one in found if one.workers == most),
         key=lambda one: (executions.index(one.execution), engines.index(one.engine), -one.saved),
-    )
-
-
-def _comparison(row: dict[Hashable, Any], per_batch: bool) -> Comparison:
-    return Comparison(
-        execution=str(row["execution"]),
-        engine=str(row["engine_a"]),
-        workers=int(row["workers"]),
-        label=str(row["label_a"]),
-        baseline=str(row["label_b"]),
-        per_batch=per_batch,
-        oversubscribed=bool(row["oversubscribed"]),
-        strategy_s=float(row["a_s"]),
-        baseline_s=float(row["b_s"]),
-        saved=1 - float(row["ratio"]),
-        saved_low=1 - float(row["ratio_high"]),
-        saved_high=1 - float(row["ratio_low"]),
-        interval=str(row["interval"]),
-        n=int(row["n"]),
-        test=str(row["test"]),
-        p_adjusted=float(row["p_adjusted"]),
-        metric_name=str(row["metric_name"]),
-        metric=float(row["metric_a"]),
-        metric_baseline=float(row["metric_b"]),
-        difference=float(row["metric_difference"]),
-        difference_low=float(row["metric_low"]),
-        difference_high=float(row["metric_high"]),
-        metric_n=int(row["metric_n"]),
-        note=str(row["note"]),
     )

@@ -1,4 +1,4 @@
-"""The study's figures, panel by panel: a page lays them out for its width, and writes caption and legend itself."""
+"""Figures of the report, panel by panel: the page arranges them to its width and has captions and legends as HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import dataclass
 
+import pandas as pd
 from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
@@ -19,17 +20,18 @@ from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.plotting import house_style
-from scalebench.report.alternative import describe
+from scalebench.formatting import digits
 from scalebench.report.svg import StyleSheet, inline, write
 
 ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "scaling-laws", "breakdown", "agreement")
-_WIDEST_IN = 4.0  # of a panel: twice as wide on a phone, and its letters would be too small there
+_WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
 _KEY_IN = (0.36, 0.15)
+_MOST_SERIES = 16  # in the text of a panel
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One panel: its title, what it shows in words with numbers, and the `<svg>`."""
+    """One panel: title, text alternative with numbers, and `<svg>`."""
 
     title: str
     words: str
@@ -38,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Row:
-    """Panels side by side where the page has room for `columns`, of which the last may be empty."""
+    """Panels side by side in up to `columns` columns."""
 
     columns: int
     pictures: tuple[Picture, ...]
@@ -54,7 +56,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, or why these results cannot carry it (`absent`)."""
+    """One figure, or the reason why it cannot be drawn (`absent`)."""
 
     name: str
     summary: str
@@ -65,11 +67,11 @@ class Drawing:
 
 
 def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
-    """Every figure of the registry, the answer's first."""
+    """Draw every registered figure, in the order of `ORDER`."""
     names = sorted(figure_names(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     with house_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
-        # The page says it once.
+        # The page states these sentences once.
         known = {describe_study(results), describe_machines(results)} if len(results.completed) else set()
         return [_draw(results, name, sheet, known) for name in names]
 
@@ -78,13 +80,13 @@ def _draw(results: Results, name: str, sheet: StyleSheet, known: set[str]) -> Dr
     kind = FIGURES.create(name, {})
     if absent := kind.absent(results):
         return Drawing(name, kind.summary, absent=absent)
-    canvas = LooseCanvas(name)
+    canvas = PanelCanvas(name)
     kind.draw(results, canvas)
     return canvas.drawing(kind.summary, sheet, known)
 
 
-class LooseCanvas(Canvas):
-    """A canvas whose panels are figures of their own."""
+class PanelCanvas(Canvas):
+    """A canvas that draws each panel as a separate figure."""
 
     def rows(self, *rows: tuple[int, float]) -> list[Panel]:
         self._grid = list(rows)
@@ -96,7 +98,7 @@ class LooseCanvas(Canvas):
         return self.panels
 
     def drawing(self, summary: str, sheet: StyleSheet, known: set[str]) -> Drawing:
-        """All pictures as inline SVG, and the caption without the sentences that are `known`."""
+        """Return the panels as inline SVG, and the caption without the sentences in `known`."""
         for panel in self.panels:
             panel.fit_intervals()
         if any(panel.cuts_intervals for panel in self.panels):
@@ -121,7 +123,7 @@ class LooseCanvas(Canvas):
         ax = panel.ax
         title = _title(panel)
         ax.set_title("", loc="left")
-        if not ax.get_ylabel():  # said by the first of its row only, which may stand elsewhere on a page
+        if not ax.get_ylabel():  # only the first panel of a row has it
             ax.set_ylabel(first.ax.get_ylabel())
             ax.tick_params(labelleft=True)
         number = self.panels.index(panel)
@@ -130,11 +132,11 @@ class LooseCanvas(Canvas):
 
 
 def _shows_something(panel: Panel) -> bool:
-    return bool(panel.ax.spines["left"].get_visible())  # `blank` takes them away
+    return bool(panel.ax.spines["left"].get_visible())  # hidden by `Panel.blank`
 
 
 def _title(panel: Panel) -> str:
-    """With its letter, and as long as it is."""
+    """Return the full title with its letter."""
     drawn = panel.ax.get_title(loc="left")
     letter = re.match(r"\([a-z]\) ", drawn)
     data = panel.data()
@@ -142,7 +144,7 @@ def _title(panel: Panel) -> str:
 
 
 def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
-    """The artist alone, as a legend would show it."""
+    """Draw a legend entry without its text."""
     figure = Figure(figsize=_KEY_IN)
     figure.patch.set_visible(False)
     copy: Artist
@@ -156,3 +158,34 @@ def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
     copy.set_transform(figure.transFigure)
     figure.add_artist(copy)
     return Key(name, Markup(inline(write(figure), prefix, sheet)))  # noqa: S704
+
+
+def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
+    """Describe a panel for readers who cannot see it: the first and the last point of each series.
+
+    `drawn` holds the numbers of the panel (`Panel.data`); `x` and `y` are the labels of the axes.
+    """
+    axes = f"{y or 'value'} against {x or 'workers'}"
+    if drawn.empty or "execution" not in drawn:
+        return f"{axes}: nothing drawn."
+    series = drawn[drawn["execution"].notna() & drawn["y"].notna()]
+    courses = [
+        _course(key, group.sort_values(_along(group)))
+        for key, group in series.groupby(["series", "execution", "quantity"], sort=False)
+    ]
+    more = f" And {len(courses) - _MOST_SERIES} more series." if len(courses) > _MOST_SERIES else ""
+    return f"{axes}. {' '.join(courses[:_MOST_SERIES])}{more}" if courses else f"{axes}: not measured."
+
+
+def _along(group: pd.DataFrame) -> str:
+    return "x" if "x" in group and group["x"].notna().all() else "workers"
+
+
+def _course(key: tuple[object, ...], group: pd.DataFrame) -> str:
+    name, execution, quantity = (str(part) for part in key)
+    part = quantity.rpartition(": ")[2] if ": " in quantity else ""
+    along = _along(group)
+    first, last = group.iloc[0], group.iloc[-1]
+    what = f"{name}{f', {part}' if part else ''} ({execution})"
+    start = f"{what}: {digits(first['y'])} at {first[along]:.3g}"
+    return f"{start}." if len(group) == 1 else f"{start}, {digits(last['y'])} at {last[along]:.3g}."

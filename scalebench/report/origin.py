@@ -1,4 +1,4 @@
-"""Where the numbers come from, and what makes them again."""
+"""Facts of the study, its machines, and the commands that repeat it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.figures.drawing.caption import describe_machines
-from scalebench.formatting import counted
+from scalebench.formatting import counted, metric_word
 from scalebench.records.provenance import redact
-from scalebench.report.wording import EXECUTIONS_IN_WORDS, metric_word
+from scalebench.report.comparison import EXECUTIONS_IN_WORDS
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
-_LISTS = ("nodes", "packages", "environment")  # too long to stand among the rest
-_MOST_YAML = 200_000  # bytes: no study that somebody wrote is longer
+_LISTS = ("nodes", "packages", "environment")  # facts that are shown folded
+_MOST_YAML = 200_000  # bytes
 _DEEPEST = 4  # levels of nested facts
 _IDENTITY = ("host_hash", "packages_hash", "git_commit")
 
@@ -31,7 +31,7 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True)
 class Machine:
-    """One launch environment: how many rows of runs.csv it made, what it was, what was installed."""
+    """One launch environment: number of rows in runs.csv, hardware, packages."""
 
     name: str
     runs: int
@@ -41,7 +41,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The commands that run the study again, the study, and the checksums of what it left behind."""
+    """The commands that run the study again, the study, and the checksums of its records."""
 
     commands: str
     study: str
@@ -51,7 +51,7 @@ class Rerun:
 
 
 def study_facts(results: Results) -> tuple[Fact, ...]:
-    """What was trained, on what, how often."""
+    """Return model, data, training settings and number of runs."""
     runs = results.completed if len(results.completed) else results.runs
     last = runs.iloc[-1]
     counts = sorted(int(count) for count in runs["workers"].unique())
@@ -82,10 +82,10 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
 
 
 def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machine]:
-    """One for each different set of facts that the study kept, in the order of what they name."""
+    """Return one machine for each file in provenance/."""
     found = []
     for place, facts in enumerate(provenance, start=1):
-        own = rows["provenance"].isna()  # written by others: then by what it has in common with the file
+        own = rows["provenance"].isna()  # rows of other writers: matched by host, packages and commit
         for name in _IDENTITY:
             own &= rows[name].fillna("") == str(facts.get(name) or "")
         own |= rows["provenance"].fillna("") == facts["provenance"]
@@ -96,7 +96,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
 
 
 def recipe(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
-    """How to come to these records again."""
+    """Return the commands, files and checksums for repeating the study."""
     folder = results.folder
     study = redact(_text(folder / "study.yaml"), names=False)
     runs = results.runs
@@ -158,7 +158,7 @@ def _counted(number: Any, words: str) -> str:
 
 
 def _flat(facts: Any, path: tuple[str, ...] = ()) -> Iterator[Fact]:
-    """`cpu model: ...` for nested facts; what is not known is left out."""
+    """Flatten nested facts to `cpu model: ...`, without unknown ones."""
     name = " ".join(path).replace("_", " ")
     if isinstance(facts, Mapping) and len(path) < _DEEPEST:
         for key, value in facts.items():

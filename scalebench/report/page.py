@@ -1,4 +1,4 @@
-"""Puts the report together: one HTML file that needs nothing but itself."""
+"""Write the report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from scalebench.study.spec import slug
 from scalebench.system.atomic_write import write_whole
 
 TEMPLATES = Path(__file__).with_name("templates")
-_SHORTEST = 6  # characters: less hides no path and no secret
+_SHORTEST = 6  # characters: shorter texts hold no path or secret
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
-    """Write the report on the study in `folder` to `output` (plots/<study>/report.html); returns where it lies.
+    """Write the report on the study in `folder` to `output` (plots/<study>/report.html); return its path.
 
     The same records give the same bytes.
 
@@ -43,7 +43,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     results = evidence.results
     study = str(results.runs["study"].iloc[-1])
     output = output or Path("plots") / slug(study) / "report.html"
-    with _writing(output):  # before anything is drawn
+    with _writing(output):  # fails before the figures are drawn
         output.parent.mkdir(parents=True, exist_ok=True)
     compared = comparisons(results)
     sheet = StyleSheet()
@@ -79,7 +79,7 @@ def _writing(output: Path) -> Iterator[None]:
 
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
-    """The page that says `facts`; its policy lets in nothing but its own style and script, known by their hashes."""
+    """Render the page; its content security policy allows its own style and script only, by their hashes."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -88,7 +88,9 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    style = Markup(environment.get_template("report.css").render(sheet=_Sheet(sheet)))  # noqa: S704
+    css = {"rules": sheet.rules(), "light": sheet.colors(dark=False), "dark": sheet.colors(dark=True)}
+    rules = {name: Markup(text) for name, text in css.items()}  # noqa: S704
+    style = Markup(environment.get_template("report.css").render(sheet=rules))  # noqa: S704
     script = Markup((TEMPLATES / "report.js").read_text(encoding="utf-8"))  # noqa: S704
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
@@ -98,21 +100,12 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
     return page.render(facts, style=style, script=script, policy=Markup(policy)) + "\n"  # noqa: S704
 
 
-class _Sheet:
-    """The pictures' rules, to stand in the style sheet as they are."""
-
-    def __init__(self, sheet: StyleSheet) -> None:
-        self.rules = Markup(sheet.rules())  # noqa: S704
-        self.light = Markup(sheet.colors(dark=False))  # noqa: S704
-        self.dark = Markup(sheet.colors(dark=True))  # noqa: S704
-
-
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _printable(value: Any) -> Any:
-    """Text without control characters, which HTML forbids, and without home folders and secrets."""
+    """Remove control characters, which HTML forbids, home folders and secrets from text."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = _UNPRINTABLE.sub("\ufffd", value)

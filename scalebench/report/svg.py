@@ -1,7 +1,7 @@
-"""Makes matplotlib's SVG a part of an HTML page: text as text, styles as classes, colours that a dark page can change.
+"""Inline matplotlib's SVG into an HTML page: text as text, styles as classes, colours for light and dark pages.
 
-A page that forbids inline styles (its content security policy does) shows nothing of an SVG whose elements carry
-`style` attributes, so every distinct style becomes one class of one style sheet for all pictures of the page.
+The content security policy of the page forbids `style` attributes, so each distinct style becomes one class of one
+style sheet for all pictures of the page.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"(?:url\(#|^#)([^)]+)\)?")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PAPER = "#ffffff"
-_LIGHT, _GREY = 0.74, 0.12  # from which lightness a colour is a ground, up to which saturation it is a grey
+_LIGHT, _GREY = 0.74, 0.12  # lightness from which a colour is a background, saturation up to which it is a grey
 
 
 class StyleSheet:
-    """Classes for the styles that were met, and the variables for their colours."""
+    """Classes for the styles of the pictures, and variables for their colours."""
 
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
 
     def class_of(self, style: str) -> str:
-        """The class that says what `style` says."""
+        """Return the class for `style`, adding one if it is new."""
         return self._classes.setdefault(style, f"s{len(self._classes)}")
 
     def rules(self) -> str:
-        """`.s0{fill:var(--c222222)}`, one line a class."""
+        """Return the rules, such as `.s0{fill:var(--c222222)}`, one per line."""
         return "\n".join(
             f".{name}{{{_COLOR.sub(lambda color: f'var(--{_variable(color[0])})', style)}}}"
             for style, name in self._classes.items()
         )
 
     def colors(self, *, dark: bool) -> str:
-        """The variables' values on a light page or a dark one."""
+        """Return the values of the variables for a light or a dark page."""
         met = sorted({color for style in self._classes for color in _COLOR.findall(style)} - {_PAPER})
         return "\n".join(f"--{_variable(color)}:{in_the_dark(color) if dark else color};" for color in met)
 
 
 def _variable(color: str) -> str:
-    return "card" if color == _PAPER else f"c{color[1:]}"  # what a picture has for paper is the card it lies on
+    return "card" if color == _PAPER else f"c{color[1:]}"  # white becomes the background of the card
 
 
 def write(figure: Any) -> str:
-    """A matplotlib figure as an SVG document, its text as text that can be read, searched and coloured."""
+    """Return a matplotlib figure as an SVG document with text elements instead of outlines."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -61,10 +61,7 @@ def write(figure: Any) -> str:
 
 
 def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
-    """The `<svg>` element of matplotlib's document `svg`, without a size: the page gives it one.
-
-    Its ids begin with `prefix`, as all pictures of a page share one name space.
-    """
+    """Return the `<svg>` element of matplotlib's document `svg`, without a size, with ids that begin with `prefix`."""
     root = ET.fromstring(_NOT_XML.sub("\ufffd", svg))  # noqa: S314 - matplotlib wrote it
     for parent in list(root.iter()):
         for child in list(parent):
@@ -90,7 +87,7 @@ def _rewrite(element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet
                 element.attrib["id"] = prefix + value
         elif name == "style":
             element.attrib["class"] = sheet.class_of(_style(value, prefix))
-        elif name == "fill":  # of a hatch's ground
+        elif name == "fill":  # background of a hatch
             element.attrib["class"] = sheet.class_of(f"fill:{value}")
         elif name == "transform" and value.startswith("rotate(-0 "):
             continue
@@ -105,14 +102,14 @@ def _rewrite(element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet
 
 
 def _style(value: str, prefix: str) -> str:
-    """Without spaces and without the font, which is the page's."""
+    """Normalise a style attribute: no spaces, and no font, so that the page's applies."""
     parts = [part.split(":", 1) for part in value.split(";") if part.strip()]
     kept = [(name.strip(), text.strip()) for name, text in parts if name.strip() != "font-family"]
     return ";".join(f"{name}:{text}" for name, text in kept).replace("url(#", f"url(#{prefix}")
 
 
 def in_the_dark(color: str) -> str:
-    """What stands for `color` on a dark ground: greys turn over, grounds grow dark, hues light enough to be seen."""
+    """Return `color` for a dark page: greys inverted, backgrounds darkened, hues lightened to stay visible."""
     red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
     spread = max(red, green, blue) - min(red, green, blue)

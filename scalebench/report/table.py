@@ -1,4 +1,4 @@
-"""What a table of the report is: text for readers, and for each cell the number that it is sorted by."""
+"""Tables of the report: the text of each cell, and the number that it is sorted by."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from scalebench.analysis.summary import OVERSUBSCRIBED
 from scalebench.formatting import EMPTY
-
-OVERSUBSCRIBED = "×"
+from scalebench.records.progress import group_of
 
 
 class Column(NamedTuple):
-    """A head, what it means, and whether numbers stand under it."""
+    """Heading and meaning of a column; numeric columns are aligned to the right and sorted as numbers."""
 
     name: str
     meaning: str = ""
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is read, and what is sorted by (empty: always last)."""
+    """Text and sort key of a cell; an empty key sorts last in both directions."""
 
     text: str
     key: str = ""
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; `notes` are what has to be known to read them."""
+    """Rows under columns, with notes below."""
 
     name: str
     title: str
@@ -45,21 +45,20 @@ WORKERS = Column("workers")
 
 
 def text_entry(value: object) -> Entry:
-    """Sorted as it reads."""
     return Entry(str(value), str(value))
 
 
 def number_entry(text: str, key: float) -> Entry:
-    """Sorted by `key`; NaN is not known."""
+    """Return a cell sorted by `key`; NaN: unknown."""
     return Entry(text, "" if math.isnan(key) else repr(float(key)))
 
 
 def count_entry(value: Any) -> Entry:
-    """A whole number, or nothing."""
+    """Return a cell with a whole number, empty if missing."""
     return Entry(EMPTY) if pd.isna(value) else number_entry(f"{int(value):,}", int(value))
 
 
 def execution_entry(execution: str, engine: str, oversubscribed: bool = False) -> Entry:
-    """`native mpi ×`: how a number was obtained, through what, and whether the machine could feed it."""
-    where = execution if execution == engine else f"{execution} {engine}"
+    """Return a cell with execution, engine and mark: `native mpi ×`."""
+    where = group_of(execution, engine)
     return text_entry(f"{where} {OVERSUBSCRIBED}" if oversubscribed else where)

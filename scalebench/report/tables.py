@@ -1,4 +1,4 @@
-"""The tables of the report, each from one function of the analysis."""
+"""Tables of the report, each from one function of the analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from scalebench.analysis.comparing import SPLIT_BASELINES
 from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
-from scalebench.formatting import EMPTY, digits, percent, percent_with_interval, seconds, seconds_with_interval
+from scalebench.formatting import (
+    EMPTY,
+    digits,
+    metric_with_interval,
+    metric_word,
+    percent,
+    percent_with_interval,
+    seconds,
+    seconds_with_interval,
+    share,
+)
 from scalebench.report.comparison import Comparison
 from scalebench.report.table import (
     EXECUTION,
@@ -27,21 +37,23 @@ from scalebench.report.table import (
     number_entry,
     text_entry,
 )
-from scalebench.report.wording import metric_with_interval, metric_word, share
 
 _MOST_REASONS = 5
-_MOST_FAILED = 200  # a page is no log
+_MOST_FAILED = 200
 
 
 def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
-    """All that have a row."""
+    """Return the tables that have rows."""
     made = [_cost(compared), _cells(results), _laws(results), _split(results), _agreement(results), _failed(results)]
     return [table for table in made if table.rows]
 
 
 def _cost(compared: Sequence[Comparison]) -> Table:
-    """What synchronising less often saves and costs, at every worker count."""
-    own = sorted((one for one in compared if not one.per_batch), key=_place)
+    """Time saved against the baseline and difference in the metric, at every worker count."""
+    own = sorted(
+        (one for one in compared if not one.per_batch),
+        key=lambda one: _order(one.execution, one.label, one.engine, one.workers),
+    )
     tested = any(one.test for one in own)
     metric = _metric_head({one.metric_name for one in own if one.metric_name})
     columns = (
@@ -85,13 +97,13 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     )
 
 
-def _place(one: Comparison) -> tuple[object, ...]:
-    """Where it stands in a table, as cells do."""
-    return (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine, one.workers)
+def _order(execution: str, label: str, engine: str, workers: int) -> tuple[object, ...]:
+    """Return the sort key of a row, in the order of `cells`."""
+    return EXECUTIONS.index(execution), strategy_rank(label), engine, workers
 
 
 def _cells(results: Results) -> Table:
-    """Every cell with everything that is known of it."""
+    """Statistics of every cell."""
     table = cells(results)
     if table.empty:
         return Table("cells", "", (), ())
@@ -137,7 +149,7 @@ def _cell(row: dict[Hashable, Any], target: bool) -> tuple[Entry, ...]:
 
 
 def _laws(results: Results) -> Table:
-    """The law of each series, and how many workers it makes worth running."""
+    """Scaling law of each series, with the worker counts that it recommends."""
     columns = (
         *(STRATEGY, EXECUTION, Column("law", "the one of the lowest AICc", numeric=False)),
         Column("weight", "Akaike weight among the laws that were tried"),
@@ -153,18 +165,18 @@ def _laws(results: Results) -> Table:
     for one in found:
         if one.advice is None:
             continue
-        told = dict(zip(LAWS, law_rows(one)[0], strict=True))
+        texts = dict(zip(LAWS, law_rows(one)[0], strict=True))
         rows.append(
             (
                 text_entry(one.series.label),
                 execution_entry(one.series.execution, one.series.engine),
-                Entry(f"{told['law']}: {one.best.fit.law.formula}", told["law"]),
-                number_entry(told["weight"], one.best.weight),
-                number_entry(told["misfit"], one.best.fit.misfit),
-                number_entry(told["leave-out"], one.best.leave_out_error),
+                Entry(f"{texts['law']}: {one.best.fit.law.formula}", texts["law"]),
+                number_entry(texts["weight"], one.best.weight),
+                number_entry(texts["misfit"], one.best.fit.misfit),
+                number_entry(texts["leave-out"], one.best.leave_out_error),
                 number_entry(count_text(one.advice.knee), one.advice.knee.workers),
                 number_entry(count_text(one.advice.worth), one.advice.worth.workers),
-                text_entry(told["parameters"]),
+                text_entry(texts["parameters"]),
             )
         )
     remarks = [f"{one.series.label}, {one.series.execution}: {note}" for one in found for note in one.notes]
@@ -176,7 +188,7 @@ def _laws(results: Results) -> Table:
 
 
 def _split(results: Results) -> Table:
-    """Reductions against real engines in their two parts."""
+    """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
     columns = (
         *(STRATEGY, Column("baseline", numeric=False), EXECUTION, WORKERS),
@@ -205,22 +217,19 @@ def _split(results: Results) -> Table:
             number_entry(percent(row["engine_part"]), row["engine_part"]),
             number_entry(percent(row["frequency_part"]), row["frequency_part"]),
         )
-        for row in sorted(own.to_dict("records"), key=_row_place)
+        for row in sorted(own.to_dict("records"), key=_split_order)
     ]
     note = "The two parts add up to what is saved over the runs that all three share."
-    return Table(
-        "split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,) if note else ()
-    )
+    return Table("split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,))
 
 
-def _row_place(row: dict[Hashable, Any]) -> tuple[object, ...]:
-    """By baseline, then as cells do."""
-    at = EXECUTIONS.index(row["execution"]), strategy_rank(row["label"]), row["engine"], row["workers"]
-    return (SPLIT_BASELINES.index(row["baseline"]), *at)
+def _split_order(row: dict[Hashable, Any]) -> tuple[object, ...]:
+    order = _order(row["execution"], row["label"], row["engine"], row["workers"])
+    return (SPLIT_BASELINES.index(row["baseline"]), *order)
 
 
 def _agreement(results: Results) -> Table:
-    """Virtual beside native."""
+    """Virtual and native times of the same cells."""
     columns = (
         *(STRATEGY, Column("engine", numeric=False), WORKERS),
         *(Column("native"), Column("virtual")),
@@ -245,7 +254,7 @@ def _agreement(results: Results) -> Table:
 
 
 def _failed(results: Results) -> Table:
-    """What is in no other table."""
+    """Runs that were not completed, which no other table holds."""
     columns = tuple(
         Column(name, numeric=name == "workers")
         for name in ("run", "strategy", "execution", "workers", "what became of it", "why")
@@ -263,7 +272,7 @@ def _failed(results: Results) -> Table:
     ]
     more = len(results.failed) - len(rows)
     note = f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"
-    return Table("failed", "Runs that were not completed", columns, tuple(rows), (note,) if note else ())
+    return Table("failed", "Runs that were not completed", columns, tuple(rows), (note,))
 
 
 def _ratio(value: float, low: float, high: float) -> str:

@@ -1,4 +1,4 @@
-"""A study on disk with failures, missing values, a target never reached, and texts that formats stumble over."""
+"""A study on disk with failures, missing values, an unreached target, and texts that need escaping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow's file store, read by its own rules (mlflow.store.tracking.file_store, mlflow.utils.validation)."""
+"""MLflow's file store, read by the rules of mlflow.store.tracking.file_store and mlflow.utils.validation."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_foreign_experiment_of_same_name_is_refused(results, tmp_path):
 
 
 def test_every_column_is_param_metric_or_tag():
-    """A column that is added is put among what was run, what was measured or what happened, not wherever it falls."""
+    """A new column must be assigned explicitly."""
     kind_of = kinds(RunRow)
     assert {*_MEASURED, *_TAGS} <= set(kind_of)
     assert {name for name, kind in kind_of.items() if kind == "number"} - {*_MEASURED} == {

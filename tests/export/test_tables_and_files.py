@@ -1,4 +1,4 @@
-"""JSON and Parquet: exact, typed, strict, whole."""
+"""Export to JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_json_is_strict_and_equals_tables(results, tmp_path):
             for key, value in row.items():
                 missing = pd.isna(expected[key]) or expected[key] == math.inf
                 assert (value is None) == missing, (name, key)
-                assert missing or value == expected[key]  # the very double, not one near it
+                assert missing or value == expected[key]  # bit for bit
 
 
 def test_documented_json_example_runs(results, tmp_path):
@@ -72,7 +72,7 @@ def test_parquet_round_trip(results, tmp_path):
     assert [file.name for file in files] == ["runs.parquet", "epochs.parquet", "cells.parquet", "ratios.parquet"]
     for file, (name, expected) in zip(files, tables(results).items(), strict=True):
         read = pd.read_parquet(file)
-        texts = dict.fromkeys(expected.select_dtypes("str"), "str")  # however pandas stores them
+        texts = dict.fromkeys(expected.select_dtypes("str"), "str")  # in any of pandas' text types
         pd.testing.assert_frame_equal(read.astype(texts), expected.astype(texts), check_exact=True, obj=name)
     schema = pq.read_schema(files[0])
     assert schema.field("train_s").metadata[b"unit"] == b"s"

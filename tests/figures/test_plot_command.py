@@ -59,15 +59,15 @@ def test_plot_draws_newest_study_by_default(workplace):
     ],
 )
 def test_folder_of_studies_means_its_newest(workplace, invoke, words):
-    """`scalebench run --output elsewhere`, then each command on `elsewhere`, as on the study's own folder."""
+    """Each command on the folder given to `scalebench run --output` takes the study in it."""
     (workplace / "results").rename(workplace / "elsewhere")
-    code = int(words.startswith("laws"))  # which fits nothing to two worker counts
+    code = int(words.startswith("laws"))  # two worker counts are too few for a law
     said = [invoke(*words.replace("FOLDER", folder).split(), code=code) for folder in ("elsewhere/newer", "elsewhere")]
     assert said[0] == said[1]
 
 
 def test_studies_of_one_name_get_separate_folders(workplace):
-    """Two folders of one study's name, as before and after a change; drawn again each goes where it went."""
+    """Drawn again, each study goes to its earlier folder."""
     for folder in ("before", "after"):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
     for folder, place in [("before", "newer"), ("after", "newer-2"), ("before", "newer"), ("after", "newer-2")]:
@@ -79,7 +79,7 @@ def test_studies_of_one_name_get_separate_folders(workplace):
         assert str(workplace) not in (workplace / "plots" / name / ".records").read_text()
     (workplace / "plots/older").mkdir()
     drawn = CliRunner().invoke(plot, ["results/older", "--figure", "strong-scaling", "--format", "svg"])
-    assert drawn.stdout.startswith("plots/older/"), "a folder that nobody marked is taken"
+    assert drawn.stdout.startswith("plots/older/"), "a folder without a mark is taken"
 
 
 def test_absent_figures_are_named_with_reason(workplace):

@@ -1,4 +1,4 @@
-"""Figures from synthetic studies: which are drawn, that they are whole and legible, and that they repeat exactly."""
+"""Figures of synthetic studies: files, drawn data, captions, legibility, reproducibility."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ SEEDS = {0: [0.9, 0.92, 0.91], 1: [0.95, 0.95, 0.95]}  # by epoch: three seeds t
 
 
 def seeds_alone(number: int):
-    """One cell with the metrics `SEEDS` of the first `number` seeds."""
+    """A study of one cell with the metrics `SEEDS` of the first `number` seeds."""
     return [
         (
             run_row(run_id=f"{seed}", workers=2, repetition=seed, seed=seed, final_metric=SEEDS[1][seed]),
@@ -177,7 +177,9 @@ def test_metric_interval_needs_three_seeds(tmp_path):
     assert len(agree) == 2
     assert agree[["interval", "low", "high"]].isna().all(axis=None)
     scaling = pd.read_csv(next((tmp_path / "plots").rglob("strong-scaling.csv")))
-    assert scaling.loc[scaling["quantity"] == "metric", "interval"].isna().all(), "that of the time is another"
+    assert scaling.loc[scaling["quantity"] == "metric", "interval"].isna().all(), (
+        "the interval of the time is in other rows"
+    )
     assert "interval over seeds" in caption(kept, "convergence")
     assert "interval over seeds" not in caption(kept, "strong-scaling")
 
@@ -286,7 +288,7 @@ def test_breakdown_panels_have_letters_and_a_bar_per_tick(results):
 
 
 def test_bar_colours_differ():
-    """Pale communication once had the colour of waiting, to 0.007 of the unit cube."""
+    """The tinted colour of communication must differ from that of waiting."""
     colors = [*TASKS.values(), ENGINE_ALONE]
     shown = [to_rgb(color) for color in colors] + [tint(color) for color in colors]
     apart = [math.dist(one, other) for index, one in enumerate(shown) for other in shown[index + 1 :]]
@@ -294,7 +296,7 @@ def test_bar_colours_differ():
 
 
 def texts_overlap(results: Results, name: str) -> list[tuple[str, str]]:
-    """Pairs of texts (ticks, titles, labels, legends, caption) that cover each other."""
+    """Return the pairs of texts (ticks, titles, labels, legends, caption) that overlap."""
     with house_style():
         canvas = Canvas(name)
         FIGURES.create(name, {}).draw(results, canvas)

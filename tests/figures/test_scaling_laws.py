@@ -1,4 +1,4 @@
-"""The figure of scaling laws: the law that is drawn is the law that is fitted."""
+"""The figure of scaling laws."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_drawn_curve_equals_fitted_law_and_band(drawn):
 
 def test_series_without_law_are_not_drawn(drawn):
     _, table = drawn
-    assert set(table["execution"].dropna()) == {"virtual"}  # native ran at two worker counts that count
+    assert set(table["execution"].dropna()) == {"virtual"}  # native ran at two usable worker counts
 
 
 def test_same_records_give_same_bytes(drawn, tmp_path):

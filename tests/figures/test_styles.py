@@ -1,4 +1,4 @@
-"""Colours and marks: the same for a strategy in every study, and told apart within one."""
+"""Colours and markers of series: equal in all studies, distinct within one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def test_strategies_have_distinct_looks():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_look_is_independent_of_other_series(seed):
-    """Neither on the others, nor on their order."""
     whole, draw = shown(LABELS), random.Random(seed)
     names = draw.sample(LABELS, draw.randint(1, len(LABELS)))
     assert shown(names) == {name: whole[name] for name in names}

@@ -1,4 +1,4 @@
-"""Timelines as figures and files; a real one of Horovod 0.28.1 (two ranks, two tensors, three rounds)."""
+"""Timelines as figures and trace files; one was recorded by Horovod 0.28.1 (two ranks, two tensors, three rounds)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_laps_below_a_nanosecond_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", registry.names())
 def test_trace_file_of_every_strategy_is_valid(tmp_path: Path, name: str) -> None:
-    """A lap that reaches a nanosecond into the next one of its lane is dropped by Perfetto."""
+    """Perfetto drops a lap that overlaps the next one of its lane by a nanosecond."""
     timeline = timeline_of(name)
     write_chrome(timeline, tmp_path / "t.trace.json")
     document = json.loads((tmp_path / "t.trace.json").read_text())
@@ -79,7 +79,7 @@ def test_trace_file_of_every_strategy_is_valid(tmp_path: Path, name: str) -> Non
 
 
 def test_server_lane_has_one_lap_per_request() -> None:
-    """Of 12 steps of four workers; worker 0, whose machine it shares, reaches it in no time."""
+    """12 steps of four workers; worker 0 shares the server's node and reaches it in zero time."""
     *workers, server = timeline_of("asp").lanes
     assert {lap.activity for lap in server.laps} == {"serving"}
     assert len(server.laps) == 3 * sum(lap.activity == "forward" for lap in workers[2].laps)
@@ -99,7 +99,7 @@ def test_horovod_timeline_gives_one_lane_per_tensor() -> None:
 def test_horovod_timeline_is_shifted_to_run_start() -> None:
     origin = json.loads(RECORDED.read_text())[0]["args"]["start_time_since_epoch_in_micros"] / 1e6
     later = read_horovod(RECORDED, began_unix_s=origin + 0.020)
-    assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)  # what came before is left out
+    assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)  # earlier events are left out
 
 
 def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_asynchronous_workers_do_not_wait_for_the_slow_one() -> None:
     synchronous, asynchronous = waited("epoch_average"), waited("epoch_async")
     assert synchronous[2] == 0
     assert min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3  # six steps, half a millisecond each
-    assert max(asynchronous) < 0.5e-3  # for one's turn at the shared model only
+    assert max(asynchronous) < 0.5e-3  # for access to the shared model only
 
 
 def test_pages_draw_the_same_bytes_again(tmp_path: Path) -> None:

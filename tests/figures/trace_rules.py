@@ -1,4 +1,4 @@
-"""What a viewer asks of a trace file, by the Trace Event Format and Perfetto's importer."""
+"""Rules for trace files, of the Trace Event Format and of Perfetto's importer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = {
 
 
 def broken_rules(document: dict[str, Any]) -> list[str]:
-    """What is wrong with it, an event a line. Moments are compared in whole nanoseconds, as viewers hold them."""
+    """Return the violations in a trace file; times are compared in whole nanoseconds, as viewers hold them."""
     found = []
     laps = defaultdict(list)
     named = {(e["pid"], e["tid"]) for e in document["traceEvents"] if e["name"] == "thread_name"}

@@ -1,4 +1,4 @@
-"""A real browser, driven through its DevTools protocol over a pipe: what it shows, asks for and complains about."""
+"""A headless Chromium, driven through its DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PATIENCE_S = 120
 
 
 def chromium() -> str | None:
-    """Where Chromium is, if it is here."""
+    """Return the path of Chromium; None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Browser:
     """One page in a new, empty profile.
 
-    `complaints` are the errors and warnings of console, security policy and network since the last `open`; `requests`
-    every address that the page asked for.
+    `complaints` are the errors and warnings of console, security policy and network since the last `open`, `requests`
+    the addresses that the page requested.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -68,17 +68,17 @@ class Browser:
     _session = ""
 
     def open(self, page: Path, *, scripts: bool = True) -> None:
-        """Load a file, with or without its scripts, and wait until it is there."""
+        """Load a file, with or without its scripts, and wait until it is loaded."""
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.complaints, self.requests, self._loaded = [], [], False
         self.call("Page.navigate", url=page.as_uri())
         while not self._loaded:
             self._receive()
-        if scripts:  # and has had time to complain
+        if scripts:  # and errors had time to appear
             self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
 
     def look(self, width: int, height: int, *, dark: bool = False, media: str = "") -> None:
-        """Show the page on a screen of that size, in light or dark, or as for `print`."""
+        """Set the screen size, the colour scheme, and the medium (`screen` or `print`)."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -91,20 +91,20 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; promises are waited for."""
+        """Return the value of a JavaScript expression in the page; promises are awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def screenshot(self, top: int = 0) -> bytes:
-        """One screenful, from `top` down, as PNG."""
+        """Return one screenful from `top` down as PNG."""
         width, height = self.evaluate("[window.innerWidth, window.innerHeight]")
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(answer["data"])
 
     def pdf(self) -> bytes:
-        """The page as it would be printed on A4."""
+        """Return the page printed on A4."""
         answer = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
         return base64.b64decode(answer["data"])
 
@@ -121,7 +121,7 @@ class Browser:
                 return dict(answer["result"])
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)  # its helpers too: the session is theirs alone
+        os.killpg(self._process.pid, signal.SIGKILL)  # with its child processes
         self._process.wait()
         os.close(self._out)
         os.close(self._in)

@@ -1,4 +1,4 @@
-"""One report on a synthetic study, written once for all tests that read it."""
+"""A report on a synthetic study, written once for all tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = {"cpu": {"model": "Abacus 9000", "governor": None}, "git_dirty": False, 
 
 @pytest.fixture(scope="session")
 def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
-    """`keep(rows)` writes them as a study and reads them."""
+    """`keep(rows)` writes rows as a study and loads it."""
 
     def write(rows: Rows) -> Results:
         folder = tmp_path_factory.mktemp("results") / "study"
@@ -45,7 +45,7 @@ def results(keep: Callable[..., Results]) -> Results:
 
 @pytest.fixture(scope="session")
 def small(keep: Callable[..., Results]) -> Results:
-    """A study that is drawn at once."""
+    """A study that is drawn in little time."""
     strategies = ("serial", "allreduce", "epoch_average")
     return keep(study_rows(strategies=strategies, workers=(1, 2), native_workers=(1,), repetitions=2))
 
@@ -58,7 +58,7 @@ def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Browser]:
-    """The browser; where SCALEBENCH_TEST_BROWSER=required there has to be one."""
+    """The browser, skipped if missing unless SCALEBENCH_TEST_BROWSER=required."""
     if chromium() is None:
         assert os.environ.get("SCALEBENCH_TEST_BROWSER") != "required", "Chromium is missing: apt-get install chromium"
         pytest.skip("no Chromium here: apt-get install chromium")

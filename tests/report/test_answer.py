@@ -1,4 +1,4 @@
-"""The sentence that answers: what it says for every outcome a study can have."""
+"""The answer of the report for every outcome of a study."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from scalebench.formatting import metric_change, metric_with_interval
 from scalebench.report.answer import answer, as_text
 from scalebench.report.comparison import comparisons, headline
-from scalebench.report.wording import metric_change, metric_with_interval
 from tests.records_factory import run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -17,7 +17,7 @@ ACCURACY = {"allreduce": (0.97, 0.96, 0.975, 0.965, 0.97), "epoch_average": (0.9
 
 
 def cell(strategy, seconds=None, accuracy=None, *, workers=8, execution="native", engine="mpi", **changes):
-    """The runs of one cell, one for each of `seconds`, with the metrics `accuracy`."""
+    """Return the runs of one cell, one for each of `seconds`, with the metrics `accuracy`."""
     seconds = seconds or SECONDS[strategy]
     accuracy = accuracy or ACCURACY.get(strategy, (0.97,) * len(seconds))
     where = {"workers": workers, "batch_global": 8 * workers, "execution": execution, "engine": engine}
@@ -85,7 +85,7 @@ def test_overlapping_intervals_give_no_saving(keep):
     same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
     assert "whether epoch_average saves time is not shown against per-batch allreduce (" in text
-    assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, and its signs say so"
+    assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, so its ends are signed"
 
 
 def test_equal_metrics_of_all_seeds_are_the_same(keep):
@@ -157,7 +157,7 @@ def test_answer_names_number_of_compared_strategies(keep):
 
 
 def test_tie_is_named_and_decided_by_metric(keep):
-    """Faster by a thousandth in the mean, with noise of percents: no reason to name the one and not the other."""
+    """The means differ by a thousandth, the noise is some percent."""
     noise = (1.1, 0.9, 1.1, 0.9, 1.02)
     seconds = [0.999 * time * factor for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)]
     losses = (0.03, 0.032, 0.028, 0.031, 0.03)
@@ -174,7 +174,7 @@ TIED = [1.001 * time * noise for time, noise in zip(SECONDS["epoch_average"], (1
 
 
 def test_metrics_equal_up_to_rounding_keep_the_fastest(keep):
-    """(0.1 + 0.2) + 0.3 is more than 0.1 + (0.2 + 0.3): that is no accuracy."""
+    """(0.1 + 0.2) + 0.3 exceeds 0.1 + (0.2 + 0.3) by rounding only."""
     metrics = (0.9111111111111111, 0.9, 0.9222222222222223, 0.91, 0.905)
     upset = [metric + 2e-16 for metric in metrics]
     one = said(keep, cell("allreduce"), cell("epoch_average", accuracy=metrics), cell("epoch_async", TIED, upset))
@@ -186,7 +186,7 @@ def test_metrics_equal_up_to_rounding_keep_the_fastest(keep):
 
 
 def test_metric_difference_needs_interval_above_zero(keep):
-    """The rival is ahead by 0.4 points in the mean, in two seeds of five behind."""
+    """The rival is 0.4 points better in the mean, and worse in two seeds of five."""
     metrics = (0.95, 0.94, 0.96, 0.945, 0.95)
     ahead = [metric + change for metric, change in zip(metrics, (0.02, -0.01, 0.02, -0.01, 0.0), strict=True)]
     one = said(keep, cell("allreduce"), cell("epoch_average", accuracy=metrics), cell("epoch_async", TIED, ahead))
@@ -196,7 +196,7 @@ def test_metric_difference_needs_interval_above_zero(keep):
 
 
 def test_two_seeds_give_no_metric_difference(keep):
-    """Neither where they agree to the last digit, nor where they do not."""
+    """Equal metrics of two seeds give none either."""
     for accuracy in (ACCURACY["allreduce"][:2], (0.9, 0.95)):
         text = sentence(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.54), accuracy))
         assert "whether its accuracy differs, 2 seeds cannot tell (" in text
@@ -273,7 +273,7 @@ def test_stated_step_times_have_no_interval(keep):
 
 
 def test_deterministic_saving_is_not_called_shown(keep):
-    """Of stated step times: what varies nowhere is said, and not shown by an interval."""
+    """Stated step times without jitter have no interval."""
     virtual = {"execution": "virtual", "engine": "virtual"}
     times = {"allreduce": 2.0, "epoch_average": 1.0, "epoch_async": 1.0}
     cells = [cell(name, (t,) * 3, workers=count, **virtual) for name, t in times.items() for count in (4, 8)]

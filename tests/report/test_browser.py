@@ -1,4 +1,4 @@
-"""The page in a real Chromium: no complaint, no request, fits a phone, sorts, prints, and is read in the dark."""
+"""The page in a real Chromium: errors, requests, screen sizes, sorting, printing, dark colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which environment made which rows."""
+"""Assignment of rows to launch environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: whole HTML, nothing from outside, nothing of what records say taken for markup."""
+"""The page: well-formed HTML, self-contained, texts of records escaped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NASTY = [
 
 
 class Reader(HTMLParser):
-    """Collects what a page consists of, and whether its elements close."""
+    """Collect the elements and texts of a page, and elements that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def test_same_records_give_same_bytes(small, page, tmp_path):
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory) -> Path:
-    """A study in which every text is one that would like to be something else."""
+    """A study whose texts look like HTML, templates, paths and formulas."""
     folder = tmp_path_factory.mktemp("nasty") / "study"
     shared = ("study", "model", "dataset", "cluster", "optimizer", "partition", "shuffle", "lr_policy", "device")
     same = dict.fromkeys(shared, f"../../x{NASTY[0]}") | {"workers": 2, "git_commit": NASTY[0]}

@@ -1,4 +1,4 @@
-"""Pictures inside a page: ids of their own, no inline styles, colours for light and dark."""
+"""Inlined SVG: unique ids, no inline styles, colours for light and dark pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def luminance(color: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """As the Web Content Accessibility Guidelines define it, from 1 to 21."""
+    """Contrast ratio of the Web Content Accessibility Guidelines, 1 to 21."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
@@ -45,7 +45,7 @@ def test_ids_of_two_pictures_differ_and_resolve():
     ids = re.findall(r'\bid="([^"]+)"', page)
     wanted = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page + sheet.rules()))
     assert len(ids) == len(set(ids)) > 4
-    assert {one or other for one, other in wanted} == set(ids), "what is referred to, and nothing else, has an id"
+    assert {one or other for one, other in wanted} == set(ids), "exactly the referenced elements have ids"
 
 
 def test_styles_become_classes():

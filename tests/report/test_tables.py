@@ -1,4 +1,4 @@
-"""The tables: every cell of the analysis, once, with the number that it is sorted by."""
+"""The tables of the report hold every cell of the analysis once, with its sort key."""
 
 from __future__ import annotations
 

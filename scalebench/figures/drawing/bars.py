@@ -1,4 +1,4 @@
-"""Stacked bars over worker counts: hollow ones for virtual runs, then filled ones for real runs."""
+"""Stacked bars over worker counts: hollow for virtual runs, filled for real runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing.panel import Panel, Segment
 
 _GAP = 0.7
-_TICK_IN = 0.16  # two digits at the size of the tick labels
+_TICK_IN = 0.16  # width of a two-digit tick label
 Cell = dict[Hashable, Any]
 
 
@@ -24,10 +24,10 @@ def draw_bars(
     *,
     like: dict[str, list[int]] | None = None,
 ) -> list[tuple[float, Cell]]:
-    """One bar for each row of `table`, at its execution and worker count; returns the places.
+    """Draw one bar for each row of `table` at its execution and worker count; return (x, row) of each bar.
 
-    `counts` has the worker counts of each execution, the same in all panels of a figure, so that bars align. A panel
-    with fewer has bars as wide as one with those of `like`, in its middle.
+    `counts` has the worker counts of each execution, equal in all panels of a figure so that bars align. A panel with
+    fewer counts is centred, with bars as wide as in a panel with those of `like`.
     """
     places: list[tuple[float, Cell]] = []
     taken = [len(own) for own in (like or counts).values() if own]
@@ -72,5 +72,5 @@ def draw_bars(
 
 
 def counts_by_execution(table: pd.DataFrame) -> dict[str, list[int]]:
-    """The worker counts that each execution has in `table`."""
+    """Return the worker counts of each execution in `table`."""
     return {str(name): sorted(int(n) for n in group.unique()) for name, group in table.groupby("execution")["workers"]}

@@ -1,4 +1,4 @@
-"""A figure under construction: panels, a legend strip and a caption below each other, and the data that is drawn."""
+"""A figure of panels, legend and caption, one below the other, with the drawn data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAPTION_CHARACTERS = 164
 
 
 class Canvas:
-    """Collects panels; `finish` puts the figure together."""
+    """Collect panels, legend and caption; `finish` builds the figure."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Canvas:
         self._body, self._strip, self._foot = (self._figure.add_subfigure(self._bands[row]) for row in range(3))
 
     def rows(self, *rows: tuple[int, float]) -> list[Panel]:
-        """Lay out one row of panels for each (number of panels, height in inches); returns all panels in order."""
+        """Lay out one row of panels for each (number of panels, height in inches); return all panels in order."""
         self._grid = list(rows)
         bands = self._body.subfigures(len(rows), 1, squeeze=False, height_ratios=[height for _, height in rows])
         for (count, _), band in zip(self._grid, bands[:, 0], strict=True):
@@ -47,12 +47,12 @@ class Canvas:
         return self.panels
 
     def legend(self, entries: Sequence[tuple[Artist, str]]) -> None:
-        """Add one row of entries to the legend self._strip."""
+        """Add one row of entries to the legend."""
         if entries:
             self._legend.append(entries)
 
     def legend_of_series(self, series: Iterable[str], looks: dict[str, Look]) -> None:
-        """Which colour and marker is which strategy, at most seven a row."""
+        """Add the colour and marker of each series, at most seven per row."""
         shown = set(series)
         names = [name for name in looks if name in shown]
         entries = [
@@ -65,7 +65,7 @@ class Canvas:
     def legend_of_executions(
         self, drawn: pd.DataFrame, *extra: tuple[Artist, str], line: bool = True, oversubscribed: bool = True
     ) -> None:
-        """Which fill is which execution, and the cross of oversubscribed runs, as far as they are drawn."""
+        """Add the fill of each drawn execution and the cross of oversubscribed runs."""
         entries: list[tuple[Artist, str]] = []
         for execution in [name for name in EXECUTIONS if name in set(drawn["execution"])]:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
@@ -75,11 +75,11 @@ class Canvas:
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
-        """Write the caption."""
+        """Add sentences to the caption."""
         self._caption += [sentence for sentence in sentences if sentence]
 
     def data(self) -> pd.DataFrame:
-        """What is drawn: one row per point or bar segment."""
+        """Return the drawn data, one row per point or bar segment."""
         table = pd.concat([panel.data() for panel in self.panels], ignore_index=True).assign(figure=self.name)
         first = ["figure", "panel", "series", "execution", "engine", "workers", "oversubscribed", "quantity", "x", "y"]
         return table.reindex(columns=[*first, *(name for name in table.columns if name not in first)])
@@ -109,14 +109,14 @@ class Canvas:
         text.set_in_layout(False)
         layout = self._figure.get_layout_engine()
         assert layout is not None
-        layout.execute(self._figure)  # once is enough for all formats
+        layout.execute(self._figure)  # once for all formats
         self._figure.set_layout_engine("none")
         _round_places(self._figure)
         return self._figure
 
 
 def _round_places(figure: FigureBase) -> None:
-    """Drop the solver's last digits, which depend on the figures laid out before: equal records, equal bytes."""
+    """Round positions: the last digits of the layout depend on earlier figures, and equal records give equal bytes."""
     for part in figure.subfigs:
         part.bbox_relative.p0, part.bbox_relative.p1 = (np.round(p, 5) for p in part.bbox_relative.get_points())
         _round_places(part)

@@ -1,4 +1,4 @@
-"""The sentences under a figure: what was run, where, how often, against what."""
+"""Sentences of captions: study, executions, machines, oversubscription."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERIES = ["execution", "engine", "label"]
 
 
 def describe_study(results: Results) -> str:
-    """Scaling mode, model, data, batch policy with the steps per epoch of each worker count."""
+    """Return scaling mode, model, data, and batch policy with the steps per epoch at each worker count."""
     runs = results.completed
     last = runs.iloc[-1]
     parameters = f" ({int(last['parameters']):,} parameters)" if pd.notna(last["parameters"]) else ""
@@ -46,9 +46,9 @@ def describe_study(results: Results) -> str:
 
 
 def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFrame | None = None) -> str:
-    """Cluster, engines and repetitions of each execution, and what error bars are if there are `bars`.
+    """Return cluster, engines and repetitions of each execution, and with `bars` the meaning of error bars.
 
-    Of the series that are `drawn`, by execution, engine and label; default: all.
+    `drawn` limits the series by execution, engine and label; default: all.
     """
     runs = _of(results, drawn)
     parts = []
@@ -64,7 +64,7 @@ def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFr
 
 
 def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) -> str:
-    """Processor, cores and network of the real runs, and what the cluster of the virtual ones is, as far as `drawn`."""
+    """Return processor, cores and network of real runs and the cluster of virtual runs, of the `drawn` series."""
     runs = _of(results, drawn)
     real, virtual = runs[runs["execution"] != "virtual"], runs[runs["execution"] == "virtual"]
     told = []
@@ -92,7 +92,7 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
 
 
 def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
-    """The measurement, or else the algorithm, by which an allreduce between nodes is charged, where there was one."""
+    """Return the measurement or the algorithm by which allreduce between nodes is priced; empty on one node."""
     if not (virtual["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
@@ -103,7 +103,7 @@ def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
 
 
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
-    """The completed runs of the series that are `drawn`, by default of all."""
+    """Return the completed runs of the `drawn` series, by default of all."""
     runs = results.completed
     return runs if drawn is None else runs.merge(drawn[_SERIES].drop_duplicates(), on=_SERIES)
 
@@ -114,13 +114,13 @@ def _card(card: dict[str, Any]) -> str:
 
 
 def describe_oversubscription(drawn: pd.DataFrame) -> str:
-    """What a cross means, where one is drawn."""
+    """Return the meaning of crosses, empty if there are none."""
     marked = drawn[drawn["oversubscribed"].astype(bool)]
     return f"Crosses: {crowding(marked)}, never a baseline." if len(marked) else ""
 
 
 def with_interval(names: pd.Series[str]) -> str:
-    """What the error bars of metrics are, where there are any: `names` has the name of each interval, or is empty."""
+    """Return the meaning of the metric's error bars, empty without any; `names` has the interval of each point."""
     return f", with its {CONFIDENCE} over seeds" if (names != "").any() else ""
 
 

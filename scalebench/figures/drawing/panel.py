@@ -1,4 +1,4 @@
-"""One panel: draws curves and stacked bars, and keeps every number it draws."""
+"""One panel of curves or stacked bars, with the numbers that it shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bar = tuple[tuple[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a stacked bar; a signed part hangs below zero."""
+    """One part of a stacked bar; negative parts lie below zero."""
 
     part: str
     value: float
@@ -33,7 +33,7 @@ class Segment:
 
 
 class Panel:
-    """Axes with a title, an x of worker counts if wanted, and the list of what was drawn."""
+    """Axes with a title, and a record of the drawn numbers."""
 
     def __init__(self, ax: Axes, width_in: float) -> None:
         self.ax = ax
@@ -45,7 +45,7 @@ class Panel:
         self._title = ""
 
     def title(self, letter: str, text: str, name: str = "") -> None:
-        """`(a) training time`, shortened to fit; `name` (default the text) names the panel in the drawn data."""
+        """Set the title `(a) training time`, shortened to fit; `name` (default: `text`) labels the drawn data."""
         self._title = name or text
         shown = f"({letter}) {text}" if letter else text
         fits = int(self.width_in * _TITLE_CHARACTERS_PER_INCH)
@@ -65,7 +65,7 @@ class Panel:
         connect: bool = True,
         sparse: bool = False,
     ) -> None:
-        """A line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
+        """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
         `frame` has the columns execution, engine, series, workers and oversubscribed; rows without a value are left
         out. `scale` turns its unit into that of the axis; the drawn data has the unit of the axis. A `sparse` line has
@@ -94,7 +94,7 @@ class Panel:
             self.ax.plot(*zip(*crossed, strict=True), **CROSS, zorder=5)
 
     def intervals(self, bars: Sequence[Bar], colors: Sequence[str]) -> None:
-        """Error bars, all in one artist, which is many times faster than `errorbar`; they do not set the limits."""
+        """Draw error bars as one artist, many times faster than `errorbar`; they do not set the limits."""
         known = [(bar, color) for bar, color in zip(bars, colors, strict=True) if np.isfinite(bar).all()]
         if known:
             segments, shades = zip(*known, strict=True)
@@ -103,9 +103,9 @@ class Panel:
             self._ends += [y for segment in segments for _, y in segment]
 
     def fit_intervals(self) -> None:
-        """Widen the y limits, which hold the points, towards the ends of error bars, but by half their range at most.
+        """Widen the y limits towards the ends of error bars, by at most half the range of the points.
 
-        Two repetitions have a t interval of 12.7 standard errors: to show all of it would hide what was measured.
+        The t interval of two repetitions is 12.7 standard errors wide and would flatten all curves.
         """
         if not self._ends or self._fitted:
             return
@@ -121,22 +121,22 @@ class Panel:
 
     @property
     def cuts_intervals(self) -> bool:
-        """Whether an error bar leaves the panel."""
+        """Return True if an error bar leaves the panel."""
         low, high = self.ax.get_ylim()
         return any(end < low or end > high for end in self._ends)
 
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
-        """A dotted line that no run drew, such as ideal scaling."""
+        """Draw a dotted reference line, such as ideal scaling."""
         self.ax.plot(xs, ys, color="#888888", linestyle=":", linewidth=1.2, zorder=1)
         self._rows += [{"panel": self._title, "series": name, "x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
 
     def stack(
         self, at: float, segments: Sequence[Segment], key: Mapping[str, object], *, hollow: bool, quantity: str
     ) -> None:
-        """A stacked bar at `at`: positive parts upwards from zero, negative ones downwards."""
+        """Draw a stacked bar at x = `at`: positive parts above zero, negative parts below."""
         ends = {True: 0.0, False: 0.0}
         for segment in segments:
-            shown = math.nan if segment.hatch else segment.value  # hatched: there is no number
+            shown = math.nan if segment.hatch else segment.value  # hatched: not measured
             self._rows.append({"panel": self._title, **key, "quantity": f"{quantity}: {segment.part}", "y": shown})
             if not math.isfinite(segment.value) or segment.value == 0:
                 continue
@@ -158,13 +158,13 @@ class Panel:
             ends[up] += segment.value
 
     def workers_axis(self, counts: Sequence[int]) -> None:
-        """log2 x with ticks at the measured counts; labels that would touch are left out."""
+        """Set a log2 x axis with ticks at the measured counts, without labels that would touch."""
         self.ax.set_xscale("log", base=2)
         self.ax.set_xlim(min(counts) * 2**-0.45, max(counts) * 2**0.45)
         octave_in = 0.72 * self.width_in / (math.log2(max(counts) / min(counts)) + 0.9)
         room = _INCHES_PER_LABEL / octave_in
         labelled: list[int] = []
-        for count in sorted(counts, reverse=True):  # the largest count is what a reader looks for
+        for count in sorted(counts, reverse=True):  # the largest count is always labelled
             if not labelled or math.log2(labelled[-1] / count) >= room:
                 labelled.append(count)
         self.ax.xaxis.set_major_locator(FixedLocator(sorted(counts)))
@@ -173,7 +173,7 @@ class Panel:
         self.ax.set_xlabel("workers")
 
     def seconds_axis(self, which: str = "y", label: str = "training time (s)") -> None:
-        """A log axis of seconds with plain numbers."""
+        """Set a log axis of seconds with plain numbers."""
         axis = getattr(self.ax, f"{which}axis")
         getattr(self.ax, f"set_{which}scale")("log")
         if which == "y":
@@ -188,7 +188,7 @@ class Panel:
         getattr(self.ax, f"set_{which}label")(label)
 
     def blank(self, like: Panel) -> None:
-        """Show nothing, but take the room that `like` takes, so that a row's panels stay aligned."""
+        """Hide the panel but keep the room that `like` takes, so that a row's panels stay aligned."""
         self.ax.spines[:].set_visible(False)
         self.ax.grid(visible=False)
         self.ax.tick_params(length=0, labelcolor="none")
@@ -196,17 +196,17 @@ class Panel:
         self.ax.set_ylabel(like.ax.get_ylabel(), color="none", fontsize=like.ax.yaxis.label.get_fontsize())
 
     def empty(self, why: str) -> None:
-        """Say why there is nothing to see."""
+        """Show the reason why the panel is empty."""
         self.ax.text(0.5, 0.5, why, transform=self.ax.transAxes, ha="center", va="center", color="#777777", wrap=True)
         self.ax.set_xticks([])
         self.ax.set_yticks([])
 
     def keep(self, rows: Sequence[Mapping[Hashable, object]], **more: object) -> None:
-        """Remember numbers that were drawn by other means."""
+        """Record numbers that were drawn directly on `ax`."""
         self._rows += [{"panel": self._title, **{str(name): row[name] for name in row}, **more} for row in rows]
 
     def data(self) -> pd.DataFrame:
-        """Every number that was drawn, one row per point or bar segment."""
+        """Return the drawn numbers, one row per point or bar segment."""
         return pd.concat([*self._tables, pd.DataFrame(self._rows)], ignore_index=True)
 
     def _keep_curves(self, frame: pd.DataFrame, quantity: str, x: str, bounds: Sequence[str], scale: float) -> None:
@@ -218,7 +218,7 @@ class Panel:
         self._tables.append(table)
 
 
-# What the CSV beside a figure has in addition, for those who quote medians.
+# Further columns of the CSV beside a figure, for quoting medians.
 _BESIDE = {
     "train_s": ("median_s", "median_low_s", "median_high_s", "spread"),
     "reduction": ("median_ratio", "median_ratio_low", "median_ratio_high", "paired"),
@@ -226,13 +226,13 @@ _BESIDE = {
 
 
 def lettered(place: int) -> str:
-    """a, b ... z, aa, ab ... of the panels of a figure."""
+    """Return the letter of a panel: a, b ... z, aa, ab ..."""
     after, letter = divmod(place, 26)
     return (lettered(after - 1) if after else "") + chr(ord("a") + letter)
 
 
 def share_y(panels: Sequence[Panel]) -> None:
-    """Give all panels the y range that holds everything."""
+    """Set the y range of all panels to the union of theirs."""
     for panel in panels:
         panel.fit_intervals()
     low, high = zip(*(panel.ax.get_ylim() for panel in panels), strict=True)
@@ -245,6 +245,6 @@ def _plain(value: float) -> str:
 
 
 def tint(color: str) -> tuple[float, float, float]:
-    """The colour mixed with white, for what was not measured."""
+    """Return the colour mixed with white, for simulated times."""
     red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return (0.62 + 0.38 * red, 0.62 + 0.38 * green, 0.62 + 0.38 * blue)

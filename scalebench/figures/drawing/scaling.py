@@ -1,4 +1,4 @@
-"""What strong and weak scaling share: time, efficiency and metric against workers."""
+"""The common panels of strong and weak scaling: time, efficiency and metric against workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRIC_WORDS = {"accuracy": "test accuracy", "r2": "test R²"}
 
 
 def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
-    """Three panels: time, efficiency, metric of the consensus model."""
+    """Draw three panels: time, efficiency, and metric of the consensus model."""
     table = name_series(cells(results))
     compared = ratios(results)
     scaling = compared[compared["baseline"] == "serial"]

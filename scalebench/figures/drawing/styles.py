@@ -1,4 +1,4 @@
-"""What stands for what: colour and marker say the strategy, the marker's fill says how a number was obtained."""
+"""Colours, markers and lines: colour and marker encode the strategy, the fill of the marker the execution."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FIXED = {
     "epoch_average": ("#D55E00", "o"),
     "epoch_async": ("#CC79A7", "v"),
 }
-# Tol's muted palette for all others: those below by their place, which never changes (a new one goes to the end), and
-# strategies with options and of one's own by a checksum, salted so that the usual steps of an option differ in colour.
+# Tol's muted palette for all others: those in _PLACED by position (append only), strategies with options and own ones
+# by a checksum, salted so that common values of an option differ in colour.
 _OTHERS = [
     *(("#332288", "p"), ("#882255", "<"), ("#88CCEE", ">"), ("#999933", "h"), ("#AA4499", "X"), ("#117733", "d")),
     *(("#CC6677", "8"), ("#44AA99", "*"), ("#DDCC77", "H"), ("#6699CC", "s"), ("#661100", "o"), ("#888888", "^")),
@@ -35,7 +35,7 @@ _PLACED = (
 )
 _SALT = "134"
 _LOOKS = len(_OTHERS) ** 2
-_RESERVED = 48  # looks for those that have a place
+_RESERVED = 48  # looks for _PLACED
 TASKS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
@@ -44,11 +44,11 @@ TASKS = {
     "other": "#BBBBBB",
 }
 SERVING = "#AA3377"
-ENGINE_ALONE = "#228833"  # what an engine takes at one worker, where nothing is communicated
+ENGINE_ALONE = "#228833"  # cost of an engine at one worker
 ENGINE_PART = "#9A9A9A"
 NEUTRAL = "#444444"
 
-CROSS: dict[str, Any] = {  # over points that the machine could not feed
+CROSS: dict[str, Any] = {  # over oversubscribed points
     "color": NEUTRAL,
     "linestyle": "",
     "marker": "x",
@@ -56,7 +56,7 @@ CROSS: dict[str, Any] = {  # over points that the machine could not feed
     "markeredgewidth": 1.3,
 }
 
-KNEE: dict[str, Any] = {  # where a law has its knee
+KNEE: dict[str, Any] = {
     "color": NEUTRAL,
     "linestyle": "",
     "marker": "D",
@@ -77,14 +77,14 @@ EXECUTION_WORDS = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is drawn; `shift` keeps equal x apart, in octaves."""
+    """Colour and marker of one series; `shift` separates points at equal x, in octaves."""
 
     color: str
     marker: str
     shift: float
 
     def line(self, execution: str) -> dict[str, Any]:
-        """Keywords of a line with markers for a number obtained by `execution`."""
+        """Return matplotlib keywords of a line with markers for `execution`."""
         hollow = FILLS[execution] != "full"
         return {
             "color": self.color,
@@ -98,9 +98,9 @@ class Look:
 
 
 def name_series(table: pd.DataFrame) -> pd.DataFrame:
-    """`table` with a column `series`: the label, and the engine where one strategy ran on several natively.
+    """Return `table` with a column `series`: the label, with the engine if a strategy ran natively on several.
 
-    The first of mpi, nccl, gloo, horovod keeps the bare label, as in the comparison with virtual runs.
+    The first of mpi, nccl, gloo, horovod keeps the plain label, as in the comparison with virtual runs.
     """
     native = table[table["execution"].isin(("native", "paced"))]
     first = {str(label): min(group, key=PREFERRED_ENGINES.index) for label, group in native.groupby("label")["engine"]}
@@ -113,9 +113,9 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def looks(series: list[str]) -> dict[str, Look]:
-    """A look for each series; the same strategy looks the same in every figure and study.
+    """Return the look of each series, the same in every figure and study.
 
-    Where two series of one study would look alike, the later one in natural order has the next look that is free.
+    If two series of one study collide, the later one in natural order gets the next free look.
     """
     ordered = sorted(set(series), key=strategy_rank)
     step = min(0.06, 0.4 / max(1, len(ordered)))
@@ -136,6 +136,6 @@ def _place(name: str) -> int:
 
 
 def _look_at(place: int) -> tuple[str, str]:
-    """One of the looks: each twelve in a row have all colours, and the next twelve have them with other markers."""
+    """Return look number `place`: twelve consecutive looks differ in colour, the next twelve have other markers."""
     count = len(_OTHERS)
     return _OTHERS[place % count][0], _OTHERS[(place + place // count) % count][1]
