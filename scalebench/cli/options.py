@@ -54,7 +54,7 @@ def completed_study(results: Path | None) -> Path:
 
 def share_option(context: click.Context, option: click.Parameter, value: str) -> float:
     """Parse `5%` or `0.05`."""
-    from scalebench.study.shares import parse_share
+    from scalebench.study.parsing import parse_share
 
     try:
         share = parse_share(value)

@@ -14,7 +14,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow
-from scalebench.records.table import Table
+from scalebench.records.table import AppendOnlyTable
 from scalebench.system.atomic_write import write_whole
 
 
@@ -31,14 +31,14 @@ class Store:
 
     def __init__(self, folder: Path | str, *, fsync: bool = True) -> None:
         self.folder = Path(folder)
-        self._runs = Table(self.folder / RUNS, RunRow, fsync=fsync)
+        self._runs = AppendOnlyTable(self.folder / RUNS, RunRow, fsync=fsync)
         try:
             self._completed: dict[tuple[str, str], float | None] = {}
             self._attempts: dict[str, int] = {}
             self._failed: dict[str, str] = {}
             self._numbered: list[tuple[str, int]] = []
             self._read_runs()
-            self._epochs = Table(self.folder / EPOCHS, EpochRow, fsync=fsync)
+            self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
         except BaseException:
             self._runs.close()

@@ -16,7 +16,7 @@ from scalebench.system.atomic_write import sync_folder
 _BLOCK = 1 << 16
 
 
-class Table:
+class AppendOnlyTable:
     """The file `path` of rows of one type, opened for appending.
 
     Opening writes the header of a new file. In an existing file the header is checked, and bytes after the last line

@@ -17,7 +17,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
-from scalebench.records.table import Table
+from scalebench.records.table import AppendOnlyTable
 from tests.records_factory import epoch_row, run_row
 
 
@@ -161,14 +161,14 @@ def test_append_syncs_epochs_then_the_run(tmp_path, monkeypatch):
 
 def test_run_is_written_after_its_epochs_are_synced(folder, monkeypatch):
     written, disk = [], Disk(monkeypatch)
-    write = Table._write
+    write = AppendOnlyTable._write
 
     def watched(table, data):
         if table.path.name == "runs.csv":
             written.append(disk.files.get(folder / "epochs.csv") == (folder / "epochs.csv").read_bytes())
         return write(table, data)
 
-    monkeypatch.setattr(Table, "_write", watched)
+    monkeypatch.setattr(AppendOnlyTable, "_write", watched)
     with Store(folder) as store:
         store.append(*attempt("c"))
         store.append(*attempt("d"))
