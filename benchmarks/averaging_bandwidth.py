@@ -75,7 +75,7 @@ def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
     """A replica with BatchNorm that has taken a step, so that there is momentum, and the strategy that averages all."""
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import Plan
+    from scalebench.data.plan import BatchPlan
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training
     from scalebench.training.replica import Replica
@@ -88,7 +88,7 @@ def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
         strategy=Component(name="local_sgd", options=policies), workers=comm.size, repetition=0, seed=0,
     )  # fmt: skip
     dataset = open_dataset(prepare(training, comm.size))
-    replica = Replica(run, dataset, Plan.of(run, comm.size, run.seed, dataset), comm, clock)
+    replica = Replica(run, dataset, BatchPlan.of(run, comm.size, run.seed, dataset), comm, clock)
     strategy = registry.create("local_sgd", policies, engine)
     strategy.setup(replica)
     strategy.step(replica, next(iter(replica.batches(0))))

@@ -38,7 +38,7 @@ def measure_here(engine: str) -> list[Finding]:
 
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import Plan
+    from scalebench.data.plan import BatchPlan
     from scalebench.native.connection import connected
     from scalebench.native.heartbeat import Heartbeat, create_heartbeats
     from scalebench.strategies import registry
@@ -54,7 +54,7 @@ def measure_here(engine: str) -> list[Finding]:
         strategy=Component(name=STRATEGIES[engine]), workers=world.size, repetition=0, seed=0,
     )  # fmt: skip
     dataset = open_dataset(prepare(training, world.size))
-    plan = Plan.of(run, world.size, run.seed, dataset)
+    plan = BatchPlan.of(run, world.size, run.seed, dataset)
     with tempfile.TemporaryDirectory() as folder:
         beats = Path(folder) / "heartbeats"
         create_heartbeats(beats, world.size)

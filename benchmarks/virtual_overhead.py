@@ -19,7 +19,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Training
 from scalebench.virtual.engine import CostModel, simulate
@@ -89,7 +89,7 @@ def make_run(training: Training, strategy: str) -> Run:
 
 def bare_loop(run: Run, dataset: Dataset) -> None:
     """What one writes by hand: one model, batches sliced from a shuffled tensor, torch's SGD with its defaults."""
-    plan = Plan.of(run, run.workers, run.seed, dataset)
+    plan = BatchPlan.of(run, run.workers, run.seed, dataset)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=0.9)

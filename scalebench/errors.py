@@ -1,4 +1,4 @@
-"""The one tree of errors: each message names what was wrong, what was expected and the next step."""
+"""Exceptions of scalebench; each message names the problem, the expected value and the next step."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from pathlib import Path
 from traceback import walk_tb
 
 OWN_MODULE = "scalebench_own_"  # begins the module name of a `file.py:NAME`
-_NOBODYS_OWN = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
+_LIBRARIES = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
 
 
 class ScalebenchError(Exception):
-    """Base of every error a user may meet; printed as one line, without a traceback."""
+    """Base of all errors for users; printed as one line, without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(ScalebenchError):
-    """The user asked for something that cannot be: exit code 2, nothing was run."""
+    """Invalid request: exit code 2, nothing was run."""
 
     exit_code = 2
 
 
 class StudyError(UsageError):
-    """A study file or flag is not valid."""
+    """Invalid study file or flag."""
 
 
 class DataError(UsageError):
-    """A data set is missing, corrupt or too small."""
+    """Missing, corrupt or too small data set."""
 
 
 class ModelError(UsageError):
-    """A model cannot be built as asked."""
+    """Model that cannot be built."""
 
 
 class ClusterError(UsageError):
-    """A cluster description is unknown, incomplete or not valid."""
+    """Unknown, incomplete or invalid cluster description."""
 
 
 class ResultsError(UsageError):
-    """A results folder cannot be read or written."""
+    """Results folder that cannot be read or written."""
 
 
 class EngineError(UsageError):
-    """An engine is missing here or cannot carry what was asked of it."""
+    """Engine that is not installed or cannot run the strategy."""
 
 
 class DisturbedError(ScalebenchError):
-    """Nothing could be measured, as other programs took the cores all the time."""
+    """Measurement that failed because other programs used the cores all the time."""
 
 
 class RunError(ScalebenchError):
-    """One run went wrong; it is recorded as a failed row and the others go on."""
+    """Failure of one run; it is recorded as a failed row and the others continue."""
 
     status = "failed"
 
 
 class DivergedError(RunError):
-    """The training loss or a weight became NaN or infinite; `everywhere`: every worker notices at this very moment."""
+    """NaN or infinite training loss or weight; `everywhere` if every worker detects it at the same step."""
 
     status = "diverged"
 
@@ -69,7 +69,7 @@ class DivergedError(RunError):
 
 
 def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
-    """`did you mean 'x'?` or the list of what is known, to end an "unknown name" message; `likely` ones come first."""
+    """Return the end of an "unknown name" message: `did you mean 'x'?`, `likely` names first, or the known names."""
     choices = sorted(known)
     for among in (sorted(likely), choices):
         if close := difflib.get_close_matches(name, among, n=1, cutoff=0.5):
@@ -78,9 +78,9 @@ def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error in one line, with the place it came from unless it was meant for the user.
+    """Return an error as one line, with its place in the code unless it is a ScalebenchError.
 
-    The place is the innermost line of a strategy or model of somebody's own where there is one, else the innermost.
+    The place is the innermost line of a user-supplied strategy or model if there is one, else the innermost line.
     """
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, ScalebenchError):
@@ -88,7 +88,7 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"exited with code {error.code} before reporting"
     lines = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
-    own = [line for line in lines if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _NOBODYS_OWN]
+    own = [line for line in lines if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES]
     where = ""
     if lines:
         frame, number = (own or lines)[-1]
@@ -97,7 +97,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def place_in_own_code(error: BaseException) -> str:
-    """` (file.py:12)`: the innermost line of a `file.py:NAME` that `error` came through; empty if there is none."""
+    """Return ` (file.py:12)`, the innermost line of user code in the traceback; empty if there is none."""
     own = [
         f" ({Path(frame.f_code.co_filename).name}:{number})"
         for frame, number in walk_tb(error.__traceback__)

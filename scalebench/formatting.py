@@ -1,4 +1,4 @@
-"""Seconds, ratios, percentages and counts as text."""
+"""Formatting of seconds, ratios, percentages and counts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 
 EMPTY = "–"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
-_HUGE = 1e9  # from here on a number is read by its exponent
+_HUGE = 1e9  # numbers from here on have an exponent
 
 
 def is_interval(low: float, high: float) -> bool:
-    """Whether there are bounds to show: not where there are none, nor where nothing varies and both are the value."""
+    """Return True if the bounds are finite and differ."""
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
 
 
 def is_equal(difference: float, low: float, high: float) -> bool:
-    """Whether a metric was the same with each seed, as of one computation made twice; a single seed has no bounds."""
+    """Return True if a metric was equal for all seeds, as for one repeated computation; one seed has no bounds."""
     return abs(difference) <= 1e-9 and abs(high - low) <= 1e-9
 
 
 def seconds(value: float) -> str:
-    """Three significant digits with the unit that suits them: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
+    """Return seconds with three significant digits: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
     if not math.isfinite(value):
         return "never" if value == math.inf else EMPTY
     size = abs(value)
@@ -32,7 +32,7 @@ def seconds(value: float) -> str:
 
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
-    """`1.23 s [1.20, 1.26]`, the interval in the unit of the value; without one only the value."""
+    """Return seconds with an interval in the same unit, `1.23 s [1.20, 1.26]`; only the value without an interval."""
     text = seconds(value)
     if not is_interval(low, high) or value == 0:
         return text
@@ -42,7 +42,7 @@ def seconds_with_interval(value: float, low: float, high: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Signed, so that a loss cannot be taken for a gain: `+47 %`, `-3.1 %`."""
+    """Return a signed percentage: `+47 %`, `-3.1 %`."""
     number = 100 * share
     if not math.isfinite(number):
         return EMPTY
@@ -65,13 +65,13 @@ def percent_range(low: float, high: float) -> str:
 
 
 def deviation(log_ratio: float) -> str:
-    """How far two times lie apart, whichever is longer: `12 %`; from half as much again on `a factor of 3.1`."""
+    """Return the unsigned deviation of two times: `12 %`; above 50 % `a factor of 3.1`."""
     size = math.exp(abs(log_ratio))
     return share(size - 1) if size <= 1.5 else f"a factor of {digits(size, 2)}"
 
 
 def percent_with_interval(share: float, low: float, high: float) -> str:
-    """`+54 % [51, 57]`; without an interval only the share."""
+    """Return a percentage with its interval, `+54 % [51, 57]`; only the share without an interval."""
     if not is_interval(low, high):
         return percent(share)
     bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
@@ -79,7 +79,7 @@ def percent_with_interval(share: float, low: float, high: float) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with three significant digits: `0.0123`, `1.23`, `1,230`; an exponent only beyond a thousand million."""
+    """Return `value` with three significant digits: `0.0123`, `1.23`, `1,230`; an exponent beyond 1e9."""
     if not math.isfinite(value):
         return EMPTY
     if value == 0:
@@ -124,18 +124,18 @@ def metric_with_interval(value: float, low: float, high: float, *, signed: bool 
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:
-    """A key for sorting in which numbers count as numbers: `steps=4` before `steps=16`."""
+    """Return a sort key that compares numbers by value: `steps=4` before `steps=16`."""
     parts = _NUMBER.split(text)
     return tuple(zip(parts[::2], [*map(float, parts[1::2]), 0.0], strict=True))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
+    """Return a number with its noun: `1 run`, `3 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def roughly(seconds: float) -> str:
-    """Two digits in the unit that suits them, at least `1 s`."""
+    """Return a duration with two digits in a suitable unit, at least `1 s`."""
     if seconds < 90:
         return f"{max(1, seconds):.0f} s"
     minutes = seconds / 60

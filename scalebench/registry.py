@@ -1,7 +1,7 @@
-"""Finds things by name, with their options checked: strategies, data sets, partitions, models, figures.
+"""Registry of strategies, data sets, partitions, models and figures by name, with validated options.
 
 A choice is a frozen pydantic model: its fields are its options. It registers itself when its module is imported; the
-modules of `package` and the entry points of `group` (other people's packages) are imported at the first question.
+modules of `package` and the entry points of `group` (third-party packages) are imported at the first lookup.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from scalebench.errors import UsageError, nearest
 from scalebench.study.strict import StrictModel
-from scalebench.study.validation_errors import faults_of
+from scalebench.study.validation_errors import find_faults
 
 
 class Choice(StrictModel):
-    """Something a study can name; its fields are the options it takes."""
+    """Base of everything that a study can name; its fields are its options."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -31,9 +31,9 @@ ANYWHERE = "*"
 
 
 class Registry(Generic[C]):
-    """The choices of one kind, found in `package` (or one module). `error` is what an unknown name or option raises.
+    """Choices of one kind in `package` (or one module); unknown names and options raise `error`.
 
-    A name may stand for several classes, one for each place where it is carried out differently.
+    A name may have several classes, one for each place with an implementation of its own.
     """
 
     def __init__(self, kind: str, error: type[UsageError], package: str, group: str) -> None:
@@ -45,14 +45,14 @@ class Registry(Generic[C]):
         self._loaded = False
 
     def add(self, cls: type[D], place: str = ANYWHERE) -> type[D]:
-        """Class decorator: `cls` is the choice called `cls.name`. A name can be taken once (at each place).
+        """Register a class as the choice `cls.name`, once at each place; usable as a decorator.
 
         Raises:
-            TypeError: the class does not say what each of its kind has to (`name`, `summary`, ...).
+            TypeError: the class lacks a class variable of its kind (`name`, `summary`, ...).
             ValueError: the name is taken.
         """
-        if unsaid := self.unsaid(cls):
-            raise TypeError(f"class {cls.__name__} does not say its {', '.join(unsaid)}")
+        if missing := self.missing(cls):
+            raise TypeError(f"class {cls.__name__} does not say its {', '.join(missing)}")
         places: dict[str, Any] = self._classes.setdefault(cls.name, {})
         if place in places:
             where = "" if place == ANYWHERE else f" at {place!r}"
@@ -61,21 +61,21 @@ class Registry(Generic[C]):
         return cls
 
     @staticmethod
-    def unsaid(cls: type[Choice]) -> list[str]:
-        """The facts that each of its kind has to state and `cls` does not."""
+    def missing(cls: type[Choice]) -> list[str]:
+        """Return the class variables of its kind that `cls` lacks."""
         return sorted(fact for fact in cls.__class_vars__ if not hasattr(cls, fact))
 
     def names(self) -> list[str]:
-        """Every known name, sorted."""
+        """Return all names, sorted."""
         self._load()
         return sorted(self._classes)
 
     def describe(self) -> list[tuple[str, str]]:
-        """(name, one-line summary) of each."""
+        """Return (name, one-line summary) of each choice."""
         return [(name, self.find(name).summary) for name in self.names()]
 
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
-        """The class that is `name` at `place`; else the one for anywhere, else the first that was registered."""
+        """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
         self._load()
         if name not in self._classes:
             raise self._error(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
@@ -83,11 +83,11 @@ class Registry(Generic[C]):
         return places.get(place) or places.get(ANYWHERE) or next(iter(places.values()))
 
     def create(self, name: str, options: dict[str, Any], place: str = ANYWHERE) -> C:
-        """The choice called `name` with `options` checked; the message names the option and what was expected."""
+        """Return the choice `name` with validated `options`; errors name the option and the expected value."""
         return self.check(self.find(name, place), options, name)
 
     def check(self, cls: type[D], options: dict[str, Any], name: str) -> D:
-        """The choice of class `cls`, called `name` in messages, with `options` checked."""
+        """Return an instance of `cls`, called `name` in messages, with validated `options`."""
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -111,11 +111,11 @@ class Registry(Generic[C]):
 
 
 def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
-    """What does not fit the options of `cls`, in half a line that names the option."""
-    fault, fields = faults_of(error, cls)[0], cls.model_fields
+    """Return the first error in the options of `cls` as half a line that names the option."""
+    fault, fields = find_faults(error, cls)[0], cls.model_fields
     if fault.unknown:
-        meant = [name for name, field in fields.items() if _mentions(field.description, fault.path)]
-        close = f"did you mean {meant[0]!r}?" if len(meant) == 1 else nearest(fault.path, fields)
+        named = [name for name, field in fields.items() if _mentions(field.description, fault.path)]
+        close = f"did you mean {named[0]!r}?" if len(named) == 1 else nearest(fault.path, fields)
         return f"unknown option {fault.path!r}; " + (close if fields else "it takes no options")
     if fault.missing:
         return f"option {fault.path!r} is missing"
@@ -123,5 +123,5 @@ def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
 
 
 def _mentions(description: str | None, symbol: str) -> bool:
-    """Whether an option's description begins with the `symbol` that papers write for it: `H: local steps ...`."""
+    """Return True if a description begins with the paper's `symbol` of the option: `H: local steps ...`."""
     return (description or "").startswith(f"{symbol}: ")

@@ -1,4 +1,4 @@
-"""What every test may use: small data, runs, and virtual runs that take no calibration."""
+"""Fixtures: small data, runs, and virtual runs without calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.models.registry import build_model
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
@@ -121,7 +121,7 @@ def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list
         model = build_model(
             run.model, dataset.input_shape, dataset.outputs, dataset.task, getattr(torch, run.dtype), run.seed
         ).to("meta")
-        return record(run, rule, Plan.of(run, run.workers, run.seed, dataset), model, 2)
+        return record(run, rule, BatchPlan.of(run, run.workers, run.seed, dataset), model, 2)
 
     return record_run
 

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from scalebench.records.plausible import WITHIN
+from scalebench.records.limits import WITHIN
 from scalebench.records.schema import EpochRow, RunRow
 
 STRATEGIES = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")

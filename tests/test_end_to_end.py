@@ -1,4 +1,4 @@
-"""The main job, as a user runs it: the command line, a real mpirun, a real Horovod, real DDP; then the figures.
+"""End-to-end runs: command line, real mpirun, Horovod and DDP, then the figures.
 
 Native and virtual runs of one (strategy, workers, seed) must end with the same weights: 1e-6 relative in float64.
 """
@@ -45,7 +45,7 @@ def results(tmp_path_factory) -> Path:
     return folder
 
 
-def test_processes_that_had_nothing_to_complain_of_leave_no_logs(results):
+def test_successful_processes_leave_no_logs(results):
     assert not (results / "native" / "small" / "logs").exists()
 
 
@@ -72,20 +72,20 @@ def test_native_and_virtual_runs_end_with_the_same_weights(results, strategy, wo
     assert np.abs(native["final"] - native["initial"]).max() > 1e-3
 
 
-def test_the_asynchronous_form_ends_somewhere_sensible_on_real_ranks(results):
+def test_asynchronous_averaging_trains_on_real_ranks(results):
     native = {row["workers"]: row for row in runs(results, "native") if row["strategy"] == "epoch_async"}
     assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys("124", "completed")
     assert float(native["1"]["final_metric"]) > 0.5
 
 
-def test_one_real_worker_is_serial_bit_for_bit(results):
+def test_one_native_worker_equals_serial_bit_for_bit(results):
     serial = weights(results, "native", "serial", 1)["final"]
     for strategy in DETERMINISTIC[1:]:
         np.testing.assert_array_equal(weights(results, "native", strategy, 1)["final"], serial)
 
 
 @pytest.mark.parametrize("execution", ["native", "virtual"])
-def test_every_row_is_whole_and_its_seconds_add_up(results, execution):
+def test_rows_are_complete_and_times_add_up(results, execution):
     found = runs(results, execution)
     assert len(found) == 1 + 5 * 3
     for row in found:
@@ -98,7 +98,7 @@ def test_every_row_is_whole_and_its_seconds_add_up(results, execution):
     assert split == ({"ddp"} if execution == "native" else set())
 
 
-def test_engines_are_the_real_ones_and_too_many_workers_are_marked(results):
+def test_engines_are_native_and_oversubscription_is_marked(results):
     cores = len(os.sched_getaffinity(0))
     for row in runs(results, "native"):
         assert row["engine"] == {"horovod": "horovod", "ddp": "gloo"}.get(row["strategy"], "mpi")
@@ -114,7 +114,7 @@ def test_metrics_do_not_depend_on_the_execution(results):
             assert float(row["final_metric"]) == pytest.approx(float(native[row["strategy"], row["workers"]]), abs=1e-9)
 
 
-def test_the_figures_of_both_are_drawn(results):
+def test_figures_of_both_executions_are_drawn(results):
     done = scalebench("plot", "virtual/small", "--output", "plots", cwd=results)
     assert done.returncode == 0, done.stderr
     for figure in ("strong-scaling", "time-reduction", "convergence", "breakdown"):

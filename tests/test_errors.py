@@ -1,4 +1,4 @@
-"""What an error says in one line: its kind, its words, and the line of code of whoever wrote the strategy or model."""
+"""One-line errors: class, message, and innermost line of user code."""
 
 import json
 
@@ -18,7 +18,7 @@ def line_of(function, offset):
     return f"test_errors.py:{function.__code__.co_firstlineno + offset}"
 
 
-def test_the_line_is_the_innermost_that_is_neither_ours_nor_torchs_nor_pythons():
+def test_place_is_the_innermost_line_of_user_code():
     def own():
         return torch.zeros(2) @ torch.zeros(3)
 
@@ -31,13 +31,13 @@ def test_the_line_is_the_innermost_that_is_neither_ours_nor_torchs_nor_pythons()
     assert "\n" not in raised(own) + raised(odd)
 
 
-def test_a_message_for_the_user_stays_as_it_is():
+def test_scalebench_error_has_no_place():
     def refuse():
         raise DataError("no file x;\n  get it")
 
     assert raised(refuse) == "no file x; get it"
 
 
-def test_leaving_and_errors_without_words_or_place():
+def test_system_exit_and_errors_without_message_or_traceback():
     assert in_one_line(SystemExit(3)) == "exited with code 3 before reporting"
     assert in_one_line(KeyError()) == "KeyError: no message"

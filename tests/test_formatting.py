@@ -1,4 +1,4 @@
-"""Estimates are said in the unit that suits them."""
+"""Formatting of durations and natural sorting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scalebench.formatting import natural, roughly
         (400_000, "5 days"),
     ],
 )  # fmt: skip
-def test_the_unit_suits(seconds, said):
+def test_duration_has_a_suitable_unit(seconds, said):
     assert roughly(seconds) == said
 
 
 @given(st.floats(1, 1e8))
-def test_what_is_said_is_within_a_fifth(seconds):
+def test_formatted_duration_is_within_a_fifth(seconds):
     number, unit = roughly(seconds).split()
     factor = {"s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
     assert abs(float(number) * factor - seconds) <= max(0.5, 0.25 * seconds)
@@ -45,5 +45,5 @@ def test_numbers_in_names_sort_as_numbers():
 
 
 @given(st.lists(st.text()))
-def test_any_texts_can_be_sorted(texts):
+def test_natural_key_sorts_any_texts(texts):
     assert sorted(sorted(texts, key=natural)) == sorted(texts)

@@ -1,4 +1,4 @@
-"""The package as a whole: what it pins, what it imports, what its pages and files promise."""
+"""The package as a whole: pinned versions, imports, documentation pages."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_every_requirement_is_pinned_to_one_version() -> None:
     assert all(re.fullmatch(r"[0-9][A-Za-z0-9.]*", pinned) for pinned in pins().values())
 
 
-def test_the_needs_of_requirements_are_pinned_too() -> None:
-    """What is installed here and is needed by something pinned is pinned itself: no version drifts."""
+def test_dependencies_of_requirements_are_pinned() -> None:
+    """Installed dependencies of pinned packages are pinned themselves."""
     for package in pins():
         try:
             needs = requires(package) or []
@@ -66,7 +66,7 @@ def test_the_needs_of_requirements_are_pinned_too() -> None:
                 version(named(plain))
 
 
-def test_studies_and_strategies_are_read_without_anything_heavy() -> None:
+def test_studies_and_strategies_load_without_heavy_imports() -> None:
     program = (
         "import sys, scalebench.cli.main, scalebench.study.load, scalebench.cluster.load\n"
         "from scalebench.strategies import registry\n"
@@ -82,7 +82,7 @@ def test_the_strategy_page_is_generated() -> None:
     assert page == matrix_markdown(), "run: python docs/_generate/strategies.py"
 
 
-def test_the_strategy_page_tells_the_rules_of_torchs_own_strategies_as_a_study_writes_them() -> None:
+def test_strategy_page_shows_torch_strategies_as_study_options() -> None:
     said = dict(re.findall(r"^- for `(torch_\w+)`: `(.+)`$", matrix_markdown(), re.MULTILINE))
     assert set(said) == {name for name in registry.names() if name.startswith("torch_")}
     for name, written in said.items():
@@ -100,7 +100,7 @@ def test_pages_of_strategies_state_options_and_recorded_traffic(entry: StrategyE
     assert f"(timelines/{entry.name}.png)" in page
 
 
-def test_the_matrix_knows_what_must_not_run() -> None:
+def test_matrix_marks_unsupported_combinations() -> None:
     entries = {entry.name: entry for entry in describe_strategies()}
     assert entries["horovod"].engines == ("horovod", "virtual")
     assert entries["ddp"].missing["mpi"] == ("process_group",)
@@ -115,7 +115,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_files_shown_in_the_quick_start_are_valid(tmp_path: Path) -> None:
+def test_quick_start_files_are_valid(tmp_path: Path) -> None:
     study, _, cluster = blocks("docs/quick-start.md", "yaml")
     path = tmp_path / "study.yaml"
     path.write_text(study)
@@ -124,7 +124,7 @@ def test_the_files_shown_in_the_quick_start_are_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
-def test_flags_and_keys_shown_exist(page: str) -> None:
+def test_documented_flags_and_keys_exist(page: str) -> None:
     from click.testing import CliRunner
 
     from scalebench.cli.main import COMMANDS, main
@@ -149,13 +149,13 @@ def test_the_readme_names_every_strategy_and_page() -> None:
         assert (ROOT / link).is_file(), link
 
 
-def test_the_licence_is_whole() -> None:
+def test_licence_is_complete() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_continuous_integration_runs_the_readmes_command() -> None:
+def test_ci_runs_the_command_of_the_readme() -> None:
     assert "pip install tox && tox" in (ROOT / "README.md").read_text(encoding="utf-8")
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111

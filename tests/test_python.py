@@ -40,12 +40,12 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\nTrue False False\n"
 
 
-def test_what_it_has_not_is_an_attribute_error() -> None:
+def test_unknown_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'plto'"):
         scalebench.plto  # noqa: B018
 
 
-def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monkeypatch, capsys, cost_model) -> None:
+def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, capsys, cost_model) -> None:
     monkeypatch.chdir(tmp_path)
     given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     Path("given.json").write_text(given.model_dump_json())
@@ -72,7 +72,7 @@ def test_its_tables_hold_the_numbers_that_the_command_line_prints(tmp_path, monk
         assert (metric, execution) == (f"{cell['metric']:.3f}", "virtual")
 
 
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys) -> None:
+def test_documented_code_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("digits-strong-scaling", "another"):
         with Store(Path("results") / name, fsync=False) as store:

@@ -1,4 +1,4 @@
-"""Choices come from modules and from other people's packages; names and options are checked in one line."""
+"""Registry of modules and third-party entry points."""
 
 import subprocess
 import sys
@@ -52,11 +52,11 @@ def run_with_plugin(tmp_path, target):
     return done.stdout.strip()
 
 
-def test_a_data_set_of_another_package(tmp_path):
+def test_data_set_of_an_entry_point_is_found(tmp_path):
     assert run_with_plugin(tmp_path, "plugin") == "[[1.0, 0.0], [0.0, 1.0]] True"
 
 
-def test_a_package_that_cannot_be_loaded_is_named(tmp_path):
+def test_failing_entry_point_is_named(tmp_path):
     said = run_with_plugin(tmp_path, "plugin_that_is_gone")
     assert said.startswith(
         "the entry point 'pair' (plugin_that_is_gone) of group 'scalebench.datasets' cannot be loaded"
@@ -64,7 +64,7 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path):
     assert "\n" not in said
 
 
-def test_a_class_that_does_not_say_what_it_has_to_is_refused_by_name():
+def test_class_without_required_variables_is_refused():
     class Nameless(DatasetBuilder):
         summary = "two points"
 

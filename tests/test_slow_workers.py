@@ -1,4 +1,4 @@
-"""Workers that are slow always or for a while, and nodes with slow cards, virtually and by pacing."""
+"""Slow workers, slow windows and slow links in virtual and paced runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
+from scalebench.comm.counters import SlowLinks
 from scalebench.comm.event_log import numbers
 from scalebench.comm.in_flight import InFlight
-from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
 from scalebench.launch.engines import available
@@ -29,12 +29,12 @@ from scalebench.study.jitter import jitter_source
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock
-from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
+from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
 
 
-def test_a_window_slows_what_begins_in_it(play):
+def test_window_slows_tasks_that_begin_in_it(play):
     """6 steps of 1 ms an epoch: the window holds the end of the second, the third, and the beginning of the fourth."""
     quiet = {"jitter": "none", "ties": "rank"}
     options = {"epochs": 4, "batch_per_worker": 8}  # 6 steps an epoch at 2 workers
@@ -58,7 +58,7 @@ def test_windows_multiply_and_end():
         VirtualOptions(slow_windows=[{"rank": 0, "from_s": 2, "until_s": 1, "factor": 2}])
 
 
-def test_asynchronous_merges_of_a_worker_in_its_window_are_stale(play):
+def test_merges_of_a_slow_worker_are_stale(play):
     windows = [{"rank": 0, "from_s": 0.0, "until_s": 0.02, "factor": 4.0}]
     outcome, _ = play("epoch_async", 3, epochs=8, virtual={"slow_windows": windows, "jitter": "none"})
     stale = [epoch.max_staleness for epoch in outcome.workers[0].epochs]
@@ -66,7 +66,7 @@ def test_asynchronous_merges_of_a_worker_in_its_window_are_stale(play):
     assert max(stale[3:]) <= 2
 
 
-def test_slow_cards_slow_what_crosses_them():
+def test_slow_cards_slow_messages_between_nodes():
     cluster = load_cluster("ethernet-10g")
     node = cluster.node.model_copy(update={"workers_per_node": 2})
     even = cluster.model_copy(update={"node": node})
@@ -82,8 +82,8 @@ def test_slow_cards_slow_what_crosses_them():
     assert 2 * plain.allreduce(n, range(8)) < slow.allreduce(n, range(8)) <= 4 * plain.allreduce(n, range(8))
 
 
-def test_a_paced_worker_is_as_slow_as_the_study_says(make_run):
-    """What a loaded machine adds can only make steps longer: lower bounds are exact, and out of reach without."""
+def test_paced_worker_has_the_stated_slowness(make_run):
+    """Lower bounds, which a loaded machine cannot violate."""
     window = {"rank": 1, "from_s": 0.06, "until_s": 9, "factor": 2.0}
     run = make_run(
         "allreduce", 2, execution="paced", engine="mpi", device_step_time=0.01,
@@ -92,7 +92,7 @@ def test_a_paced_worker_is_as_slow_as_the_study_says(make_run):
     assert slowness_of(run, 0) is None
     slowness = slowness_of(run, 1)
     assert [slowness(now) for now in (0.0, 0.059, 0.06, 9.0)] == [2, 2, 4, 2]
-    clock = PacedClock(StepTime(0.004, 0.005, 0.001), slowness=slowness)
+    clock = PacedClock(PacedStep(0.004, 0.005, 0.001), slowness=slowness)
     clock.start()
     seconds = []
     while not seconds or seconds[-1][0] < 0.06:
@@ -118,7 +118,7 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
 
 
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "exponential"])
-def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
+def test_paced_worker_has_the_stated_jitter(make_run, kind):
     """Lower bounds, step by step: the factors of the virtual worker of that seed and rank."""
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.01, seed=3,
@@ -135,7 +135,7 @@ def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
         "native runs: slow_links, jitter left out, for they go at the machine's own pace; --execution p"
     )
     factors = [jitter_source(kind, 0.3, seed=3, worker=1)(step) for step in range(8)]
-    clock = PacedClock(StepTime(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))
+    clock = PacedClock(PacedStep(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))
     clock.start()
     seconds = []
     for _ in factors:
@@ -149,7 +149,7 @@ def test_a_paced_worker_has_the_jitter_that_the_study_states(make_run, kind):
     assert jitter_of(make_run("allreduce", 2), 1) is None  # what was measured, the machine does itself
 
 
-def test_a_slow_way_between_two_nodes_slows_what_takes_it():
+def test_slow_link_between_two_nodes_slows_its_messages():
     cluster = load_cluster("ethernet-10g").with_slow_links({"0-2": 8.0})
     slow, plain = Network(cluster), Network(load_cluster("ethernet-10g"))
     n, latency = 10_000_000, cluster.links.inter.latency_s
@@ -161,7 +161,7 @@ def test_a_slow_way_between_two_nodes_slows_what_takes_it():
 
 
 @pytest.mark.parametrize("links", [{"a": 2}, {"1-1": 2}, {"1-2-3": 2}, {-1: 2}, {"3": 0.5}])
-def test_a_link_that_is_none_is_refused(links):
+def test_invalid_link_is_refused(links):
     with pytest.raises(ValidationError, match=r"expected a node, such as 3, or two of them|greater than or equal to 1"):
         VirtualOptions(slow_links=links)
 
@@ -173,7 +173,7 @@ def test_a_link_that_is_none_is_refused(links):
         ({"1": 2.0, "4-0": 2.0}, "names node 4; the largest run has the nodes 0 to 3 "),
     ],
 )
-def test_a_slow_link_of_a_node_that_no_run_has_is_refused(links, said):
+def test_slow_link_of_an_unused_node_is_refused(links, said):
     values = {"workers": [2, 4], "strategies": ["allreduce"], "cluster": "ethernet-10g", "dataset": "wine"}
     study = Study.model_validate({**values, "execution": "virtual", "virtual": {"slow_links": links}})
     with pytest.raises(StudyError, match=re.escape(f"virtual.slow_links {said}")):
@@ -184,14 +184,14 @@ def test_a_slow_link_of_a_node_that_no_run_has_is_refused(links, said):
         plan_study(there.model_copy(update={"workers": [1]}))
 
 
-def test_a_cluster_has_the_nodes_of_its_slow_links():
+def test_slow_link_of_a_missing_cluster_node_is_refused():
     cluster = load_cluster("ethernet-10g").model_dump() | {"nodes": 2}
     for slow in ({"links": cluster["links"] | {"slow": {"0-2": 2.0}}}, {"uneven": {"slow_links": {"2": 2.0}}}):
         with pytest.raises(ValidationError, match=r"slow\w* names node 2; the cluster has the nodes 0 to 1"):
             Cluster.model_validate(cluster | slow)
 
 
-def test_flags_slow_links_of_a_study(play, cost_model):
+def test_slow_links_of_a_study_are_charged(play, cost_model):
     study = load_study(None, {}, ["virtual.slow_links={1: 4, 2-0: 8}"])
     assert study.virtual.slow_links == {"1": 4.0, "0-2": 8.0}
     quiet = {"jitter": "none", "ties": "rank"}
@@ -201,7 +201,7 @@ def test_flags_slow_links_of_a_study(play, cost_model):
     assert slow.workers[0].compute_s == fast.workers[0].compute_s
 
 
-def test_a_slowdown_that_natively_sizes_shards_is_not_called_left_out():
+def test_slowdown_that_sizes_native_shards_has_no_note():
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="native", repetitions=1, dataset="wine",
         partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 4.0}, "slow_windows": [
@@ -215,7 +215,7 @@ def test_a_slowdown_that_natively_sizes_shards_is_not_called_left_out():
     ]
 
 
-def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
+def test_cluster_heterogeneity_applies_to_unset_options(tmp_path):
     file = tmp_path / "uneven.yaml"
     preset = (Path(__file__).parents[1] / "scalebench/cluster/presets/ethernet-10g.yaml").read_text()
     file.write_text(f"{preset}\nuneven: {{slowdown: {{1: 2.0}}, jitter: lognormal, jitter_sigma: 0.2, slow_windows: "
@@ -233,7 +233,7 @@ def test_what_a_cluster_file_says_holds_where_the_study_says_nothing(tmp_path):
     assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)
 
 
-def test_slow_links_lengthen_real_messages_by_the_models_difference(tmp_path):
+def test_slow_links_delay_real_messages_by_the_model(tmp_path):
     """Lower bounds: node 1's card a thousand times slower adds 7 ms to a message of 8,716 bytes, in every step."""
     if reason := available("mpi"):
         pytest.skip(reason)
@@ -264,21 +264,21 @@ def test_slow_links_lengthen_real_messages_by_the_models_difference(tmp_path):
     assert min(comm["gossip"]) > 0.999 * (steps * message + mean)
 
 
-def test_only_what_takes_a_slow_way_is_lengthened():
+def test_only_messages_over_slow_links_are_delayed():
     slow = SlowLinks(load_cluster("ethernet-10g"), {"0-2": 8.0})
     assert slow.adds("allreduce", 1_000_000, (0, 2)) > 0 == slow.adds("allreduce", 1_000_000, (0, 1))
     assert slow.adds_to_message(1_000_000, 2, 0) > 0 == slow.adds_to_message(1_000_000, 1, 2)
 
 
 class _Done:
-    """A request of the engine that is over."""
+    """A completed request of the engine."""
 
     def wait(self) -> None: ...
     def done(self) -> bool:
         return True
 
 
-def test_a_sum_in_flight_is_slowed_from_its_beginning():
+def test_pending_allreduce_is_delayed_from_its_begin():
     clock, target = WallClock(), torch.zeros(2)
     clock.start()
     began = time.perf_counter()
@@ -293,7 +293,7 @@ def test_a_sum_in_flight_is_slowed_from_its_beginning():
     assert target.tolist() == [1.0, 1.0]
 
 
-def test_a_real_paced_run_records_its_straggler(tmp_path):
+def test_paced_run_records_its_straggler(tmp_path):
     """Worker 1 computes twice as long as the stated step: sums of padded laps, which load can only lengthen."""
     if reason := available("mpi"):
         pytest.skip(reason)

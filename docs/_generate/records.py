@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Column, EpochRow, RunRow, kinds
+from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Doc, EpochRow, RunRow, kinds
 
 _WAITING = """\
 `wait_s` is the part of `comm_s` in which a worker stands still because another has not done its part yet. Moving
@@ -150,7 +150,7 @@ def _dictionary(row_type: type[BaseModel]) -> list[str]:
     lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
     kind_of = kinds(row_type)
     for name, field in row_type.model_fields.items():
-        column = next(item for item in field.metadata if isinstance(item, Column))
+        column = next(item for item in field.metadata if isinstance(item, Doc))
         lines.append(f"| `{name}` | {kind_of[name]} | {column.unit} | {column.meaning} |")
     return lines
 

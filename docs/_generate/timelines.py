@@ -15,7 +15,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.figures.timeline import draw_timeline
 from scalebench.launch.sweep import expand
@@ -23,7 +23,7 @@ from scalebench.strategies import registry
 from scalebench.study.spec import Study
 from scalebench.training.timeline import Timeline, timeline_from
 from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.stated import stated_table
+from scalebench.virtual.step_times import stated_table
 
 WORKERS = 4
 # Options that show a rule within a few steps, unlike its defaults.
@@ -72,7 +72,7 @@ def timeline_of(name: str) -> Timeline:
     )
     run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
     dataset = open_dataset(prepare(study, run.workers))
-    batch = Plan.of(study, run.workers, run.seed, dataset).batch_size
+    batch = BatchPlan.of(study, run.workers, run.seed, dataset).batch_size
     outcome, _ = simulate(run, dataset, CostModel(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
     if outcome.status != "completed":
         raise RunError(f"{name}: {outcome.error}")

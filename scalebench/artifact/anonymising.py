@@ -24,7 +24,7 @@ from scalebench.errors import ClusterError, ResultsError
 from scalebench.models.own import is_own
 from scalebench.models.pinning import checksum
 from scalebench.records.cells import from_line, to_lines, to_text
-from scalebench.records.durations import FILE as DURATIONS
+from scalebench.records.folder import DURATIONS
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study

@@ -31,7 +31,7 @@ def results_argument(command: _F) -> _F:
 
 def study_folder(results: Path | None) -> Path:
     """The folder of the study in `results`, the newest of several; default: the newest in results/."""
-    from scalebench.records.newest import newest_study, study_in
+    from scalebench.records.folder import newest_study, study_in
 
     return newest_study(Path("results")) if results is None else study_in(results)
 
@@ -54,7 +54,7 @@ def completed_study(results: Path | None) -> Path:
 
 def share_option(context: click.Context, option: click.Parameter, value: str) -> float:
     """Parse `5%` or `0.05`."""
-    from scalebench.study.shares import parse_share
+    from scalebench.study.parsing import parse_share
 
     try:
         share = parse_share(value)

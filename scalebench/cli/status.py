@@ -45,7 +45,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "remaining": dict(progress.remaining),
             "most_to_come": progress.most_to_come,
             "left_s": progress.left_s,
-            "doubled": progress.doubled,
+            "doubled": progress.repeated,
             "writer": asdict(owner) if owner else None,
         }
         click.echo(json.dumps(facts, indent=2))
@@ -61,9 +61,9 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
     if len(progress.failures) > _SHOWN:
         click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
-    if progress.doubled:
+    if progress.repeated:
         click.echo(
-            f"rows of runs.csv that give an attempt at a run once more: {progress.doubled}; of such the last counts "
+            f"rows of runs.csv that give an attempt at a run once more: {progress.repeated}; of such the last counts "
             f"(scalebench check {folder})"
         )
     if owner:
@@ -85,7 +85,7 @@ def _expected(progress: Progress) -> list[str]:
             if group in progress.seconds_per_run
         )
         lines.append(f"about {roughly(progress.left_s)} left ({paces})")
-    for group, count in progress.untold.items():
+    for group, count in progress.without_estimate.items():
         lines.append(f"no time known yet for {counted(count, f'{group} run')}")
     if progress.most_to_come:
         lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")

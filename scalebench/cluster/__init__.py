@@ -1,1 +1,1 @@
-"""What a study runs on: clusters, their networks, and what the engines themselves cost."""
+"""Clusters, network cost models and costs of communication engines."""

@@ -1,4 +1,4 @@
-"""What an engine itself costs per operation: measured natively from synthetic buffers, read between the points."""
+"""Cost of each operation of an engine, measured natively with synthetic buffers and interpolated."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from pydantic import (
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
+from scalebench.system.atomic_write import write_whole
 
-_NOISE = 1.05  # a cost that is this much lower than it can be is measured again
-MARK = "scalebench-costs "  # begins the line in which a probe prints them: mpirun prints others
+_NOISE = 1.05  # factor below the lower bound from which a cost is measured again
+MARK = "scalebench-costs "  # prefix of the output line of a probe, among other lines of mpirun
 
 
 class EngineCost(BaseModel):
-    """One engine's allreduce at one rank count, and what it adds besides moving bytes."""
+    """Costs of one engine at one rank count: allreduce, and overheads besides moving bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
     ranks: PositiveInt
-    nodes: PositiveInt = Field(1, description="over which its ranks were spread evenly")
+    nodes: PositiveInt = Field(1, description="nodes with an equal number of ranks")
     alpha_s: NonNegativeFloat = Field(description="seconds of one operation on a few bytes")
     message_s: NonNegativeFloat | None = Field(
-        None, description="the part of alpha_s that each further message costs: the least that was measured"
+        None, description="part of alpha_s for each further message: the least measured value"
     )
     points: list[tuple[NonNegativeFloat, NonNegativeFloat]] = Field(
         default_factory=list, description="(bytes, seconds) of one blocking allreduce, ascending in bytes"
     )
-    negotiation_s: NonNegativeFloat = Field(0.0, description="agreeing on what is ready, per operation (Horovod)")
-    cycle_s: NonNegativeFloat = Field(0.0, description="pause between looks for ready tensors (Horovod)")
+    negotiation_s: NonNegativeFloat = Field(0.0, description="negotiation of ready tensors, per operation (Horovod)")
+    cycle_s: NonNegativeFloat = Field(0.0, description="cycle time between checks for ready tensors (Horovod)")
     per_step_s: NonNegativeFloat = Field(
         0.0, description="bookkeeping per training step, such as DDP's hooks and copies"
     )
     alone_s: NonNegativeFloat = Field(
-        0.0, description="what its step takes beyond a plain one at one worker, who has nobody to talk to"
+        0.0, description="excess of its step over a plain step at one worker, without communication"
     )
     disturbed: bool = Field(False, description="other programs took the cores in nearly every window")
-    source: str = Field(min_length=3, description="how, where and with which versions it was measured")
+    source: str = Field(min_length=3, description="method, place and versions of the measurement")
 
     @field_validator("points")
     @classmethod
@@ -58,11 +59,11 @@ class EngineCost(BaseModel):
         return points
 
     def seconds(self, nbytes: float) -> float:
-        """Cost of one allreduce of `nbytes`: straight lines between the points, never falling with `nbytes`.
+        """Return the cost of one allreduce of `nbytes`, interpolated linearly and monotone in `nbytes`.
 
-        A point that lies below a smaller one (noise) counts as that one. Below the first point the cost is between
-        alpha_s and it; above the last it goes on with the slope between the last two that differ by a factor of two
-        or more, in bytes.
+        A point with a lower cost than a smaller one (noise) is raised to it. Below the first point the cost lies
+        between alpha_s and that point; above the last it continues with the slope between the last two points that
+        differ by a factor of two or more in bytes.
         """
         if not self.points:
             return self.alpha_s
@@ -75,15 +76,15 @@ class EngineCost(BaseModel):
         return left[1] + share * (costs[after] - left[1])
 
     def small_s(self, messages: int) -> float:
-        """Cost of one operation on a few bytes that takes so many messages one after the other, links left out."""
+        """Return the cost of one operation on a few bytes with `messages` sequential messages, without links."""
         each = self.alpha_s if self.message_s is None else min(self.message_s, self.alpha_s)
         return self.alpha_s + (messages - 1) * each if messages else 0.0
 
     def at(self, factor: float) -> EngineCost:
-        """The same on a machine whose reference step takes `factor` times as long.
+        """Return the costs on a machine whose reference step takes `factor` times as long.
 
-        Horovod's cycle is a timer, and collectives of gloo wait for the scheduler: these do not follow the machine's
-        speed. Neither do links between nodes.
+        Horovod's cycle is a timer, collectives of gloo wait for the scheduler, and links between nodes have their own
+        speed: these do not scale with the speed of the machine.
         """
         if self.nodes > 1:
             return self
@@ -97,12 +98,12 @@ class EngineCost(BaseModel):
         return self.model_copy(update=scaled)
 
     def falls_below(self, fewer: EngineCost) -> bool:
-        """Whether some message costs less among these ranks than among `fewer`: a contradiction, but for noise."""
+        """Return True if a message costs less than among `fewer` ranks by more than noise."""
         mine = dict(self.points)
         return any(mine.get(nbytes, seconds) < seconds / _NOISE for nbytes, seconds in fewer.points)
 
     def at_least(self, fewer: EngineCost) -> EngineCost:
-        """The same, no message of it cheaper than among `fewer` ranks."""
+        """Return the costs, each raised to that among `fewer` ranks."""
         known = dict(fewer.points)
         points = [(nbytes, max(seconds, known.get(nbytes, 0.0))) for nbytes, seconds in self.points]
         return self.model_copy(update={"points": points, "alpha_s": max(self.alpha_s, fewer.alpha_s)})
@@ -122,18 +123,16 @@ class EngineCost(BaseModel):
 
 
 class EngineCosts(BaseModel):
-    """The engines' costs on one machine, one entry per engine and rank count."""
+    """Costs of engines on one machine, one entry per engine and rank count."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     entries: list[EngineCost] = Field(default_factory=list)
-    others_load: float | None = Field(None, description="share of the cores that other programs took meanwhile")
-    reference_s: PositiveFloat | None = Field(
-        None, description="seconds of the reference step while they were measured"
-    )
+    others_load: float | None = Field(None, description="share of cores used by other programs meanwhile")
+    reference_s: PositiveFloat | None = Field(None, description="seconds of the reference step during the measurement")
 
     def of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost:
-        """The entry of `engine` measured nearest to `nodes`, then to `ranks`; one node and several are never mixed.
+        """Return the entry of `engine` nearest to `nodes`, then to `ranks`; one node and several are never mixed.
 
         Raises:
             ClusterError: the engine was not measured.
@@ -146,18 +145,18 @@ class EngineCosts(BaseModel):
 
     @property
     def disturbed(self) -> frozenset[str]:
-        """The engines whose costs were measured beside programs that took the cores all the time."""
+        """Engines measured while other programs used the cores all the time."""
         return frozenset(entry.engine.partition("-")[0] for entry in self.entries if entry.disturbed)
 
     def has(self, engine: str, nodes: int = 1) -> bool:
-        """Whether the engine was measured: on one node, or between several if `nodes` are several."""
+        """Return True if the engine was measured on one node or, for `nodes` > 1, on several."""
         return bool(self._known(engine, nodes))
 
     def _known(self, engine: str, nodes: int) -> list[EngineCost]:
         return [entry for entry in self.entries if entry.engine == engine and (entry.nodes > 1) == (nodes > 1)]
 
     def at(self, reference_s: float) -> EngineCosts:
-        """These costs at the machine speed at which the reference step takes `reference_s`."""
+        """Return the costs at the machine speed at which the reference step takes `reference_s`."""
         if self.reference_s is None:
             return self
         factor = reference_s / self.reference_s
@@ -165,18 +164,15 @@ class EngineCosts(BaseModel):
         return self.model_copy(update={"entries": entries, "reference_s": reference_s})
 
     def save(self, path: Path) -> None:
-        """Write as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f"{path.suffix}.part")
-        part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        """Write the costs atomically as JSON."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> EngineCosts:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-            ClusterError: the file cannot be read or does not fit.
+            ClusterError: the file cannot be read or is invalid.
         """
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -187,7 +183,7 @@ class EngineCosts(BaseModel):
 
 
 def joined(parts: list[EngineCosts]) -> EngineCosts:
-    """The entries of several measurements, at the reference step of the first that has one."""
+    """Return the entries of several measurements at the reference step of the first that has one."""
     known = [part.reference_s for part in parts if part.reference_s is not None]
     reference_s = known[0] if known else None
     entries = [entry for part in parts for entry in (part.at(reference_s) if reference_s else part).entries]
@@ -195,17 +191,17 @@ def joined(parts: list[EngineCosts]) -> EngineCosts:
 
 
 def falls_below(more: EngineCosts, fewer: EngineCosts) -> bool:
-    """Whether an operation costs less among `more` ranks than among `fewer`, at one machine speed."""
+    """Return True if an operation costs less among `more` ranks than among `fewer`, at one machine speed."""
     return any(own.falls_below(other) for own, other in _pairs(more, fewer))
 
 
 def at_least(more: EngineCosts, fewer: EngineCosts) -> EngineCosts:
-    """`more` with no operation cheaper than among `fewer` ranks, at one machine speed."""
+    """Return `more` with each cost raised to that among `fewer` ranks, at one machine speed."""
     entries = [own.at_least(other) for own, other in _pairs(more, fewer)]
     return more.model_copy(update={"entries": entries})
 
 
 def _pairs(more: EngineCosts, fewer: EngineCosts) -> list[tuple[EngineCost, EngineCost]]:
-    """Entries of the same operations, `fewer` at the machine speed of `more`."""
+    """Return pairs of entries of one engine, `fewer` at the machine speed of `more`."""
     known = {entry.engine: entry for entry in (fewer.at(more.reference_s) if more.reference_s else fewer).entries}
     return [(entry, known.get(entry.engine, entry)) for entry in more.entries]

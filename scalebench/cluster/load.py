@@ -1,4 +1,4 @@
-"""Finds a cluster: a shipped preset by name, or a YAML file."""
+"""Loading of clusters: shipped presets by name, or YAML files."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain, read_mapping
 
-_HERE = "this-machine"  # written for a number that is read from the machine when the file is loaded
+_HERE = "this-machine"  # value read from this machine at loading
 
 
 def cluster_names() -> list[str]:
-    """The shipped clusters."""
+    """Return the names of the shipped clusters."""
     folder = resources.files("scalebench.cluster") / "presets"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def preset(name: str) -> Path:
-    """The file of the shipped cluster `name`."""
+    """Return the file of the shipped cluster `name`."""
     return Path(str(resources.files("scalebench.cluster") / "presets" / f"{name}.yaml"))
 
 
 def describe_clusters() -> list[tuple[str, str]]:
-    """(name, one-line summary) of each shipped cluster."""
+    """Return (name, one-line summary) of each shipped cluster."""
     return [(name, load_cluster(name).description) for name in cluster_names()]
 
 
 def own_file(name_or_path: str) -> Path | None:
-    """The YAML file that a study's cluster is; None if it is a shipped one."""
+    """Return the YAML file of a study's cluster; None for a shipped cluster."""
     return None if name_or_path in cluster_names() else Path(name_or_path)
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The shipped cluster of that name, or the one in that YAML file.
+    """Return the shipped cluster of that name, or the cluster in that YAML file.
 
-    `cores`, `workers_per_node` and `memory_gib` may say `this-machine`: they are then read from where this runs.
+    The value `this-machine` of `cores`, `workers_per_node` and `memory_gib` is replaced by that of this machine.
 
     Raises:
-        ClusterError: unknown name (the nearest is named), unreadable file, or a key that does not fit.
+        ClusterError: unknown name (the nearest is named), unreadable file, or invalid key.
     """
     text = str(name_or_path)
     path = own_file(text)

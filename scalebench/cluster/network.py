@@ -1,4 +1,4 @@
-"""What a message costs: closed forms for point-to-point and collective operations, priced by where the ranks sit.
+"""Network cost model: closed forms for point-to-point and collective operations, by placement of the ranks.
 
 Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte reduced, lg = log2. Formulas:
 Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; tree:
@@ -6,12 +6,13 @@ Besch, Pohl, PDP 1995; server: Barrachina et al., Computing 2021. Each is writte
 spans nodes climbs two *levels*, g ranks inside a node and m nodes, and pays each level's own latency and bandwidth;
 where all g ranks of a node send at the same time they share its network cards.
 
-Every cost grows with n and with p (ranks taken in order). For p that is no power of two the logarithms are rounded
-up: that pays for folding the surplus ranks in, while the copy back to them, a + n/B, is taken as hidden.
+Every cost grows with n and with p (ranks taken in order). For p that is not a power of two the logarithms are rounded
+up: that covers folding the surplus ranks in, while the copy back to them, a + n/B, is assumed to be hidden.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,9 +28,9 @@ SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes 
 
 
 class Level(NamedTuple):
-    """One storey of a group: `ranks` members joined by links of this latency (s) and bandwidth (bytes/s).
+    """One level of a group: `ranks` members connected by links of this latency (s) and bandwidth (bytes/s).
 
-    `shared` is the bandwidth left to each member when all the ranks below it use the link at the same time.
+    `shared` is the bandwidth of each member if all ranks below it use the link at the same time.
     """
 
     ranks: int
@@ -38,11 +39,11 @@ class Level(NamedTuple):
     shared: float
 
 
-Levels = tuple[Level, ...]  # inside a node first, then between nodes; levels of one rank are left out
+Levels = tuple[Level, ...]  # inside a node, then between nodes; without levels of one rank
 
 
 def recursive_doubling(n: int, levels: Levels, gamma: float) -> float:
-    """ceil(lg p) (a + n/B + n gamma): every rank swaps the whole buffer with ever farther partners."""
+    """ceil(lg p) (a + n/B + n gamma): each rank exchanges the buffer with partners at doubling distances."""
     return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
 
 
@@ -86,15 +87,15 @@ ALLREDUCE: dict[str, Callable[[int, Levels, float], float]] = {
 
 
 def choose(n: int) -> str:
-    """Which allreduce an MPI library would take for `n` bytes: MPICH's rule, with its threshold.
+    """Return the allreduce chosen by an MPI library for `n` bytes: MPICH's rule and threshold.
 
-    Both are priced level by level, which is what the node-aware modes of MPI libraries make of them.
+    Both algorithms are priced level by level, as in the node-aware modes of MPI libraries.
     """
     return "recursive_doubling" if n <= SHORT_MESSAGE else "rabenseifner"
 
 
-def in_words(collective: str) -> str:
-    """The allreduce that `collective` stands for."""
+def allreduce_name(collective: str) -> str:
+    """Return a description of the allreduce `collective`."""
     if collective == "auto":
         return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
     return collective.replace("_", " ")
@@ -124,15 +125,15 @@ def allgather(n: int, levels: Levels) -> float:
 
 
 def alltoallv(n: int, levels: Levels) -> float:
-    """(p-1) a + n/B, where n is the most that any rank sends or receives; cards are shared by their node's ranks."""
+    """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
     return (_ranks(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
 
 
 class Network:
-    """The links of a cluster, with worker i on node i // ranks_per_node; all costs are in seconds.
+    """Costs (s) on the links of a cluster, with worker i on node i // ranks_per_node.
 
     `ranks` is any sequence of worker numbers (a tuple or a range is looked up fastest). `collective` is the allreduce
-    that `algorithm="auto"` stands for, by default `choose`.
+    used for `algorithm="auto"`, by default that of `choose`.
     """
 
     def __init__(self, cluster: Cluster, ranks_per_node: int | None = None, collective: str = "auto") -> None:
@@ -143,15 +144,15 @@ class Network:
         self._costs: dict[tuple[str, int, Sequence[int]], float] = {}
 
     def same_node(self, a: int, b: int) -> bool:
-        """Whether workers `a` and `b` share a node."""
+        """Return True if workers `a` and `b` share a node."""
         return a // self.ranks_per_node == b // self.ranks_per_node
 
     def nodes_of(self, ranks: Sequence[int]) -> int:
-        """How many nodes hold `ranks`."""
+        """Return the number of nodes with `ranks`."""
         return len({rank // self.ranks_per_node for rank in ranks})
 
     def message(self, nbytes: int, src: int, dst: int) -> float:
-        """a + n/B of the link between two workers; nothing to oneself."""
+        """Return a + n/B of the link between two workers; zero for a message to oneself."""
         if src == dst:
             return 0.0
         links = self.cluster.links
@@ -161,43 +162,43 @@ class Network:
         return links.inter.latency_s + nbytes / bandwidth
 
     def allreduce(self, nbytes: int, ranks: Sequence[int], algorithm: str = "auto") -> float:
-        """Cost of summing `nbytes` over `ranks`."""
-        wanted = self.collective if algorithm == "auto" else self._known(algorithm)
-        name = choose(nbytes) if wanted == "auto" else wanted
+        """Return the cost of summing `nbytes` over `ranks`."""
+        collective = self.collective if algorithm == "auto" else self._known(algorithm)
+        name = choose(nbytes) if collective == "auto" else collective
         gamma = self.cluster.reduction.seconds_per_byte
         return self._cost(name, nbytes, ranks, lambda levels: ALLREDUCE[name](nbytes, levels, gamma))
 
     def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Cost of summing `nbytes` over `ranks` onto one of them."""
+        """Return the cost of summing `nbytes` over `ranks` at one of them."""
         gamma = self.cluster.reduction.seconds_per_byte
         return self._cost("reduce", nbytes, ranks, lambda levels: reduce(nbytes, levels, gamma))
 
     def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Cost of giving one rank's `nbytes` to all `ranks`."""
+        """Return the cost of sending `nbytes` of one rank to all `ranks`."""
         return self._cost("broadcast", nbytes, ranks, lambda levels: broadcast(nbytes, levels))
 
     def linear_reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """(p-1)(a + n/B + n gamma): the first of `ranks` takes `nbytes` from each other one, and adds."""
+        """Return (p-1)(a + n/B + n gamma): the first of `ranks` receives and adds `nbytes` of each other rank."""
         return self._linear("linear_reduce", nbytes, ranks, self.cluster.reduction.seconds_per_byte)
 
     def linear_broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """(p-1)(a + n/B): the first of `ranks` sends `nbytes` to each other one, all of it over its own link."""
+        """Return (p-1)(a + n/B): the first of `ranks` sends `nbytes` to each other rank over its own link."""
         return self._linear("linear_broadcast", nbytes, ranks, 0.0)
 
     def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Cost of giving every rank's `nbytes` to all `ranks`."""
+        """Return the cost of sending `nbytes` of each rank to all `ranks`."""
         return self._cost("allgather", nbytes, ranks, lambda levels: allgather(nbytes, levels))
 
     def alltoallv(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Cost of a full exchange in which no rank sends or receives more than `nbytes`."""
+        """Return the cost of a full exchange with at most `nbytes` sent or received by a rank."""
         return self._cost("alltoallv", nbytes, ranks, lambda levels: alltoallv(nbytes, levels))
 
     def barrier(self, ranks: Sequence[int]) -> float:
-        """ceil(lg p) a per level: an allreduce of nothing."""
+        """Return ceil(lg p) a per level, the cost of an empty allreduce."""
         return self.allreduce(0, ranks, "recursive_doubling")
 
     def server(self, nbytes: int, ranks: Sequence[int], shards: int = 1) -> float:
-        """Cost of one round of pushes and pulls of `nbytes` by all `ranks` at a server of `shards` shards."""
+        """Return the cost of one round of pushes and pulls of `nbytes` by all `ranks` at `shards` server shards."""
         return self._cost(f"server/{shards}", nbytes, ranks, lambda levels: server(nbytes, levels, 0.0, shards))
 
     def _linear(self, name: str, nbytes: int, ranks: Sequence[int], gamma: float) -> float:
@@ -220,11 +221,11 @@ class Network:
         return cost
 
     def _place(self, group: Sequence[int]) -> Levels:
-        """The group's levels; a node that is not full is priced as the fullest one, which keeps costs monotone."""
+        """Return the levels of a group; every node is priced as the fullest one, which keeps costs monotone."""
         members = Counter(rank // self.ranks_per_node for rank in group)
         inside, nodes = max(members.values()), len(members)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
-        # A switch or shared memory serves all pairs of a node at once; its network cards serve so many flows each.
+        # A switch or shared memory serves all pairs of a node at once; network cards are shared by its ranks.
         across = self.cluster.links.bandwidth_between(members)
         left = across * min(1.0, self.cluster.node.network_cards / inside)
         levels = (
@@ -241,7 +242,7 @@ class Network:
 
 
 def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int]) -> float:
-    """Reduce-scatter up the levels and allgather down them: each level handles what the one below left to a rank."""
+    """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below."""
     cost, share = 0.0, float(n)
     for level in levels:
         part = (level.ranks - 1) / level.ranks * share
@@ -255,10 +256,7 @@ def _lg(ranks: int) -> int:
 
 
 def _ranks(levels: Levels) -> int:
-    product = 1
-    for level in levels:
-        product *= level.ranks
-    return product
+    return math.prod(level.ranks for level in levels)
 
 
 def _slowest(levels: Levels) -> float:

@@ -1,4 +1,4 @@
-"""A cluster as a file describes it: nodes, links, step times where they were measured; every number has a source."""
+"""Model of a cluster file: nodes, links, measured step times; every number has a source."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scalebench.study.spec import Name, Training
 from scalebench.study.strict import StrictModel
 
 _Source = Field(
-    min_length=3, description="where the numbers of this block come from; `assumed` with a range if nowhere"
+    min_length=3, description="source of the numbers of this block; `assumed` with a range if there is none"
 )
 
 
 class Node(StrictModel):
-    """One machine of the cluster."""
+    """One node of the cluster."""
 
     cores: PositiveInt
     gpus: int = Field(0, ge=0)
@@ -30,15 +30,15 @@ class Node(StrictModel):
 
 
 class Link(StrictModel):
-    """latency_s + n / bandwidth_bytes_per_s seconds for n bytes, in each direction."""
+    """Link with cost latency_s + n / bandwidth_bytes_per_s (s) for n bytes, in each direction."""
 
-    latency_s: PositiveFloat = Field(description="seconds that a message of no bytes takes")
+    latency_s: PositiveFloat = Field(description="seconds of an empty message")
     bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s in each direction")
     source: str = _Source
 
 
 class Links(StrictModel):
-    """Inside a node, and between nodes (of one network card)."""
+    """Links inside a node, and between nodes (of one network card)."""
 
     intra: Link
     inter: Link
@@ -47,7 +47,7 @@ class Links(StrictModel):
     )
 
     def bandwidth_between(self, nodes: Iterable[int]) -> float:
-        """Bytes/s of the slowest card of, and the slowest way between, `nodes`: what waits for all goes at its pace."""
+        """Return the bandwidth (bytes/s) of the slowest card of `nodes` and the slowest path between them."""
         if not self.slow:
             return self.inter.bandwidth_bytes_per_s
         here = {str(node) for node in nodes}
@@ -56,16 +56,16 @@ class Links(StrictModel):
 
 
 class Reduction(StrictModel):
-    """gamma: adding n bytes to n bytes reads both and writes one, 3 n bytes at the speed of memory."""
+    """Reduction cost gamma: adding n bytes to n bytes moves 3 n bytes at memory speed."""
 
     seconds_per_byte: PositiveFloat = Field(description="of adding a vector to another")
     source: str = _Source
 
 
 class StepTime(StrictModel):
-    """One worker's seconds for one batch of one model."""
+    """Seconds of one worker for one batch of one model."""
 
-    model: str = Field(description="as a study's model prints: a name, with its options in brackets")
+    model: str = Field(description="model as printed: name, with options in brackets")
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     batch: PositiveInt
     forward_s: PositiveFloat
@@ -75,16 +75,16 @@ class StepTime(StrictModel):
 
     @property
     def step_s(self) -> float:
-        """Forward, backward and update together."""
+        """Seconds of forward, backward and update."""
         return self.forward_s + self.backward_s + self.update_s
 
 
 class Cluster(StrictModel):
-    """What a virtual run pretends to run on."""
+    """Cluster simulated by a virtual run."""
 
     name: Name
     description: str = ""
-    nodes: PositiveInt = Field(description="how many there are")
+    nodes: PositiveInt = Field(description="number of nodes")
     node: Node
     links: Links = Field(description="intra and inter, each with latency_s, bandwidth_bytes_per_s and source")
     reduction: Reduction = Field(description="seconds_per_byte of adding two vectors, and source")
@@ -105,15 +105,15 @@ class Cluster(StrictModel):
         return self
 
     def with_slow_links(self, slow: SlowLinks) -> Cluster:
-        """The same cluster with these links (also) slow."""
+        """Return the cluster with additional slow links."""
         links = self.links.model_copy(update={"slow": {**self.links.slow, **slow}})
         return self.model_copy(update={"links": links}) if slow else self
 
     def nodes_for(self, workers: int) -> int:
-        """How many nodes `workers` fill.
+        """Return the number of nodes for `workers`.
 
         Raises:
-            ClusterError: more than the cluster has.
+            ClusterError: the cluster has fewer nodes.
         """
         needed = math.ceil(workers / self.node.workers_per_node)
         if needed > self.nodes:
@@ -125,16 +125,16 @@ class Cluster(StrictModel):
         return needed
 
     def step_times_of(self, model: str, dtype: str) -> dict[int, StepTime]:
-        """The table's entries for one model, by batch size."""
+        """Return the step times of one model by batch size."""
         return {entry.batch: entry for entry in self.step_times if (entry.model, entry.dtype) == (model, dtype)}
 
 
 def require_step_times(cluster: Cluster, training: Training) -> None:
-    """Refuse a virtual run whose compute nobody measured: this machine's step on another machine's network.
+    """Refuse a virtual run without measured compute: steps of this machine on the network of another.
 
     Raises:
-        ClusterError: the cluster is not made of machines like this one, the study states no device_step_time, and the
-            cluster has no step times for the model, dtype and (where it is fixed) batch per worker.
+        ClusterError: the cluster does not consist of machines like this one, the study states no device_step_time, and
+            the cluster has no step times for the model, dtype and (if fixed) batch per worker.
     """
     if cluster.compute == "this-machine" or training.device_step_time is not None:
         return

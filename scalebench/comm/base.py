@@ -1,8 +1,8 @@
-"""How bytes move: the seams between a strategy and whatever carries its messages.
+"""Protocols of communication between a strategy and an engine.
 
-A strategy sees only these protocols. `Communicator` is a group of workers, `SharedState` a model that all may
-merge into, `Server` a party that answers when it wants to. Every engine says which of them, and which special
-operations, it `provides`; a strategy says what it `requires`; the two are matched before anything starts.
+`Communicator` is a group of workers, `SharedState` a model into which all workers may merge, `Server` a party with
+deferred replies. Every engine states which of them, and which special operations, it `provides`; a strategy states what
+it `requires`; the two are matched before a run starts.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _T = TypeVar("_T")
 
 
 class Capability(StrEnum):
-    """What an engine can carry, and what a strategy may ask for."""
+    """Capability provided by an engine or required by a strategy."""
 
     COLLECTIVES = "collectives"  # allreduce, reduce, broadcast, allgather, alltoallv, barrier
-    NONBLOCKING = "nonblocking"  # iallreduce that progresses beside compute
+    NONBLOCKING = "nonblocking"  # iallreduce that progresses during compute
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, recv
-    ADASUM = "adasum"  # Adasum's merge of all workers' steps, in exchanges of our own
+    ADASUM = "adasum"  # Adasum's merge of all workers' steps, by messages
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
     PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
-    OVERLAP = "overlap"  # gradient averaging that is charged as if hidden behind backward; virtual only
+    OVERLAP = "overlap"  # gradient averaging charged as overlapped with backward; virtual only
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How an engine hides gradient averaging behind the backward pass; a virtual run is charged by it.
+    """Rule by which an engine overlaps gradient averaging with the backward pass, for the cost of virtual runs.
 
-    `cycle_s` > 0 is Horovod's rule: what is ready on every worker when a cycle begins is fused up to `bucket_bytes`.
+    `cycle_s` > 0 is Horovod's rule: tensors ready on every worker when a cycle begins are fused up to `bucket_bytes`.
     `cycle_s` = 0 is DDP's: fixed buckets in backward order, the first up to `first_bucket_bytes`.
     """
 
@@ -50,13 +50,13 @@ class Overlap:
 
 
 class Request(Protocol):
-    """A non-blocking operation in flight."""
+    """A pending non-blocking operation."""
 
     def wait(self) -> None:
-        """Block until the result is in the tensor; only what is not hidden by compute is charged."""
+        """Block until the result is in the tensor; time hidden by compute is not charged."""
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return True if `wait` would return at once."""
 
 
 class Communicator(Protocol):
@@ -64,9 +64,9 @@ class Communicator(Protocol):
 
     `op` is `sum`, `mean`, `max` or `min`. `weight` scales this worker's contribution (then the result of `mean` is
     sum(weight_i x_i) / sum(weight_i)). `wire` is the dtype on the wire (`float16`, `bfloat16`), default the tensor's.
-    `collectives` counts the synchronisations, `bytes_sent` the payload this worker handed over (not what the
-    algorithm underneath makes of it), both outside pauses only. `calls` counts the engine's own collective calls that
-    carried them: one each, or several where that is faster; None where nobody knows (virtual; Horovod's optimizer).
+    `collectives` counts synchronisations, `bytes_sent` the payload passed by this worker (not the traffic of the
+    algorithm), both outside pauses only. `calls` counts collective calls of the engine: one for each synchronisation,
+    or several if that is faster; None if unknown (virtual; Horovod's optimizer).
     """
 
     rank: int
@@ -76,16 +76,16 @@ class Communicator(Protocol):
     calls: int | None
 
     def count(self, nbytes: int, calls: int | None = None) -> None:
-        """Count one synchronisation of `nbytes` that something else carried (DDP, inside the backward pass).
+        """Count one synchronisation of `nbytes` made outside this communicator (DDP, inside the backward pass).
 
-        When is not known, and so nothing of this worker's waiting; of 0 bytes: its messages are known, and counted.
-        `calls`: how many of the engine's collectives it took, if that is known.
+        Its time, and so the waiting of this worker, is unknown; with 0 bytes its messages are counted elsewhere.
+        `calls` is the number of collectives of the engine, if known.
         """
 
     def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
-        """Count one, and book the time since the last lap on it: something else (Horovod) has just carried it.
+        """Count one synchronisation just made by a library (Horovod), which took the time since the last lap.
 
-        It was one of all workers, or of each `among` consecutive ranks, in `calls` of the engine's collectives.
+        It was among all workers, or each `among` consecutive ranks, in `calls` collectives of the engine.
         """
 
     def split(self, color: int, key: int = 0) -> Communicator: ...
@@ -94,73 +94,73 @@ class Communicator(Protocol):
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> None: ...
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-        """The mean of each of `tensors`, of one dtype, over the workers: one synchronisation, in however many calls."""
+        """Average each of `tensors`, of one dtype, over the workers: one synchronisation in any number of calls."""
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request: ...
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        """Sum, or mean, at `root`; the others' tensors stay as they are.
+        """Sum or average at `root`; the tensors of other ranks are unchanged.
 
-        `linear`: gathered by `root`, which receives p-1 tensors one by one and adds them in the order of the ranks.
+        `linear`: `root` receives p-1 tensors one by one and adds them in the order of the ranks.
         """
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
-        """Give all ranks what `root` has; `linear`: by p-1 messages of its own, one after the other."""
+        """Copy the tensor of `root` to all ranks; `linear`: by p-1 sequential messages."""
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        """What each rank gave; not to be written into."""
+        """Return the read-only tensors of all ranks."""
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """What `combine` makes of all that an allgather brings, alike on every rank; not to be written into."""
+        """Return the read-only result of `combine` on the tensors of all ranks, equal on every rank."""
 
     def cached(self, make: Callable[[], _T]) -> _T:
-        """What `make` computes from what is alike on every rank; not to be written into.
+        """Return the read-only result of `make`, which depends on values equal on every rank.
 
-        Nothing travels: each process computes it, and of virtual workers the first one does for all.
+        Without communication: each process computes it, and the first of virtual workers computes it for all.
         """
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
-        """Merge all workers' tensors, a power of two of them, in lg K exchanges with ever farther partners.
+        """Merge the tensors of all K workers, K a power of two, in lg K exchanges with partners at doubling distances.
 
-        `merge(a, b)` puts what two become in place of `a`, of the lower ranks. Of two partners the higher merges and
-        answers with the result. Counted as messages.
+        `merge(a, b)` replaces `a`, of the lower ranks, by the merge. Of two partners the higher one merges and replies
+        with the result. Counted as messages.
         """
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Give tensor i to rank i; return what each rank gave. Shapes but the first dimension must agree."""
+        """Send tensor i to rank i; return the tensors of all ranks. Shapes may differ in the first dimension only."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
-        """Wait for what `source` sends; `add`: add it to `tensor` instead of replacing it."""
+        """Receive a tensor from `source` into `tensor`; `add`: add it instead."""
 
 
 class SharedState(Protocol):
-    """One flat vector that every worker may change, one at a time."""
+    """One flat vector that workers change one at a time."""
 
     @property
     def merges(self) -> int: ...
 
     def exclusive(self, *, counted: bool = True) -> AbstractContextManager[Tensor]:
-        """Yield the shared vector, fetched; on leaving, what was written into it is stored and the lock released.
+        """Lock and yield the shared vector; on leaving, store changes and release the lock.
 
-        `merges` is, inside the block, the number of exclusive accesses that came before this one. An access is a
-        synchronisation unless `counted` is false: one to a vector that is this worker's own. Whoever wants two
-        vectors at once takes them in an order that is the same for all.
+        `merges` is, inside the block, the number of previous exclusive accesses. An access counts as a synchronisation
+        unless `counted` is False (for a vector of this worker). Two vectors are locked in the same order by all
+        workers, to avoid deadlocks.
         """
 
 
 class Server(Protocol):
-    """A party with a state of its own that answers a request now or later.
+    """A party with a state of its own that answers requests now or later.
 
-    `rule` (given when the server is made) is called in the order of arrival: `rule(worker, payload, now)` returns
-    the replies to release, as (worker, tensor) pairs; a worker not among them goes on waiting. A rule may have
-    `updates`, how many optimizer steps it has taken, and `shards`, over how many servers its vector is spread; it then
-    says what server i runs, `part(i)`, what of a payload each gets, `parted`, and what their replies make, `joined`.
+    `rule` (given at construction) is called in the order of arrival: `rule(worker, payload, now)` returns the replies
+    to release as (worker, tensor) pairs; other workers continue to wait. A rule may have `updates`, its number of
+    optimizer steps, and `shards`, the number of servers that hold its vector; it then provides the rule of server i,
+    `part(i)`, the split of a payload, `parted`, and the joined replies, `joined`.
     """
 
     def request(self, payload: Tensor | None) -> Tensor:
-        """Send `payload` to the server and block until it replies."""
+        """Send `payload` to the server and block until its reply."""
 
 
 ServerRule = Callable[[int, Any, float], Sequence[tuple[int, Any]]]

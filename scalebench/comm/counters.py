@@ -1,21 +1,54 @@
-"""Counts of a real communicator, the moments of its operations, and the delay of slow links.
+"""Counts of a real communicator, times of its operations, and delays of slow links.
 
-The path of an allreduce is kept short, for it runs at every step: nothing is allocated, and a clock reading and a few
-additions are all that is put around the engine's own call.
+An allreduce, which runs at every step, adds only a clock reading and a few additions to the call of the engine, without
+allocations.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+from scalebench.cluster.network import Network
+from scalebench.cluster.spec import Cluster
 from scalebench.comm.event_log import EventLog, Group
-from scalebench.comm.slow_links import SlowLinks, linger
-from scalebench.system.clock import Task, WallClock
+from scalebench.study.heterogeneity import SlowLinks as SlowFactors
+from scalebench.system.clock import Task, WallClock, sleep_until
+
+
+class SlowLinks:
+    """Delays (s) of real communication by `slow` links of `cluster`; worker i is on node i // workers_per_node.
+
+    After the real transfer its users sleep for the difference of the model costs with and without slow links,
+    n/B_slow - n/B along the path of the operation. Collectives are delayed on every member, messages at the receiver,
+    accesses to a shared model while the lock is held, and requests at the server, whose link they occupy. Communication
+    of Horovod and DDP overlapped with the backward pass is delayed after it.
+    """
+
+    def __init__(self, cluster: Cluster, slow: SlowFactors) -> None:
+        self._plain, self._slow = Network(cluster), Network(cluster.with_slow_links(slow))
+
+    def adds(self, operation: str, nbytes: int, ranks: Sequence[int]) -> float:
+        """Return the delay of a collective (a method of `Network`, such as `allreduce`) of `nbytes` among `ranks`."""
+        before, after = (getattr(network, operation)(nbytes, ranks) for network in (self._plain, self._slow))
+        return float(after - before)
+
+    def adds_to_message(self, nbytes: int, src: int, dst: int) -> float:
+        """Return the delay of a message of `nbytes` between two workers."""
+        return self._slow.message(nbytes, src, dst) - self._plain.message(nbytes, src, dst)
+
+
+def linger(seconds: float) -> None:
+    """Sleep for `seconds`."""
+    if seconds > 0:
+        sleep_until(time.perf_counter() + seconds)
 
 
 class Counters:
-    """Of a group of `size` real processes, as the one of `rank` keeps them; `clock` is this worker's.
+    """Counts of the process `rank` in a group of `size` real processes; `clock` is this worker's.
 
-    What is sent over a split counts for its `parent` too, so that a worker's communicator knows all that the worker
-    sent. All of a worker's communicators write into one `event_log`, as long as its clock runs.
+    Traffic of a split counts for its `parent` too, so that a worker's communicator has its total. All communicators of
+    a worker write into one `event_log` while its clock runs.
     """
 
     def __init__(self, rank: int, size: int, clock: WallClock, parent: Counters | None = None) -> None:
@@ -41,12 +74,12 @@ class Counters:
             self.event_log.complete = False
 
     def tally(self, nbytes: int, calls: int | None = 0) -> None:
-        """Count one synchronisation of `nbytes` that the event log holds."""
+        """Count one synchronisation of `nbytes` recorded in the event log."""
         if self.clock.running and self.size > 1:
             self._add(1, nbytes, calls)
 
     def called(self, more: int | None) -> None:
-        """Count so many further collective calls for what is counted as a synchronisation; None: nobody knows."""
+        """Count further collective calls of a synchronisation; None if unknown."""
         if self.clock.running and self.size > 1:
             self._add(0, 0, more)
 
@@ -63,17 +96,17 @@ class Counters:
             self.event_log.meetings[group].extend((came, came, clock.mark))
 
     def linger(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> None:
-        """Stay for what slow links add to a collective of `nbytes` among workers `ranks` (default: all members)."""
+        """Sleep for the delay of slow links in a collective of `nbytes` among `ranks` (default: all members)."""
         linger(self._slowed(operation, nbytes, ranks))
 
     def linger_for_message(self, nbytes: int, other: int, times: int = 1) -> None:
-        """Stay for what slow links add to so many messages of `nbytes` between this rank and `other`."""
+        """Sleep for the delay of slow links in `times` messages of `nbytes` between this rank and `other`."""
         if self.slow_links is not None and self.clock.running:
             src, dst = self.members[other], self.members[self.rank]
             linger(times * self.slow_links.adds_to_message(nbytes, src, dst))
 
     def _with_first(self, root: int) -> tuple[int, ...] | None:
-        """The members' worker numbers, the root's first; None where that is their order anyway."""
+        """Return the worker numbers of the members, the root first; None if that is their order."""
         return (self.members[root], *self.members[:root], *self.members[root + 1 :]) if root else None
 
     def _slowed(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> float:

@@ -1,7 +1,7 @@
-"""When a worker communicated: what each writes down for itself, so that afterwards it is known who waited for whom.
+"""Event log of one worker's communication, from which waiting times are computed after the run.
 
-Nothing is asked of the others while training goes on. All moments are of `time.perf_counter`, which the processes of
-one host share. What follows from the journals of all: native/waiting.py.
+Logging needs no communication. All moments are of `time.perf_counter`, which the processes of one host share.
+native/waiting.py evaluates the logs of all workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Group = tuple[Hashable, ...]  # which communicator: () is the world, a split adds its number and color
+Group = tuple[Hashable, ...]  # communicator: () is the world, a split adds its number and color
 Mail = tuple[Group, int, int, int]  # group, source, destination (ranks of the group), tag
 Numbers: TypeAlias = "array[float]"  # entry after entry, 8 bytes a number: a long run has millions
 
@@ -24,22 +24,22 @@ def numbers() -> Numbers:
 
 @dataclass
 class EventLog:
-    """One worker's. Entries are in the order of time; so are its peers' of the same group, mail or vector."""
+    """Event log of one worker. Entries are in order of time, equal for all members of a group, mail or vector."""
 
     meetings: defaultdict[Group, Numbers] = field(default_factory=lambda: defaultdict(numbers))
-    """Collectives: when it brought its part; from when it stood still (later, if that does not block); when it left."""
+    """Collectives: arrival; begin of waiting (later if non-blocking); end."""
     sent: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
-    """Messages: when it began to send; when it could go on."""
+    """Messages: begin and end of sending."""
     received: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
-    """Messages: when it began to receive; when it had it."""
+    """Messages: begin and end of receiving."""
     visits: list[Numbers] = field(default_factory=list)
-    """Of each shared vector: when it asked; got in; left; and how many accesses by anybody came before."""
+    """Accesses to each shared vector: request; lock; end; number of previous accesses by all workers."""
     requests: Numbers = field(default_factory=numbers)
-    """To the server: which of its requests, from 0; when it asked; when it had the reply."""
+    """Requests to the server: number from 0; request; reply."""
     complete: bool = True
-    """False: something else carried a synchronisation, at a moment unknown here."""
+    """False after a synchronisation outside the communicator, at an unknown moment."""
 
 
 Served = dict[int, Numbers]
-"""A server's own, by worker, request after request: when it was done with what came before; when it took this one up;
-and when it took up the one upon which its rule let the reply go."""
+"""Requests at a server by worker, in order: end of the previous request; begin of this one; begin of the request upon
+which the rule released the reply."""

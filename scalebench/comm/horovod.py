@@ -1,4 +1,4 @@
-"""Horovod's collectives. Names stay the same from step to step: its response cache then answers the negotiation."""
+"""Horovod's collectives, with equal names in all steps, so that its response cache answers the negotiation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OPS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 
 
 class HorovodCommunicator(NativeCommunicator):
-    """All ranks of an initialised Horovod; it has no sub-communicators and no point-to-point messages."""
+    """All ranks of an initialised Horovod, without sub-communicators and point-to-point messages."""
 
     engine = "horovod"
     linear_calls = 1
 
     def __init__(self, clock: WallClock) -> None:
         super().__init__(hvd.rank(), hvd.size(), clock)
-        self._slots: set[int] = set()  # names in flight; freed in the order of the waits, which all ranks share
+        self._slots: set[int] = set()  # names in use; freed in the order of the waits, equal on all ranks
 
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         self._refuse_bfloat16(tensor)
@@ -43,7 +43,7 @@ class HorovodCommunicator(NativeCommunicator):
             raise EngineError("engine horovod cannot carry bfloat16; use float16 or float32, or --engine mpi or gloo")
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
-        # Horovod has no reduce: all ranks get the sum, and only the root keeps it.
+        # Horovod has no reduce: all ranks compute the sum, only the root stores it.
         target = tensor if self.rank == root else tensor.clone()
         self._allreduce(target, op)
 
@@ -62,7 +62,7 @@ class HorovodCommunicator(NativeCommunicator):
     def _barrier(self) -> None:
         hvd.barrier()
 
-    # Horovod has no messages: in an exchange of all with all only the root receives, or sends.
+    # Horovod has no messages: an alltoall in which only the root receives, or sends.
 
     def _reduce_linear(self, tensor: Tensor, root: int) -> None:
         rows = tensor.reshape(1, -1)
@@ -80,7 +80,7 @@ class HorovodCommunicator(NativeCommunicator):
 
 
 class _Handle:
-    """A Horovod handle and the name it holds until it is waited for."""
+    """A Horovod handle and its name, in use until `wait`."""
 
     def __init__(self, handle: int, slot: int, slots: set[int]) -> None:
         self._handle, self._slot, self._slots = handle, slot, slots

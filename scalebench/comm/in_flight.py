@@ -1,4 +1,4 @@
-"""A non-blocking allreduce of real processes: the wait that compute did not hide is booked where it happens."""
+"""A pending non-blocking allreduce of real processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scalebench.system.clock import Task, WallClock, sleep_until
 
 
 class InFlight:
-    """`raw` is the engine's request; what it brings in `packed` goes into `target`, divided by `total`.
+    """Request with the engine's request `raw`, whose result in `packed` is divided by `total` into `target`.
 
-    Its entry in the group's `meetings` is made at once, for all members begin in the same order, whatever the order in
-    which they wait; `came` is when it was begun. It lasts `slowed` seconds longer than the engine takes: from when it
-    is seen to end, or from `came` where that was before anybody looked.
+    Its entry in the group's `meetings` is made at the begin `came`, as all members begin operations in the same order,
+    but may wait in another. It lasts `slowed` seconds longer than the engine: from its observed end, or from `came` if
+    it had ended before the wait.
     """
 
     def __init__(

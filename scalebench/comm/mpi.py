@@ -1,9 +1,9 @@
-"""MPI through mpi4py: the tensor's own memory is handed over, nothing is copied.
+"""MPI through mpi4py, without copies of tensors.
 
-MPI knows neither bfloat16 nor, everywhere, float16. Sums of those travel as 16-bit words and are added in float32. Few
-numbers are gathered, in one call. More go in two, as in a ring: each rank receives its chunk from all others and adds,
-and the rounded chunks are gathered: 2 (p-1)/p n/B on the wire.
-Tensors on a GPU are staged through host memory, for not every MPI can read the device's.
+MPI has no bfloat16 and not everywhere float16. These are sent as 16-bit words and added in float32. Small tensors are
+gathered in one call. Larger ones take two, as in a ring: each rank receives and adds its chunk of all others, and the
+rounded chunks are gathered: 2 (p-1)/p n/B on the wire.
+Tensors on a GPU are staged through host memory, as not every MPI can read device memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _TYPES = {
     torch.bool: MPI.BOOL,
 }
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-_GATHERED = 1 << 20  # bytes of halves from all ranks together, up to which one gathering is faster than two exchanges
-_REMEMBERED = 256  # buffers described at a time
+_GATHERED = 1 << 20  # total bytes in half precision up to which one allgather is faster than two exchanges
+_REMEMBERED = 256  # cached descriptions of buffers
 
 
 class MpiCommunicator(NativeCommunicator):
-    """The ranks of an mpi4py communicator; without a `clock` nothing is booked."""
+    """Ranks of an mpi4py communicator; without a `clock` no time is recorded."""
 
     engine = "mpi"
     most_counted = 2**31 - 1  # numbers in one alltoallv; MPI's counts and displacements are of 32 bits before MPI 4
@@ -50,9 +50,9 @@ class MpiCommunicator(NativeCommunicator):
         self._specs: dict[tuple[int, int, torch.dtype], list[Any]] = {}
 
     def _buffer(self, tensor: Tensor) -> list[Any]:
-        """`tensor`'s memory as mpi4py wants it: [address, count, type].
+        """Return the memory of `tensor` as a buffer of mpi4py: [address, count, type].
 
-        Described by address, so that remembering it keeps no tensor alive and never goes stale.
+        Cached by address, which keeps no tensor alive and never becomes invalid.
         """
         if not tensor.is_contiguous():
             raise ValueError("communicators carry contiguous tensors; call .contiguous() first")
@@ -103,8 +103,8 @@ class MpiCommunicator(NativeCommunicator):
         if tensor.dtype in HALVES:
             every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
             raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
-            return _Pending(raw, tensor, every, op)
-        return _Pending(self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op]))
+            return _MpiRequest(raw, tensor, every, op)
+        return _MpiRequest(self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op]))
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
         if tensor.is_cuda or tensor.dtype in HALVES:
@@ -141,7 +141,7 @@ class MpiCommunicator(NativeCommunicator):
         row = math.prod(first.shape[1:])
         send_memory, _, kind = self._buffer(outgoing)
         receive_memory, _, _ = self._buffer(incoming)
-        if max(outgoing.numel(), incoming.numel()) > self.most_counted:  # rows are then counted, not their numbers
+        if max(outgoing.numel(), incoming.numel()) > self.most_counted:  # count rows instead of numbers
             kind, row = kind.Create_contiguous(row).Commit(), 1
         sent, received = (rows * row).tolist(), (coming * row).tolist()
         self.mpi.Alltoallv([send_memory, sent, kind], [receive_memory, received, kind])
@@ -165,8 +165,8 @@ class MpiCommunicator(NativeCommunicator):
             tensor.copy_(staged)
 
 
-class _Pending:
-    """An MPI request; gathered halves are added in float32 when they have come."""
+class _MpiRequest:
+    """An MPI request; gathered tensors in half precision are added in float32 on completion."""
 
     def __init__(
         self, raw: MPI.Request, tensor: Tensor | None = None, every: Tensor | None = None, op: str = ""
@@ -183,7 +183,7 @@ class _Pending:
 
 
 class _Staged:
-    """A device tensor in flight by way of its copy in host memory."""
+    """A pending allreduce of a device tensor through host memory."""
 
     def __init__(self, tensor: Tensor, comm: MpiCommunicator, op: str) -> None:
         self._tensor = tensor

@@ -1,7 +1,4 @@
-"""What every real communicator shares: means, weights and the dtype on the wire, around the engine's own calls.
-
-An engine adds the few raw operations that move bytes.
-"""
+"""Base class of real communicators: means, weights and wire dtypes around the raw operations of an engine."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ from scalebench.errors import EngineError
 from scalebench.system.clock import Task
 
 _T = TypeVar("_T")
-OPS = ("sum", "mean", "max", "min")
-LINEAR = 0x711  # tag of the messages that a linear collective is made of
+LINEAR = 0x711  # tag of the messages of linear collectives
 
 
 class NativeCommunicator(Counters, ABC):
     """A group of real processes."""
 
     engine: str
-    linear_calls = 0  # collectives in a linear reduce or broadcast, which is messages
-    share_bytes = 8 << 20  # the mean of more than this for each rank is taken in pieces
+    linear_calls = 0  # engine collectives of a linear reduce or broadcast
+    share_bytes = 8 << 20  # bytes per rank above which a mean is computed in pieces
     _splits = 0
 
     def split(self, color: int, key: int = 0) -> NativeCommunicator:
@@ -56,7 +52,7 @@ class NativeCommunicator(Counters, ABC):
             self.mean_((tensor,), weight)
         elif weight is None and wire is None:
             self._enter(tensor.nbytes)
-            if self.size > 1:  # a lone worker has nobody to ask; engines would take their time all the same
+            if self.size > 1:  # without the overhead of the engine on a single worker
                 self._allreduce(tensor, op)
                 if self.slow_links is not None:
                     self.linger("allreduce", tensor.nbytes)
@@ -199,7 +195,7 @@ class NativeCommunicator(Counters, ABC):
                 self._send(tensor, rank, LINEAR)
 
     def _mean_of_many(self, tensors: Sequence[Tensor], weight: float | None) -> None:
-        """Piece by piece; the first one takes this worker's weight along and brings the sum of all."""
+        """Average piece by piece; the first piece also sums the weights of all workers."""
         pieces = [piece for tensor in tensors for piece in self._pieces(tensor)]
         self.called(len(pieces) - 1)
         divisor = float(self.size)
@@ -212,14 +208,14 @@ class NativeCommunicator(Counters, ABC):
         self._mean_of_pieces(pieces, weight, divisor)
 
     def _pieces(self, tensor: Tensor) -> Sequence[Tensor]:
-        """What is summed at once. Pieces grow with the ranks, so that latency's part of the time does not."""
+        """Return the pieces summed at once; they grow with the ranks, which bounds the share of latency."""
         limit = self.share_bytes * self.size
         if tensor.nbytes <= limit or tensor.is_cuda:
             return (tensor,)
         return torch.split(tensor.view(-1), limit // tensor.element_size())
 
     def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
-        """Each is divided while it is still in the cache; reading all of it again would take a tenth more."""
+        """Average pieces; each is divided while it is in the cache, which saves a tenth of the time."""
         for piece in pieces:
             if weight is not None:
                 piece.mul_(weight)
@@ -227,19 +223,19 @@ class NativeCommunicator(Counters, ABC):
             divide_(piece, divisor)
 
     def _packed(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Tensor:
-        """What travels; of a weighted mean the weight too, in this rank's place where half precision would round it."""
+        """Return the tensor for the wire; for a weighted mean with the weight of this rank."""
         if op == "mean" and weight is not None:
             return pack(tensor, weight if self.size > 1 else None, wire, places=self.size, place=self.rank)
         return pack(tensor, weight, wire)
 
     def _divisor(self, weight: float | None, op: str) -> float | None:
-        """By what a sum is divided to be the mean asked for; None: by nothing, or by the weights that come with it."""
+        """Return the divisor of an unweighted mean; None for other operations and weighted means."""
         return float(self.size) if op == "mean" and weight is None and self.size > 1 else None
 
     def _lacks(self, what: str) -> NoReturn:
         raise EngineError(f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)")
 
-    # -- what an engine adds: `op` is sum, max or min; nothing here is timed or counted --
+    # -- raw operations of an engine, neither timed nor counted; `op` is sum, max or min --
 
     @abstractmethod
     def _allreduce(self, tensor: Tensor, op: str) -> None: ...
@@ -267,7 +263,7 @@ class NativeCommunicator(Counters, ABC):
 
 
 def add_in_order_(total: Tensor, part: Tensor, rank: int) -> None:
-    """Make `part`, of the next `rank`, a summand of `total`, which the first one begins."""
+    """Add `part` of `rank` to `total`, or begin `total` with the part of rank 0."""
     if rank > 0:
         total.add_(part)
     elif part is not total:

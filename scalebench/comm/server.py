@@ -1,12 +1,11 @@
-"""Server ranks: a party with a state of its own that answers requests now or later.
+"""Server ranks that answer requests now or later.
 
-The ranks of a communicator after its workers run a `ServerLoop`. The rule travels to them when the workers open it,
-requests are handled one by one in the order of their arrival, and a reply leaves when the rule releases it: a parameter
-server that lets a fast worker wait is a few lines.
+The ranks of a communicator after its workers run a `ServerLoop`. Workers send them the rule at opening, requests are
+handled one by one in the order of arrival, and a reply is sent when the rule releases it.
 
-A rule that is spread over several servers (`shards`) has a part for each of them, every part with the whole state
-machine and a piece of the vector. The first server takes requests as they come and tells the others in which order
-and at what time; so all parts decide alike, whoever's bytes arrive first elsewhere.
+A rule over several servers (`shards`) has a part for each of them, with the whole state machine and a piece of the
+vector. The first server orders requests by arrival and sends order and times to the others, so that all parts make the
+same decisions.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from mpi4py import MPI
 from torch import Tensor
 
 from scalebench.comm.base import ServerRule
+from scalebench.comm.counters import SlowLinks, linger
 from scalebench.comm.event_log import Served, numbers
 from scalebench.comm.mpi import MpiCommunicator
-from scalebench.comm.slow_links import SlowLinks, linger
 from scalebench.errors import EngineError, RunError
 from scalebench.system.clock import Task
 
 _OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY, _ORDER = range(1, 7)  # message tags
-_SPIN_S, _NAP_S = 1e-3, 5e-5  # how long a server looks without pause for the next message, then the pause
+_SPIN_S, _NAP_S = 1e-3, 5e-5  # seconds of polling without pause, then the pause between polls
 
 
 class RankServer:
     """Implements `comm.base.Server` for a worker.
 
-    `link` is an MPI communicator of all workers and, as its last ranks, the servers. All workers make it together, with
-    the same `rule`; worker 0's is sent, so it has to be picklable: an object of a module's class, not a closure.
+    `link` is an MPI communicator of all workers and, as its last ranks, the servers. All workers construct it together,
+    with the same `rule`; that of worker 0 is sent, so it must be picklable: an object of a module's class.
     """
 
     def __init__(
@@ -78,23 +77,22 @@ class RankServer:
         return reply if payload is None else reply.to(payload.device)
 
     def _parts(self, payload: Tensor | None) -> list[Any]:
-        """What each server gets."""
+        """Return the part of `payload` for each server."""
         if payload is None:
             return [np.empty(0, dtype=np.uint8)] * len(self._hosts)
         return [_bytes_of(part) for part in (self._spread.parted(payload) if self._spread else [payload])]
 
     def close(self) -> None:
-        """This worker asks no more; when all have said so the servers' loops end."""
+        """End the requests of this worker; the servers' loops end when all workers have closed."""
         self._link.Send(np.empty(0, dtype=np.uint8), self._hosts[0], _CLOSE)
 
 
 class ServerLoop:
-    """What each of the `servers` runs: `serve` returns when every worker has closed; the next may be opened then.
+    """Loop of each of the `servers`: `serve` returns when every worker has closed, and can then be called again.
 
-    `busy_s` are the seconds it spent on requests, from their arrival to the last reply they released; `served` tells
-    when it took each up and answered it, and `laps`, if `traced`, when it took one up and when it was done with it.
-    `slow_links` lengthen what it receives and sends. Replies travel while it goes on: a worker that takes its own late,
-    or never, holds up nobody else. It calls `beat` when it looks for a message, or whether one has gone through.
+    `busy_s` are the seconds spent on requests, from arrival to the last released reply; `served` has the begin and
+    reply of each request, and `laps`, if `traced`, begin and end of each. `slow_links` delay received and sent
+    messages. Replies are non-blocking, so that a late worker does not delay others. `beat` is called at each poll.
     """
 
     def __init__(
@@ -115,15 +113,15 @@ class ServerLoop:
         self.busy_s = 0.0
         self.laps: list[tuple[float, float]] = []
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
-        self._free = 0.0  # when it was done with the last one
-        self._taken: dict[int, tuple[float, float]] = {}  # of who waits: free before, taken up
-        self._replying: dict[int, MPI.Request] = {}  # to each worker, the last
+        self._free = 0.0  # end of the last request
+        self._taken: dict[int, tuple[float, float]] = {}  # by waiting worker: end of the previous request, begin
+        self._replying: dict[int, MPI.Request] = {}  # last reply to each worker
 
     def serve(self) -> int:
-        """Answer until all workers have closed; return how many requests were handled.
+        """Answer requests until all workers have closed; return their number.
 
         Raises:
-            RunError: the rule leaves every worker waiting, or answers one that has not asked.
+            RunError: the rule leaves every worker waiting, or answers a worker without a request.
         """
         self._await_message(MPI.Status(), 0, _OPEN)
         rule: ServerRule = self._link.recv(source=0, tag=_OPEN)
@@ -148,11 +146,11 @@ class ServerLoop:
                 first = min(self._taken)
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")
         for reply_sent in self._replying.values():
-            self._see_through(reply_sent)
+            self._complete(reply_sent)
         return handled
 
     def _next(self, began: float) -> tuple[int, int, float, Tensor | None]:
-        """The next request: its worker, tag, time and payload. The first server says which it is, the others follow."""
+        """Return worker, tag, time and payload of the next request, chosen by the first server."""
         order = np.empty(3)
         status = MPI.Status()
         if self._link.rank > self._workers:
@@ -172,7 +170,7 @@ class ServerLoop:
         return worker, tag, now, payload
 
     def _await_message(self, status: MPI.Status, source: int, tag: int) -> None:
-        """As a probe, but the core is left to the workers between looks: they compute, a server mostly waits."""
+        """Probe with pauses, which leave the core to computing workers."""
         began = self._now()
         self._beat()
         while not self._link.Iprobe(source, tag, status):
@@ -181,7 +179,7 @@ class ServerLoop:
         self._woken = self._now()
 
     def _linger(self, worker: int, message: Tensor | None) -> None:
-        """Slow links hold this server's link up for as long as they add, each way; it sits where worker 0 does."""
+        """Sleep for the delay of slow links to this server, which is on the node of worker 0."""
         if self._slow_links is not None and message is not None:
             linger(self._slow_links.adds_to_message(message.nbytes, worker, 0))
 
@@ -191,15 +189,15 @@ class ServerLoop:
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
         if worker in self._replying:
-            self._see_through(self._replying[worker])  # it has come: the worker would not have asked again
+            self._complete(self._replying[worker])  # received before this worker's next request
         self._replying[worker] = self._link.Isend(_bytes_of(reply), worker, _REPLY)
 
     def _receive(self, status: MPI.Status) -> Tensor:
         raw = _room_for(status)
-        self._see_through(self._link.Irecv(raw.numpy(), status.Get_source(), status.Get_tag()))
+        self._complete(self._link.Irecv(raw.numpy(), status.Get_source(), status.Get_tag()))
         return raw.view(self._dtype)
 
-    def _see_through(self, transfer: MPI.Request) -> None:
+    def _complete(self, transfer: MPI.Request) -> None:
         while not transfer.Test():
             self._beat()
             time.sleep(0)

@@ -1,4 +1,4 @@
-"""A model all may merge into, over MPI one-sided: it lies on a rank that goes on training and serves nobody.
+"""Shared model over MPI one-sided communication, stored on a training rank.
 
 Asynchronous merging needs no server rank: a worker locks the window, fetches, changes, stores and unlocks.
 """
@@ -18,15 +18,14 @@ from scalebench.comm.event_log import numbers
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.system.clock import Task
 
-_HEADER = 64  # bytes before the vector: the number of accesses so far, then nothing, so that the vector is aligned
+_HEADER = 64  # bytes before the vector: the number of accesses, padded for alignment
 
 
 class OneSidedState:
     """Implements `comm.base.SharedState`: a window on rank `host` holds a counter and the vector.
 
-    Made by all ranks together; it starts as the host's `initial` (n,). The whole of an access, from asking for the lock
-    to releasing it, is communication: whoever else wants the model waits for all of it. The counter tells afterwards
-    whose access came before whose, and so who waited for whom.
+    Constructed by all ranks together with the host's `initial` (n,). An access is communication from the request of the
+    lock to its release. The counter orders accesses, for the computation of waiting times.
     """
 
     def __init__(self, comm: MpiCommunicator, initial: Tensor, host: int = 0) -> None:
@@ -50,7 +49,7 @@ class OneSidedState:
 
     @contextmanager
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
-        """The vector, fetched under the lock; stored on leaving, or left as it was if the block raises."""
+        """Lock and yield the fetched vector; store it on leaving, unless the block raises."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
         asked = clock.mark
@@ -74,7 +73,7 @@ class OneSidedState:
             self._comm.tally(self._vector.numel() * self._vector.element_size())
 
     def close(self) -> None:
-        """Give the window back; all ranks together."""
+        """Free the window; called by all ranks together."""
         self._window.Free()
 
     def _to_device(self) -> Tensor:

@@ -28,33 +28,33 @@ class TorchCommunicator(NativeCommunicator):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """What DistributedDataParallel wants."""
+        """Process group for DistributedDataParallel."""
         return self.group
 
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         dist.all_reduce(tensor, _OPS[op], self.group)
 
     def _pieces(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Two halves of much; smaller pieces cost gloo more than they save."""
+        """Split large tensors into halves; smaller pieces cost gloo more than they save."""
         many = tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda
         return tensor.view(-1).chunk(2) if many else (tensor,)
 
     def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
-        """Each is weighted, and divided, while another is under way."""
-        under_way = []
+        """Average pieces; each is weighted and divided while another is in transit."""
+        pending = []
         for piece in pieces:
             if weight is not None:
                 piece.mul_(weight)
-            under_way.append(dist.all_reduce(piece, group=self.group, async_op=True))
-        for piece, work in zip(pieces, under_way, strict=True):
+            pending.append(dist.all_reduce(piece, group=self.group, async_op=True))
+        for piece, work in zip(pieces, pending, strict=True):
             work.wait()
             divide_(piece, divisor)
 
     def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
-        return _Pending(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))
+        return _TorchRequest(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
-        # A reduce leaves partial sums on the ranks that pass them on: those work on a copy.
+        # A reduce leaves partial sums on intermediate ranks, which therefore use a copy.
         target = tensor if self.rank == root else tensor.clone()
         dist.reduce(target, op=_OPS[op], group=self.group, group_dst=root)
 
@@ -97,7 +97,7 @@ class TorchCommunicator(NativeCommunicator):
         dist.recv(tensor, group=self.group, group_src=source, tag=tag)
 
 
-class _Pending:
+class _TorchRequest:
     def __init__(self, work: dist.Work) -> None:
         self._work = work
 

@@ -1,4 +1,4 @@
-"""What travels of a tensor: itself, or a weighted copy in the dtype of the wire; and how it comes back."""
+"""Conversion of tensors for the wire: weighted copies in another dtype, and back."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 HALVES = (torch.float16, torch.bfloat16)
-_EXACT = (torch.float32, torch.float64)  # whose inverse of any power of two is one
+_EXACT = (torch.float32, torch.float64)  # with exact inverses of powers of two
 _BYTES = 8  # of a weight in float64
 
 
 def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int = 0, place: int = 0) -> Tensor:
-    """`tensor` itself if nothing is asked, else a copy times `weight` in the dtype `wire`.
+    """Return `tensor` without weight and wire, else a copy times `weight` in the dtype `wire`.
 
-    With `places`, the ranks of a weighted mean, the weight lies behind it, flat, so that one sum brings both. In
-    float32 numbers of samples, and their sums, are exact up to 2^24. Half precision would round them: there every rank
-    has a place of 8 numbers for the bytes of its weight in float64, and zeros in the places of the others; a byte is
-    exact in float16 and bfloat16, whoever adds zeros to it.
+    With `places`, the ranks of a weighted mean, the result is flat and followed by the weight, so that one allreduce
+    sums both. Weights in float32 are exact up to 2^24 samples. In half precision every rank has a place of 8 numbers
+    for the bytes of its weight in float64, with zeros in the places of the others, as bytes are exact in float16 and
+    bfloat16.
 
     Raises:
-        ValueError: there is no such wire.
+        ValueError: unknown `wire`.
     """
     if wire is not None and wire not in WIRES:
         raise ValueError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
@@ -48,7 +48,7 @@ def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int 
 
 
 def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
-    """`target` <- `packed`, divided by `divisor` if there is one, or by the weights that came with it."""
+    """Set `target` to `packed` divided by `divisor`, or by the packed sum of weights; undivided without either."""
     if packed.numel() > target.numel():
         divisor = divisor or sum_of_weights(packed, target)
         packed = packed[: target.numel()].view_as(target)
@@ -59,9 +59,9 @@ def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
 
 
 def divide_(tensor: Tensor, divisor: float) -> None:
-    """`tensor` / `divisor`, in place: by a power of two times its inverse, which is the same number in half the time.
+    """Divide `tensor` in place; for powers of two multiply by the inverse, which is exact and takes half the time.
 
-    The factor is a tensor itself, for torch takes longer to make one of a Python number than to multiply some 10,000.
+    The factor is a cached tensor, as torch takes longer to convert a Python number than to multiply some 10,000.
     """
     if tensor.dtype in _EXACT and math.frexp(divisor)[0] == 0.5:
         tensor.mul_(_inverse(divisor, tensor.dtype))
@@ -75,7 +75,7 @@ def _inverse(power_of_two: float, dtype: torch.dtype) -> Tensor:
 
 
 def sum_of_weights(packed: Tensor, target: Tensor) -> float:
-    """Of all ranks: what lies behind that which is for `target`."""
+    """Return the sum of the weights of all ranks, which follow the elements for `target`."""
     behind = packed[target.numel() :]
     if behind.dtype not in HALVES:
         return float(behind)
@@ -83,7 +83,7 @@ def sum_of_weights(packed: Tensor, target: Tensor) -> float:
 
 
 def concatenated(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """The tensors as one along the first axis, and how many rows each brought."""
+    """Return the tensors concatenated along the first axis, and their numbers of rows."""
     return torch.cat(list(tensors)), [len(tensor) for tensor in tensors]
 
 

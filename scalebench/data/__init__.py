@@ -1,1 +1,1 @@
-"""What is trained on: data sets, blocked arrays, and who trains on which sample when."""
+"""Data sets, blocked arrays, and distribution of samples over workers and epochs."""

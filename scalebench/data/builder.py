@@ -1,4 +1,4 @@
-"""How a data set is made: the one class that a new data set writes."""
+"""Base class of data sets: a new data set implements it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a recipe makes. Shapes and dtypes are those of `Dataset`."""
+    """Arrays of a data set. Shapes and dtypes are those of `Dataset`."""
 
     task: Task
     outputs: int
@@ -31,20 +31,20 @@ class Arrays:
 
 
 class DatasetBuilder(Choice):
-    """A data set: its fields are its options, `build` makes its arrays."""
+    """Builder of a data set: its fields are its options, `build` makes its arrays."""
 
-    grows: ClassVar[bool] = False  # whether `grown` can make it larger, which weak scaling needs
+    grows: ClassVar[bool] = False  # True if `grown` can enlarge it, for weak scaling
 
     def grown(self, factor: int) -> DatasetBuilder:
-        """This data set with `factor` times as many training samples."""
+        """Return this data set with `factor` times as many training samples."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None) -> list[Path]:
-        """The files it reads; DataError says which were looked for and where to get them."""
+        """Return the input files. Raises DataError with the missing files and their source."""
         return []
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        """The arrays. `allocate(name, shape, dtype)` makes one on disk, for those too large for memory."""
+        """Return the arrays. `allocate(name, shape, dtype)` creates one on disk, for arrays larger than memory."""
         raise NotImplementedError
 
 
@@ -52,10 +52,10 @@ DATASETS: Registry[DatasetBuilder] = Registry("data set", DataError, "scalebench
 
 
 def check(name: str, arrays: Arrays) -> None:
-    """Refuse arrays that cannot be trained on.
+    """Refuse arrays that are not valid for training.
 
     Raises:
-        DataError: no samples, lengths that differ, a wrong dtype, values that are not finite, or a class out of range.
+        DataError: no samples, different lengths, a wrong dtype, values that are not finite, or a class out of range.
     """
     for part in ("train", "test"):
         x, y = getattr(arrays, f"x_{part}"), getattr(arrays, f"y_{part}")

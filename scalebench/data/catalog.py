@@ -1,10 +1,9 @@
-"""Builds data sets once and keeps them as arrays, so that 64 workers start without importing what made them."""
+"""Cache of data sets as arrays, which workers open without importing the libraries that made them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ from scalebench.data.builder import DATASETS, DatasetBuilder, check
 from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
+from scalebench.system.cache import cache_folder
 
 __all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare"]
 
@@ -25,69 +25,64 @@ _HASH_BYTES = 1 << 24
 
 
 def dataset_names() -> list[str]:
-    """Every known data set."""
+    """Return the names of all data sets."""
     return DATASETS.names()
 
 
 def describe_datasets() -> list[tuple[str, str]]:
-    """(name, one-line summary) of each data set."""
+    """Return (name, one-line summary) of each data set."""
     return DATASETS.describe()
 
 
 def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> Path:
-    """The folder with the arrays of `training.dataset`; built if it is not there yet.
+    """Return the folder with the arrays of `training.dataset`, built if missing.
 
-    Under weak scaling the data set holds `workers` times as many training samples. The folder appears under its name
-    only when it is whole, so two processes may prepare the same data set at once.
+    Under weak scaling the data set has `workers` times as many training samples. The folder is renamed to its name when
+    it is complete, so that two processes may prepare the same data set at once.
 
     Raises:
-        DataError: an unknown data set or option, files that are missing or corrupt, arrays that cannot be trained on,
-            a data set that cannot grow under weak scaling, or a cache folder that cannot be written.
+        DataError: an unknown data set or option, missing or corrupt files, invalid arrays, a data set that cannot grow
+            under weak scaling, or a cache folder that cannot be written.
     """
-    recipe = DATASETS.create(training.dataset.name, training.dataset.options)
+    builder = DATASETS.create(training.dataset.name, training.dataset.options)
     if training.scaling == "weak":
-        if not recipe.grows:
+        if not builder.grows:
             growing = [name for name in dataset_names() if DATASETS.find(name).grows]
             raise DataError(
-                f"scaling: weak needs a data set that can grow, {recipe.name!r} cannot; "
+                f"scaling: weak needs a data set that can grow, {builder.name!r} cannot; "
                 f"use dataset: {' or '.join(growing)}"
             )
-        recipe = recipe.grown(workers)
-    files = recipe.files(training.data_dir)
-    cache = cache_dir or default_cache_dir()
-    folder = cache / f"{recipe.name}-{_key(recipe, files)}"
+        builder = builder.grown(workers)
+    files = builder.files(training.data_dir)
+    cache = cache_dir or cache_folder("datasets")
+    folder = cache / f"{builder.name}-{_key(builder, files)}"
     if folder.exists() and _is_whole(folder):
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
         try:
-            _build(recipe, files, building)
+            _build(builder, files, building)
             _publish(building, folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"data set {recipe.name}: cannot be cached in {cache} ({error.strerror or error}); "
+            f"data set {builder.name}: cannot be cached in {cache} ({error.strerror or error}); "
             "free space there or set XDG_CACHE_HOME to a folder that can be written"
         ) from None
     return folder
 
 
-def default_cache_dir() -> Path:
-    """Where data sets are kept: `$XDG_CACHE_HOME/scalebench/datasets`, else below `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / "datasets"
-
-
-def _key(recipe: DatasetBuilder, files: list[Path]) -> str:
-    """What the arrays depend on; a changed file shows by its size or time without being read."""
+def _key(builder: DatasetBuilder, files: list[Path]) -> str:
+    """Return a hash of everything that determines the arrays; files count by size and time."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    facts = [FORMAT_VERSION, recipe.name, recipe.model_dump(mode="json"), _makers(), stats]
+    facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), _library_versions(), stats]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _makers() -> list[str]:
-    """Versions of what makes arrays: another one may make others."""
+def _library_versions() -> list[str]:
+    """Return the versions of the packages that make arrays."""
     found = []
     for package in ("scalebench", "scikit-learn"):
         try:
@@ -105,13 +100,13 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(recipe: DatasetBuilder, files: list[Path], folder: Path) -> None:
+def _build(builder: DatasetBuilder, files: list[Path], folder: Path) -> None:
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
         return array
 
-    arrays = recipe.build(files, allocate)
-    check(recipe.name, arrays)
+    arrays = builder.build(files, allocate)
+    check(builder.name, arrays)
     digest = hashlib.sha256()
     shapes = {}
     for name in ARRAY_NAMES:
@@ -127,8 +122,8 @@ def _build(recipe: DatasetBuilder, files: list[Path], folder: Path) -> None:
         _digest_rows(digest, array)
     meta = {
         "format": FORMAT_VERSION,
-        "name": recipe.name,
-        "options": recipe.model_dump(mode="json"),
+        "name": builder.name,
+        "options": builder.model_dump(mode="json"),
         "task": arrays.task,
         "outputs": arrays.outputs,
         "sha256": digest.hexdigest(),
@@ -145,7 +140,7 @@ def _digest_rows(digest: Any, array: NDArray[Any]) -> None:
 
 
 def _checksums(files: list[Path]) -> dict[str, str]:
-    """sha256 of each file by name; of many files, one checksum over all in order."""
+    """Return the sha256 of each file by name; for many files, one checksum over all in order."""
     if len(files) <= 64:
         return {str(path): _file_digest(path) for path in files}
     digest = hashlib.sha256()
@@ -160,7 +155,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _publish(building: Path, folder: Path) -> None:
-    """Give the finished folder its name. Whoever comes second keeps what the first has put there."""
+    """Rename the finished folder, unless another process has already provided it."""
     building.chmod(0o755)
     try:
         building.rename(folder)

@@ -1,4 +1,4 @@
-"""A data set as everybody sees it: four arrays, a task and a checksum."""
+"""A cached data set: four arrays, a task and a checksum."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class Dataset:
 
     @property
     def chance_metric(self) -> float:
-        """What an answer that looks at no input reaches: the share of the commonest test class; an R2 of 0."""
+        """Metric of a constant prediction: the share of the most frequent test class; an R2 of 0."""
         if self.task == "regression" or not self.n_test:
             return 0.0
         return float(np.bincount(self.y_test).max() / self.n_test)
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """The cached data set in `folder`, memory-mapped: a worker reads only the rows it asks for.
+    """Return the cached data set in `folder`, memory-mapped, so that a worker reads only its rows.
 
     Raises:
-        DataError: the folder is not a data set, or an array is missing, cut short or not what meta.json says.
+        DataError: the folder is not a data set, or an array is missing, truncated or differs from meta.json.
     """
     folder = Path(folder)
     try:

@@ -1,7 +1,7 @@
-"""Rows that change hands: what each holder sends to whom, and in which order it arrives.
+"""Exchange of rows between holders: the workers of a run or the ranks of a `DsTensor`.
 
-Holders are the workers of a run or the ranks of a `DsTensor`. Everyone knows who holds which row before and after, so
-that nobody has to be told what comes; `exchange` is the alltoallv of a communicator.
+All holders know the owner of every row before and after, so that no row numbers are sent; `exchange` is the alltoallv
+of a communicator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.data.alone import Ints
+from scalebench.data.single_process import Ints
 
 Exchange = Callable[[list[Tensor]], list[Tensor]]
 
@@ -25,11 +25,11 @@ def moved(
     holders: int,
     exchange: Exchange | None,
 ) -> list[Tensor]:
-    """`parts`, whose rows (n_i, ...) are numbered `rows`, as they become when the rows `wanted` are to be here.
+    """Return `parts`, whose rows (n_i, ...) have the numbers `rows`, with the rows `wanted` instead.
 
-    `owners` are the holder (n,) of every row before and after. `exchange` gives tensor i to holder i and returns what
-    each holder gave: once for each part if any row moves, which all holders see alike, and not at all otherwise. The
-    rows of one holder go to another in ascending number. What needs no move is returned as it is, not copied.
+    `owners` are the holder (n,) of every row before and after. `exchange` sends tensor i to holder i and returns the
+    tensors of all holders; it is called once for each part if any row moves, on all holders or on none. Rows are sent
+    in ascending number. Parts without a move are returned uncopied.
     """
     before, after = owners
     if before is not after and not np.array_equal(before, after):
@@ -43,7 +43,7 @@ def moved(
 
 
 def reordered(parts: Sequence[Tensor], rows: Ints, wanted: Ints) -> list[Tensor]:
-    """`parts`, whose rows are numbered `rows`, with the rows `wanted`, all of them among `rows`, in that order."""
+    """Return `parts`, whose rows have the numbers `rows`, with the subset `wanted` in that order."""
     if np.array_equal(rows, wanted):
         return list(parts)
     held = np.argsort(rows, kind="stable")
@@ -52,10 +52,10 @@ def reordered(parts: Sequence[Tensor], rows: Ints, wanted: Ints) -> list[Tensor]
 
 
 def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, exchange: Exchange) -> Tensor:
-    """The rows `wanted`, each holder's own choice, copied from those who hold them; they may repeat.
+    """Return copies of the rows `wanted` by this holder; they may repeat.
 
-    `rows` are the numbers of `part`'s rows, `owners` (n,) the holder of every row. Two exchanges: of the numbers asked
-    for, and of the rows.
+    `rows` are the numbers of the rows of `part`, `owners` (n,) the holder of every row. Makes two exchanges: of row
+    numbers and of rows.
     """
     needed = np.unique(wanted)
     requests = _by_holder(needed, owners[needed], holders)
@@ -65,11 +65,11 @@ def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, 
 
 
 def pick(tensor: Tensor, positions: Ints) -> Tensor:
-    """A copy of the rows at `positions`."""
+    """Return a copy of the rows at `positions`."""
     return tensor.index_select(0, torch.from_numpy(positions).to(tensor.device))
 
 
 def _by_holder(values: Ints, holder: Ints, holders: int) -> list[Ints]:
-    """`values` (n,) in one array for each holder, their order kept."""
+    """Split `values` (n,) into one array for each holder, in order."""
     ends = np.cumsum(np.bincount(holder, minlength=holders))[:-1]
     return np.split(values[np.argsort(holder, kind="stable")], ends)

@@ -1,4 +1,4 @@
-"""Finds and reads the files of data sets that are not bundled; what goes wrong is said in one line."""
+"""Search and reading of the files of data sets, with one-line errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scalebench.errors import DataError
 
 @dataclass(frozen=True)
 class FileSet:
-    """Files that make a data set together. Each entry of `names` lists spellings of one file, any of which will do."""
+    """Files of one data set. Each entry of `names` lists accepted spellings of one file."""
 
     names: tuple[tuple[str, ...], ...]
-    folders: tuple[str, ...] = (".",)  # looked in, in this order, below the data folder
+    folders: tuple[str, ...] = (".",)  # below the data folder, in order of search
 
     def look_in(self, data_dir: Path) -> tuple[list[Path], list[str]]:
-        """The files that are there, and the names of those that are not."""
+        """Return the existing files and the names of the missing ones."""
         found, missing = [], []
         for spellings in self.names:
             places = (data_dir / folder / spelling for folder in self.folders for spelling in spellings)
@@ -31,7 +31,7 @@ class FileSet:
 
 
 def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> Path:
-    """`data_dir`, ~ expanded, if it is a folder; else DataError says that it is needed and for what."""
+    """Return `data_dir` with ~ expanded. Raises DataError if it is not a folder."""
     if data_dir is None:
         raise DataError(
             f"data set {dataset} reads files: give --data-dir (data_dir in a study), a folder with {what}; {source}"
@@ -43,10 +43,10 @@ def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> 
 
 
 def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], source: str) -> list[Path]:
-    """The files of the first set that is complete, in the order of its names.
+    """Return the files of the first complete set, in the order of its names.
 
     Raises:
-        DataError: none is complete; it names the missing files, the folders looked in and where to get them.
+        DataError: no set is complete; names the missing files, the searched folders and the source.
     """
     what = ", or with ".join(", ".join(spellings[0] for spellings in one.names) for one in sets)
     folder = need_folder(dataset, data_dir, what, source)
@@ -61,7 +61,7 @@ def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], s
 
 
 def only_file(dataset: str, data_dir: Path | None, name: str | None, suffix: str) -> Path:
-    """The file called `name` in `data_dir`, or without a name the only one there that ends in `suffix`."""
+    """Return the file `name` in `data_dir`, or without a name the only file that ends in `suffix`."""
     hint = f"put your own {suffix} file there"
     folder = need_folder(dataset, data_dir, name or f"one {suffix} file", hint)
     if name is not None:
@@ -77,7 +77,7 @@ def only_file(dataset: str, data_dir: Path | None, name: str | None, suffix: str
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of `path`, unpacked if it ends in .gz."""
+    """Return the content of `path`, decompressed if it ends in .gz."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:

@@ -1,4 +1,4 @@
-"""How rows are laid out in blocks: their sizes and their grid, from what a caller says of them."""
+"""Layout of rows in blocks: sizes and grid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from scalebench.data.alone import Ints
+from scalebench.data.single_process import Ints
 from scalebench.errors import DataError
 
 Blocks = int | tuple[int, int] | Sequence[int] | Ints
@@ -16,7 +16,7 @@ Grid = tuple[int, int]
 
 
 def cut(length: int, parts: int) -> Ints:
-    """Sizes (parts,) that sum to `length` and differ by at most one, the larger ones first: no remainder is lost."""
+    """Return sizes (parts,) that sum to `length` and differ by at most one, larger ones first."""
     whole, rest = divmod(length, parts)
     sizes = np.full(parts, whole, dtype=np.int64)
     sizes[:rest] += 1
@@ -24,10 +24,10 @@ def cut(length: int, parts: int) -> Ints:
 
 
 def laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid]:
-    """Block sizes and grid of `length` rows; by default a block for each of `ranks`, as far as there are rows.
+    """Return block sizes and grid of `length` rows; by default one block for each of `ranks`, at most one per row.
 
     Raises:
-        DataError: `blocks` is none of the three, or does not fit the rows.
+        DataError: `blocks` is neither a count, a grid nor a list of sizes, or does not fit the rows.
     """
     if blocks is None:
         blocks = max(1, min(ranks, length))

@@ -1,4 +1,4 @@
-"""How the rows of a data set are dealt into blocks before training begins."""
+"""Partitions: distribution of the rows of a data set over blocks before training."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from scalebench.registry import Choice, Registry
 
 
 class Partition(Choice):
-    """A rule that deals rows; its fields are its options.
+    """Rule that distributes rows; its fields are its options.
 
-    `balance: speed`, where a rule has it, makes a worker's share of the rows proportional to its speed (Besch and
-    Pohl, PDP 1995, "flexible" data parallelism), and its batches with it: the slower ones do a step with fewer samples,
-    in the same time as far as that grows with the samples. A fixed cost of c seconds a step is not shared out: where
-    steps take c + n_i t, a worker that is f times slower still needs f c + n_i f t.
+    With the option `balance: speed` a worker's share of the rows is proportional to its speed (Besch and Pohl, PDP
+    1995, "flexible" data parallelism), and so are its batches: slower workers have fewer samples in a step, which takes
+    equal time as far as it is proportional to samples. A fixed cost of c seconds a step is not balanced: where steps
+    take c + n_i t, a worker that is f times slower needs f c + n_i f t.
     """
 
     @property
     def by_speed(self) -> bool:
-        """Whether shares follow the workers' speeds."""
+        """True if shares are proportional to the workers' speeds."""
         return getattr(self, "balance", "equal") == "speed"
 
     def deal(
         self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
     ) -> DsTensor:
-        """The row numbers 0..n-1, each once, cut into `blocks` blocks. Block k belongs to worker k mod workers."""
+        """Return the row numbers 0..n-1, each once, in `blocks` blocks. Block k belongs to worker k mod workers."""
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ PARTITIONS: Registry[Partition] = Registry("partition", DataError, __name__, "sc
 
 @PARTITIONS.add
 class Iid(Partition):
-    """One seeded permutation of the rows, then equal blocks."""
+    """Equal blocks of one seeded permutation of the rows."""
 
     name = "iid"
     summary = "rows permuted once, equal blocks"
@@ -60,7 +60,7 @@ class Iid(Partition):
 
 @PARTITIONS.add
 class ByOrder(Partition):
-    """Rows as they lie in the file, equal blocks."""
+    """Equal blocks of the rows in the order of the file."""
 
     name = "by_order"
     summary = "rows as they lie in the file, equal blocks"
@@ -77,8 +77,8 @@ class ByOrder(Partition):
 class Dirichlet(Partition):
     """Label skew: the rows of each class are split over workers in proportions drawn from Dirichlet(alpha, ..., alpha).
 
-    Hsu, Qi, Brown 2019 (arXiv 1909.06335) and the federated literature since. Small alpha: few classes a worker;
-    large alpha: nearly iid. Shards then differ in size. A worker's rows are permuted and cut into its blocks.
+    Hsu, Qi, Brown 2019 (arXiv 1909.06335). Small alpha: few classes per worker; large alpha: nearly iid. Shards differ
+    in size. A worker's rows are permuted and split into its blocks.
     """
 
     name = "dirichlet"
@@ -113,9 +113,9 @@ class Dirichlet(Partition):
 
 
 def sizes_by_speed(n: int, blocks: int, speeds: Sequence[float]) -> list[int]:
-    """Sizes of `blocks` blocks, block k with worker k mod K, so that worker i has n speed_i / sum_j speed_j rows.
+    """Return sizes of `blocks` blocks, block k of worker k mod K; worker i has n speed_i / sum_j speed_j rows.
 
-    Fractions of a row go to the largest remainders. A worker's own blocks differ by at most one row.
+    Fractions of a row go to the largest remainders. Blocks of one worker differ by at most one row.
 
     Raises:
         DataError: a worker is so slow that its blocks would be empty.

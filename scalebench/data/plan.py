@@ -1,7 +1,7 @@
-"""Who trains on which sample, and when: a pure function of sizes, options and seed, the same in every process.
+"""Samples and batches of every worker in every epoch: a pure function of sizes, options and seed.
 
-Rows are dealt into blocks (`partition`); the block at visiting position p goes to worker p mod K; a worker's epoch is
-the chain of its blocks, cut into S batches that differ by at most one sample. Every worker takes the same number of
+Rows are partitioned into blocks; the block at visiting position p belongs to worker p mod K; a worker's epoch is the
+sequence of its blocks, split into S batches that differ by at most one sample. Every worker takes the same number of
 steps, S = ceil(max_i n_i / b), because uneven steps hang Horovod and DDP.
 """
 
@@ -31,21 +31,21 @@ _IID = Component(name="iid")
 
 class _Layout(NamedTuple):
     rows: DsTensor  # row numbers, block k of the partition
-    order: Ints  # (blocks,) which block is visited at position p
+    order: Ints  # (blocks,) the block at each visiting position
 
 
-class Plan:
-    """The samples of every worker in every epoch.
+class BatchPlan:
+    """Samples and batches of every worker in every epoch.
 
     `shuffle` is `none` (the order of the blocks), `in_block` (samples permuted inside each block), `rotate_blocks`
     (blocks permuted over workers each epoch, and `in_block`), `pairwise` (random pairs of blocks mixed and split each
     epoch) or `global` (a permutation of all rows over all workers each epoch); both keep block sizes. The order of a
     worker's samples depends on (seed, epoch, worker) only.
 
-    `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` says what was
-    changed to make the plan possible. `speeds` are the workers' relative speeds, for partitions with `balance: speed`:
-    a worker's batch is then in proportion to its speed, as its shard is, and `batch_per_worker` is their mean. The
-    steps, S = ceil(n / (K b)), and the samples of a step stay what they are without it.
+    `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` lists adjustments. `speeds`
+    are the workers' relative speeds, for partitions with `balance: speed`: shards and batches are proportional to
+    speed, and `batch_per_worker` is the mean batch. The steps, S = ceil(n / (K b)), and the samples of a step are
+    unchanged by it.
 
     Raises:
         DataError: more workers or blocks than samples, fewer blocks than workers, no batch size, a shard with fewer
@@ -86,11 +86,11 @@ class Plan:
         largest = self._shard_range()[1]
         self.batch_size = -(-largest // self._steps_for(largest)) if self._in_all else int(self._batch)
         if rule.by_speed:
-            self.notes += self._of_balance(speeds or [1.0])
+            self.notes += self._balance_notes(speeds or [1.0])
 
     @classmethod
-    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> Plan:
-        """The plan of one run."""
+    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> BatchPlan:
+        """Return the plan of one run."""
         return cls(
             dataset.n_train,
             workers,
@@ -105,7 +105,7 @@ class Plan:
         )
 
     def shard_sizes(self, epoch: int) -> Ints:
-        """(workers,) how many samples each worker holds."""
+        """Return the number of samples of each worker, (workers,)."""
         layout = self._layout(self._stage(epoch))
         worker_of_position = np.arange(self.blocks) % self.workers
         sizes = np.zeros(self.workers, dtype=np.int64)
@@ -113,11 +113,11 @@ class Plan:
         return sizes
 
     def steps(self, epoch: int) -> int:
-        """S = ceil(max_i n_i / b), or ceil(n / B) with a global batch B; the same for every worker."""
+        """Return S = ceil(max_i n_i / b), or ceil(n / B) with a global batch B; equal for all workers."""
         return self._steps_for(int(self.shard_sizes(epoch).max()))
 
     def indices(self, epoch: int, worker: int) -> Ints:
-        """Row numbers of `worker` in visiting order."""
+        """Return the row numbers of `worker` in visiting order."""
         layout = self._layout(self._stage(epoch))
         chain = layout.order[worker :: self.workers]
         rows = np.concatenate([layout.rows.block(int(k)) for k in chain])
@@ -128,27 +128,27 @@ class Plan:
         return rows
 
     def bounds(self, epoch: int, worker: int) -> Ints:
-        """(S+1,) where the S batches of `worker` begin and end in `indices`; their sizes differ by at most one."""
+        """Return the (S+1,) bounds in `indices` of the S batches of `worker`; sizes differ by at most one."""
         return np.concatenate([[0], np.cumsum(cut(int(self.shard_sizes(epoch)[worker]), self.steps(epoch)))])
 
     def batch_sizes(self, epoch: int) -> Ints:
-        """(workers, S) samples in each batch."""
+        """Return the samples of each batch, (workers, S)."""
         steps = self.steps(epoch)
         whole, rest = np.divmod(self.shard_sizes(epoch), steps)
         return whole[:, None] + (np.arange(steps) < rest[:, None])
 
     def block_starts(self, epoch: int, worker: int) -> Ints:
-        """Positions in `indices` at which a block begins."""
+        """Return the positions in `indices` at which a block begins."""
         layout = self._layout(self._stage(epoch))
         sizes = layout.rows.block_sizes[layout.order[worker :: self.workers]]
         return np.cumsum(sizes) - sizes
 
     def owners(self, epoch: int) -> Ints:
-        """(n,) the worker of each row. Read-only; the same object while nothing moves."""
+        """Return the worker of each row, (n,), read-only; the same object while no row moves."""
         return self._owners(self._stage(epoch))
 
     def moved(self, epoch: int) -> Ints:
-        """(workers, workers) rows that worker i sends to worker j when `epoch` starts; what stays is not counted."""
+        """Return (workers, workers) counts of rows sent from worker i to j != i at the start of `epoch`."""
         if epoch == 0 or self._stage(epoch) == self._stage(epoch - 1):
             return np.zeros((self.workers, self.workers), dtype=np.int64)
         pairs = self.owners(epoch - 1) * self.workers + self.owners(epoch)
@@ -157,12 +157,12 @@ class Plan:
         return moved
 
     def all_batch_sizes(self, epochs: int) -> set[int]:
-        """Every batch size that occurs in `epochs` epochs."""
+        """Return all batch sizes in `epochs` epochs."""
         stages = range(epochs) if self.shuffle == "rotate_blocks" else range(min(epochs, 1))
         return {int(size) for epoch in stages for size in np.unique(self.batch_sizes(epoch))}
 
     def _stage(self, epoch: int) -> int:
-        """The epoch whose placement of rows is in force: 0 for ever where rows stay with their worker."""
+        """Return the epoch that determines the placement of rows: 0 if rows stay with their worker."""
         return epoch if self.shuffle in MOVING else 0
 
     def _lay_out(self, epoch: int) -> _Layout:
@@ -188,12 +188,12 @@ class Plan:
         return np.random.default_rng([self.seed, *stream])
 
     def _steps_for(self, largest_shard: int) -> int:
-        """ceil(n_i / b); ceil(n / B) with a global batch, or one that follows speeds: B = K b."""
+        """Return ceil(n_i / b); ceil(n / B) with a global batch, or with batches by speed, B = K b."""
         samples = Fraction(self.n, self.workers) if self._in_all else Fraction(largest_shard)
         return math.ceil(samples / self._batch)
 
     def _shard_range(self) -> tuple[int, int]:
-        """The smallest and largest shard any epoch can bring."""
+        """Return the smallest and largest shard over all epochs."""
         if self.shuffle != "rotate_blocks":
             sizes = self.shard_sizes(0)
             return int(sizes.min()), int(sizes.max())
@@ -239,8 +239,8 @@ class Plan:
             f"batch {float(self._batch):g}) takes; use a larger batch, fewer workers or a multiple of workers as blocks"
         )
 
-    def _of_balance(self, speeds: Sequence[float]) -> list[str]:
-        """What `balance: speed` makes of the batches."""
+    def _balance_notes(self, speeds: Sequence[float]) -> list[str]:
+        """Return notes on the batches by speed."""
         if self.workers == 1:
             return []
         if max(speeds) == min(speeds):

@@ -1,4 +1,4 @@
-"""A worker's samples in memory, laid out in visiting order so that a batch is a slice."""
+"""Samples of one worker in memory, in visiting order, so that a batch is a slice."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from scalebench.data.dataset import Dataset
 from scalebench.data.exchange import Exchange, moved
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.data.tensor import DsTensor, Ints
 
 
 def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[int, int]], set[int]]:
-    """Batches that lie inside blocks: (begin, end) of each, and which of them are the first of their block.
+    """Return (begin, end) of batches inside blocks, and the indices of the first batches of blocks.
 
-    A block of m samples, beginning at one of `starts`, gives c = ceil(m / batch) batches of floor(m / c) samples;
-    the m mod c samples at its end are left out, as dislib leaves them out.
+    A block of m samples that begins at one of `starts` has c = ceil(m / batch) batches of floor(m / c) samples; its
+    last m mod c samples are dropped, as in dislib.
     """
     slices: list[tuple[int, int]] = []
     firsts: set[int] = set()
@@ -31,12 +31,14 @@ def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[in
 
 
 class Shard:
-    """The rows that `plan` gives to `worker`, and no others, as contiguous tensors on `device`.
+    """Rows of `worker` by `plan`, as contiguous tensors on `device`.
 
-    Rows are read from the data set at the first epoch only; after it they are sent from worker to worker.
+    Rows are read from the data set at the first epoch only; afterwards they are sent between workers.
     """
 
-    def __init__(self, dataset: Dataset, plan: Plan, worker: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, dataset: Dataset, plan: BatchPlan, worker: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._x_all = DsTensor(dataset.x_train)
         self._y_all = DsTensor(dataset.y_train)
         self._y_dtype = torch.int64 if dataset.task == "classification" else dtype
@@ -46,10 +48,10 @@ class Shard:
         self._x = self._y = torch.empty(0)
 
     def epoch(self, epoch: int, exchange: Exchange | None = None) -> tuple[Tensor, Tensor]:
-        """x (n_i, ...) in the run's dtype and y in visiting order of `epoch`; valid until the next call.
+        """Return x (n_i, ...) in the run's dtype and y in visiting order of `epoch`; valid until the next call.
 
-        `exchange` gives tensor i to worker i and returns what each worker gave. It is called twice (x, then y) if and
-        only if rows move between the epoch held and `epoch`, which is so for all workers or for none.
+        `exchange` sends tensor i to worker i and returns the tensors of all workers. It is called twice (x, then y) if
+        and only if rows move between the current epoch and `epoch`, on all workers or on none.
         """
         if epoch == self._epoch:
             return self._x, self._y

@@ -1,4 +1,4 @@
-"""What is permuted from epoch to epoch: rows of an index array in blocks, moved without leaving a row out."""
+"""Shuffles between epochs: permutations of the rows of an index array in blocks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ROUNDS_KEPT = 4  # asynchronous workers may be a few epochs apart
 
 
 def mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
-    """`rows` (n,) permuted among the places that have the same `group` (n,)."""
+    """Permute `rows` (n,) among the places of the same `group` (n,)."""
     mixed = np.empty_like(rows)
     mixed[np.argsort(group, kind="stable")] = rows[np.lexsort((rng.random(len(rows)), group))]
     return mixed
 
 
 def mix_pairs(rows: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
-    """Random pairs of blocks concatenated, permuted and split again; an odd block is permuted alone.
+    """Concatenate, permute and split random pairs of blocks; an odd block is permuted alone.
 
-    `sizes` (blocks,) are kept. dislib calls one such round a total shuffle; Vazquez-Novoa et al., WACCPD 2025.
+    `sizes` (blocks,) are kept. A round is dislib's total shuffle; Vazquez-Novoa et al., WACCPD 2025.
     """
     pair = np.empty(len(sizes), dtype=np.int64)
     pair[rng.permutation(len(sizes))] = np.arange(len(sizes)) // 2
@@ -33,7 +33,7 @@ def mix_pairs(rows: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
 
 
 def shuffled(how: str, rows: Ints, sizes: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """`rows` (n,) in blocks of `sizes` (blocks,) after one epoch's shuffle `how`, and the sizes of the blocks then."""
+    """Apply the shuffle `how` to `rows` (n,) in blocks of `sizes` (blocks,); return rows and block sizes."""
     blocks = np.repeat(np.arange(len(sizes)), sizes)
     if how == "rotate_blocks":
         order = rng.permutation(len(sizes))
@@ -49,9 +49,9 @@ def shuffled(how: str, rows: Ints, sizes: Ints, rng: np.random.Generator) -> tup
 
 
 class PairwiseRounds:
-    """Which rows lie where after each round of `mix_pairs`: a round begins with what the one before it left.
+    """Rows after each of successive rounds of `mix_pairs`.
 
-    A function of the round alone: `rng` makes the numbers of a round, and what is not kept is done again.
+    A pure function of the round: `rng` gives the generator of a round, and rounds that are not cached are recomputed.
     """
 
     def __init__(self, rows: Ints, sizes: Ints, rng: Callable[[int], np.random.Generator]) -> None:
@@ -59,7 +59,7 @@ class PairwiseRounds:
         self._kept: dict[int, Ints] = {-1: rows}
 
     def rows_after(self, round_: int) -> Ints:
-        """The rows (n,) after rounds 0 to `round_`."""
+        """Return the rows (n,) after rounds 0 to `round_`."""
         done = max(known for known in self._kept if known <= round_)
         rows = self._kept[done]
         for number in range(done + 1, round_ + 1):

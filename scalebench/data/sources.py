@@ -1,4 +1,4 @@
-"""Arrays in files, opened so that only the rows that are asked for are read wherever the format allows it."""
+"""Arrays in files, of which only the requested rows are read if the format allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalebench.errors import DataError
 
 
 class Source(Protocol):
-    """An array, or what reads like one: a memory-mapped file, a data set of an HDF5 file."""
+    """An array, memory-mapped file or data set of an HDF5 file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -26,7 +26,7 @@ class Source(Protocol):
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Every array in an .npz file by name; pickled objects are refused. Raises DataError where it cannot be read."""
+    """Return all arrays of an .npz file by name, without pickled objects. Raises DataError if it cannot be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -36,7 +36,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 @contextmanager
 def npy(path: Path) -> Iterator[Source]:
-    """The array in a .npy file, memory-mapped."""
+    """Open the array in a .npy file, memory-mapped."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -49,7 +49,7 @@ def npy(path: Path) -> Iterator[Source]:
 
 @contextmanager
 def npz(path: Path, key: str) -> Iterator[Source]:
-    """The array called `key` in an .npz file, read into memory."""
+    """Read the array `key` of an .npz file into memory."""
     arrays = read_npz(path)
     if key not in arrays:
         raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
@@ -58,7 +58,7 @@ def npz(path: Path, key: str) -> Iterator[Source]:
 
 @contextmanager
 def hdf5(path: Path, key: str) -> Iterator[Source]:
-    """The data set `key` of an HDF5 file: memory-mapped if it is contiguous, else (chunked, packed) read by slices."""
+    """Open the data set `key` of an HDF5 file: memory-mapped if contiguous, else (chunked, packed) read by slices."""
     try:
         import h5py
     except ImportError:
@@ -78,7 +78,7 @@ def hdf5(path: Path, key: str) -> Iterator[Source]:
 
 
 def _cause(error: Exception) -> str:
-    """Why numpy does not read a file; its advice to unpickle what it does not know would run whatever is in there."""
+    """Return the reason why numpy cannot read a file, without its unsafe advice to unpickle the file."""
     if "pickle" in str(error):
         return "it holds Python objects, or something else that is no array of numbers"
     return str(error)

@@ -1,4 +1,4 @@
-"""A held-out part, and a scaling that knows the training part only."""
+"""Held-out split and standardisation by the training part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scalebench.errors import DataError
 
 
 def hold_out(n: int, fraction: float, seed: int, labels: NDArray[Any] | None = None) -> tuple[Ints, Ints]:
-    """Ascending row numbers of the training and of the test part, ceil(fraction n) rows in the latter.
+    """Return ascending row numbers of the training part and of the test part of ceil(fraction n) rows.
 
-    With `labels` each class gives its share to the test part (largest remainders first, ties by class).
+    With `labels` the split is stratified by class (largest remainders first, ties by class).
     """
     size = math.ceil(fraction * n)
     if not 0 < size < n:
@@ -36,7 +36,7 @@ def hold_out(n: int, fraction: float, seed: int, labels: NDArray[Any] | None = N
 
 
 def standardised(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both parts as float32 with the training part's mean 0 and standard deviation 1 per column.
+    """Return both parts as float32, standardised by mean and deviation of the training part per column.
 
     A column that is constant in training is only centred.
     """

@@ -1,6 +1,6 @@
-"""A ds-tensor over ranks: who holds which block, how rows travel, and how all ranks come to the same end.
+"""A ds-tensor over ranks: placement of blocks, exchange of rows, and agreement of all ranks.
 
-Block k lies on rank k mod K, as in a run. Rows travel as bytes, so that any dtype of fixed size does.
+Block k is on rank k mod K, as in a run. Rows are sent as bytes, so that any dtype of fixed size is supported.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.data.alone import Ints
 from scalebench.data.exchange import fetched, moved, reordered
+from scalebench.data.single_process import Ints
 from scalebench.errors import DataError
 
 _T = TypeVar("_T")
 
 
 class Peers(Protocol):
-    """What a ds-tensor asks of a communicator; every one in scalebench.comm has it."""
+    """Part of a communicator used by a ds-tensor; implemented by all of scalebench.comm."""
 
     rank: int
     size: int
@@ -32,12 +32,12 @@ class Peers(Protocol):
 
 
 class Ranks:
-    """The ranks of a communicator, each with its own blocks. Every method is called by all of them, in one order.
+    """The ranks of a communicator, each with its own blocks. All ranks call every method in the same order.
 
-    `sizes` are those of all blocks, `array` the rows that this rank holds, in ascending row number.
+    `sizes` are the sizes of all blocks, `array` the rows of this rank in ascending row number.
 
     Raises:
-        DataError: `comm` is no communicator of scalebench.
+        DataError: `comm` is not a communicator of scalebench.
     """
 
     def __init__(self, comm: Peers) -> None:
@@ -49,23 +49,24 @@ class Ranks:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
 
     def agreed(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> _T:
-        """What `make` makes on this rank, if every rank made one that `describe` describes alike.
+        """Return the result of `make` on this rank if `describe` is equal on all ranks.
 
         Raises:
-            DataError: as `together`, and where descriptions differ.
+            DataError: as `together`, and if descriptions differ.
         """
-        made, said = self.together(make, describe)
-        for rank, theirs in enumerate(said):
-            if theirs != said[0]:
-                raise DataError(f"the ranks do not ask for the same: rank 0 has {said[0]}, rank {rank} has {theirs}")
+        made, descriptions = self.together(make, describe)
+        first = descriptions[0]
+        for rank, other in enumerate(descriptions):
+            if other != first:
+                raise DataError(f"the ranks do not ask for the same: rank 0 has {first}, rank {rank} has {other}")
         return made
 
     def together(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> tuple[_T, list[Any]]:
-        """What `make` makes on this rank, and the description (a Python literal) of every rank's; one small exchange.
+        """Return the result of `make` on this rank and the descriptions (Python literals) of all ranks' results.
 
         Raises:
-            DataError: it failed on another rank, which is named. A rank on which it failed raises its own error. So
-                no rank waits for one that gave up.
+            DataError: `make` failed on another rank, which is named; a rank on which it failed raises its own error, so
+                that all ranks raise.
         """
         failure: Exception | None = None
         try:
@@ -73,21 +74,21 @@ class Ranks:
             text = repr((describe(made), None))
         except Exception as error:
             failure, text = error, repr((None, str(error) or type(error).__name__))
-        letter = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        letters = self._comm.alltoallv([letter] * self.size)
-        said = [ast.literal_eval(bytes(each.tolist()).decode()) for each in letters]
+        message = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        messages = self._comm.alltoallv([message] * self.size)
+        results = [ast.literal_eval(bytes(each.tolist()).decode()) for each in messages]
         if failure is not None:
             raise failure
-        for rank, (_, trouble) in enumerate(said):
-            if trouble is not None:
-                raise DataError(f"rank {rank}: {trouble}")
-        return made, [description for description, _ in said]
+        for rank, (_, reason) in enumerate(results):
+            if reason is not None:
+                raise DataError(f"rank {rank}: {reason}")
+        return made, [description for description, _ in results]
 
     def rearranged(self, array: NDArray[Any], before: Sequence[Ints], order: Ints | None, sizes: Ints) -> NDArray[Any]:
-        """The rows here once all rows stand in `order` (n,), by default as they are, and in blocks of `sizes`.
+        """Return this rank's rows after bringing all rows into `order` (n,), by default unchanged, and into `sizes`.
 
-        `before` are the sizes of the blocks of each tensor whose rows they are, one after the other; `array` has what
-        this rank holds of each. One alltoallv if any row moves; a copy in any case.
+        `before` are the block sizes of each concatenated tensor; `array` has this rank's rows of each. One alltoallv if
+        any row moves; the result is a copy.
         """
         now = np.concatenate([self._holders(each) for each in before])
         there = self._holders(sizes)
@@ -99,34 +100,34 @@ class Ranks:
         return np.array(_rows(found, array))
 
     def rows(self, array: NDArray[Any], sizes: Ints, wanted: Ints) -> NDArray[Any]:
-        """A copy of the rows `wanted`, of which each rank may want others: their numbers travel, then they."""
+        """Return a copy of the rows `wanted` by this rank; exchanges row numbers, then rows."""
         owners = self._holders(sizes)
         held = np.flatnonzero(owners == self.rank)
         return _rows(fetched(_bytes(array), held, wanted, owners, self.size, self._comm.alltoallv), array)
 
     def everything(self, array: NDArray[Any], sizes: Ints) -> NDArray[Any]:
-        """All rows, on every rank."""
+        """Return all rows, on every rank."""
         arrived = torch.cat(self._comm.alltoallv([_bytes(array)] * self.size))
         numbers = np.argsort(self._holders(sizes), kind="stable")
         return _rows(reordered([arrived], numbers, np.arange(len(numbers)))[0], array)
 
     def written(self, dtype: np.dtype[Any]) -> Any:
-        """`dtype` as a literal. Raises DataError for Python objects."""
+        """Return `dtype` as a literal. Raises DataError for Python objects."""
         if dtype.hasobject:
             raise DataError(f"rows of Python objects ({dtype}) cannot travel; use numbers, or text of fixed size")
         return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
     def read(self, written: Any) -> np.dtype[Any]:
-        """The dtype that was `written`."""
+        """Return the dtype of the literal `written`."""
         return np.lib.format.descr_to_dtype(written)
 
     def _holders(self, sizes: Ints) -> Ints:
-        """(n,) the rank that holds each row."""
+        """Return the rank of each row, (n,)."""
         return np.repeat(np.arange(len(sizes)) % self.size, sizes)
 
 
 def _bytes(array: NDArray[Any]) -> Tensor:
-    """The rows of `array` as (n, bytes of a row), sharing its memory where it is contiguous."""
+    """Return the rows of `array` as (n, bytes of a row), sharing memory if contiguous."""
     width = prod(array.shape[1:]) * array.dtype.itemsize
     if width == 0:
         return torch.empty((len(array), 0), dtype=torch.uint8)

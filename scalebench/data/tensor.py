@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data import sources
-from scalebench.data.alone import Alone
-from scalebench.data.alone import Ints as Ints
 from scalebench.data.layout import Blocks, Grid, laid_out
 from scalebench.data.shuffle import SHUFFLES, shuffled
+from scalebench.data.single_process import Ints as Ints
+from scalebench.data.single_process import SingleProcess
 from scalebench.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 class DsTensor:
     """An array (N, ...) in blocks along the first axis.
 
-    `blocks` is how many (sizes then differ by at most one), a grid (rows, columns) of that many blocks in row-major
-    order, or a list of sizes; by default one, or one for each rank. Blocks are views: a memory-mapped array is read
-    only where a block is used.
+    `blocks` is their number (sizes then differ by at most one), a grid (rows, columns) of blocks in row-major order, or
+    a list of sizes; by default one, or one for each rank. Blocks are views: a memory-mapped array is read only where a
+    block is used.
 
     With `comm`, a communicator of scalebench (`MpiCommunicator(MPI.COMM_WORLD)`), every rank makes the same tensor and
-    keeps blocks rank, rank + K, rank + 2 K, ... of it, of which there may be none. Iteration, `block` and the function
-    of `map` see these; `shape`, `len` and `block_sizes` are those of the whole. All operations but iteration and
-    `block` are then collective: every rank calls them, with the same arguments, and gets what one process would have
-    got, bit for bit. Where one rank cannot go on, all of them raise.
+    keeps its blocks rank, rank + K, rank + 2 K, ..., possibly none. Iteration, `block` and the function of `map` see
+    these; `shape`, `len` and `block_sizes` are those of the whole. All operations except iteration and `block` are then
+    collective: every rank calls them with the same arguments and gets the result of one process, bit for bit. An error
+    on one rank is raised on all.
 
     Raises:
-        DataError: `array` or `blocks` is none, there are fewer rows than blocks, sizes do not add up to the rows, or
+        DataError: `array` or `blocks` is invalid, there are fewer rows than blocks, sizes do not add up to the rows, or
             ranks give different tensors.
 
     >>> [len(block) for block in DsTensor(np.arange(10), 4)]
@@ -45,7 +45,7 @@ class DsTensor:
     """
 
     array: NDArray[Any]
-    """The rows that are here, in ascending row number: all of them unless there are other ranks."""
+    """Rows of this rank in ascending row number: all rows in one process."""
     grid: Grid
     block_sizes: Ints
 
@@ -54,30 +54,30 @@ class DsTensor:
 
     @classmethod
     def from_array(cls, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
-        """`array`, not copied; with `comm`, which gets the whole of it on each rank, a copy of the blocks held here."""
+        """Wrap `array` without a copy; with `comm` and the whole array on each rank, copy the blocks of this rank."""
         return cls(array, blocks, comm)
 
     @classmethod
     def from_npy(cls, path: Path, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
-        """The array in a .npy file, memory-mapped; with `comm`, each rank reads its blocks only.
+        """Open the array in a .npy file, memory-mapped; with `comm`, each rank reads its blocks only.
 
-        Raises DataError where it cannot be read.
+        Raises DataError if it cannot be read.
         """
         return cls._from(lambda: sources.npy(path), blocks, comm)
 
     @classmethod
     def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
-        """The array called `key` in an .npz file, read into memory; with `comm`, each rank then keeps its blocks only.
+        """Read the array `key` of an .npz file into memory; with `comm`, each rank then keeps its blocks only.
 
-        Raises DataError where it cannot be read.
+        Raises DataError if it cannot be read.
         """
         return cls._from(lambda: sources.npz(path, key), blocks, comm)
 
     @classmethod
     def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
-        """The data set `key` of an HDF5 file; memory-mapped if it is contiguous, else (chunked, packed) read.
+        """Open the data set `key` of an HDF5 file; memory-mapped if contiguous, else (chunked, packed) read.
 
-        With `comm`, each rank reads its blocks only. Raises DataError where it cannot be read, or without h5py.
+        With `comm`, each rank reads its blocks only. Raises DataError if it cannot be read, or without h5py.
         """
         return cls._from(lambda: sources.hdf5(path, key), blocks, comm)
 
@@ -91,7 +91,7 @@ class DsTensor:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """The shape of the largest block; the others have at most so many rows."""
+        """Shape of the largest block."""
         return (int(self.block_sizes.max(initial=0)), *self.shape[1:])
 
     @property
@@ -100,11 +100,11 @@ class DsTensor:
 
     @property
     def own_blocks(self) -> range:
-        """The numbers of the blocks that are here."""
+        """Numbers of the blocks of this rank."""
         return range(self._among.rank, self.n_blocks, self._among.size)
 
     def block(self, k: int, column: int | None = None) -> NDArray[Any]:
-        """Block `k` in visiting order, or the one at row `k` and `column` of the grid.
+        """Return block `k` in visiting order, or the block at row `k` and `column` of the grid.
 
         Raises:
             IndexError: there is no such block, or another rank holds it.
@@ -123,39 +123,38 @@ class DsTensor:
         return self.array[self._starts[place] : self._starts[place + 1]]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        """The blocks that are here, in visiting order."""
+        """Iterate over the blocks of this rank in visiting order."""
         return (self.block(k) for k in self.own_blocks)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
-        """Rows, and parts of them, as numpy indexes the whole array: `t[3]`, `t[2:9]`, `t[mask]`, `t[5:, 0]`.
+        """Index the whole array as numpy does: `t[3]`, `t[2:9]`, `t[mask]`, `t[5:, 0]`.
 
-        A slice is a view, but of rows of other ranks; each rank may ask for others. Blocks play no part (they are
-        what iteration and `block` give).
+        A slice is a view in one process and a copy over ranks; each rank may request other rows.
         """
-        if isinstance(self._among, Alone):
+        if isinstance(self._among, SingleProcess):
             return np.asarray(self.array[index])
         inner = self.shape[1:]
         cells = prod(inner)
 
-        def asked() -> tuple[Ints, Ints]:
-            """The row of each element that is asked for, and its place in the row."""
+        def requested() -> tuple[Ints, Ints]:
+            """Return row and place in the row of each requested element."""
             numbers = np.arange(len(self)).reshape(-1, *(1 for _ in inner))
             places = np.arange(cells).reshape(1, *inner)
             return np.broadcast_to(numbers, self.shape)[index], np.broadcast_to(places, self.shape)[index]
 
-        (numbers, places), _ = self._among.together(asked, lambda found: None)
+        (numbers, places), _ = self._among.together(requested, lambda found: None)
         needed = np.unique(numbers)
         found = self._among.rows(self.array, self.block_sizes, needed).reshape(len(needed), cells)
         return np.asarray(found[np.searchsorted(needed, numbers), places])
 
     def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> DsTensor:
-        """`function` of each block, the results joined in the same grid; they may have another number of rows.
+        """Apply `function` to each block and join the results in the same grid; their number of rows may change.
 
         Raises:
-            DataError: a result has no rows to join, or rows of another shape than the others.
+            DataError: a result has no first axis, or rows of another shape than the others.
         """
 
         def made() -> list[NDArray[Any]]:
@@ -164,25 +163,25 @@ class DsTensor:
         def described(results: list[NDArray[Any]]) -> list[tuple[tuple[int, ...], Any]]:
             return [(result.shape, self._among.written(result.dtype)) for result in results]
 
-        results, said = self._among.together(made, described)
-        of_block = [said[k % self._among.size][k // self._among.size] for k in range(self.n_blocks)]
+        results, shapes = self._among.together(made, described)
+        of_block = [shapes[k % self._among.size][k // self._among.size] for k in range(self.n_blocks)]
         shape = _one_shape(shape[1:] for shape, _ in of_block)
         dtypes = [self._among.read(text) for _, text in of_block]
         sizes = np.array([shape[0] for shape, _ in of_block], dtype=np.int64)
         return self._like(np.concatenate([_joined(dtypes, shape), *results]), sizes, self.grid)
 
     def rechunk(self, blocks: Blocks) -> DsTensor:
-        """The same rows in other blocks; nothing is copied in one process, one alltoallv over ranks."""
+        """Return the same rows in other blocks, without a copy in one process, by one alltoallv over ranks."""
         sizes, grid = self._among.agreed(
             lambda: laid_out(len(self), blocks, self._among.size), lambda layout: (layout[0].tolist(), layout[1])
         )
         return self._like(self._among.rearranged(self.array, [self.block_sizes], None, sizes), sizes, grid)
 
     def shuffle(self, how: str, seed: int) -> DsTensor:
-        """A copy with its rows permuted: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
+        """Return a copy with permuted rows: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
 
-        The grid is kept, and so are block sizes; `rotate_blocks` moves them with their blocks. Over ranks, an
-        alltoallv of the rows that move.
+        Grid and block sizes are kept; `rotate_blocks` moves sizes with their blocks. Over ranks, one alltoallv moves
+        rows.
         """
 
         def drawn() -> tuple[Ints, Ints]:
@@ -195,10 +194,10 @@ class DsTensor:
 
     @staticmethod
     def concatenate(tensors: Sequence[DsTensor]) -> DsTensor:
-        """All rows, and all blocks, of `tensors` one after the other. Raises DataError where rows differ in shape.
+        """Return rows and blocks of all `tensors` in sequence. Raises DataError if rows differ in shape.
 
-        Grids of the same number of columns are put one below the other; others become one column of blocks. Over
-        ranks, blocks get new numbers, and one alltoallv takes them where they belong.
+        Grids of the same number of columns are stacked; others become one column of blocks. Over ranks, blocks are
+        renumbered and moved by one alltoallv.
         """
         shape = _one_shape(tensor.shape[1:] for tensor in tensors)
         first = tensors[0]
@@ -212,12 +211,12 @@ class DsTensor:
         return first._like(first._among.rearranged(here, before, None, sizes), sizes, grid)
 
     def rows(self, indices: Ints) -> NDArray[Any]:
-        """A copy of the rows `indices`, in that order; each rank may ask for others. A file is read front to back."""
+        """Return a copy of the rows `indices` in that order; each rank may request others. Files are read in order."""
         numbers, _ = self._among.together(lambda: np.arange(len(self))[indices], lambda numbers: None)
         return self._among.rows(self.array, self.block_sizes, numbers)
 
     def collect(self) -> NDArray[Any]:
-        """All rows as one array in memory, of every rank."""
+        """Return the rows of all ranks as one array in memory."""
         return self._among.everything(self.array, self.block_sizes)
 
     @classmethod
@@ -249,8 +248,8 @@ class DsTensor:
         self._hold(*self._among.agreed(made, described))
 
     def _own(self, source: sources.Source, sizes: Ints) -> NDArray[Any]:
-        """The rows of this rank's blocks; alone, `source` itself if it is an array."""
-        if isinstance(self._among, Alone):
+        """Return the rows of this rank's blocks; in one process `source` itself if it is an array."""
+        if isinstance(self._among, SingleProcess):
             return source if isinstance(source, np.ndarray) else np.asarray(source[()])
         ends = np.cumsum(sizes)
         here = slice(self._among.rank, None, self._among.size)
@@ -267,17 +266,17 @@ class DsTensor:
         self._starts: Ints = np.concatenate([[0], np.cumsum(sizes[self._among.rank :: self._among.size])])
 
     def _like(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> DsTensor:
-        """The tensor, over the same ranks, whose rows here are `array`."""
+        """Return a tensor over the same ranks with the rows `array` on this rank."""
         tensor = DsTensor.__new__(DsTensor)
         tensor.comm, tensor._among = self.comm, self._among
         tensor._hold(array, sizes, grid)
         return tensor
 
 
-def _among(comm: Peers | None) -> Alone | Ranks:
+def _among(comm: Peers | None) -> SingleProcess | Ranks:
     if comm is None:
-        return Alone()
-    from scalebench.data.spread import Ranks  # torch, which a plan does not need
+        return SingleProcess()
+    from scalebench.data.spread import Ranks  # imports torch, which a plan does not need
 
     return Ranks(comm)
 
@@ -296,7 +295,7 @@ def _with_rows(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _one_shape(shapes: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that all rows have."""
+    """Return the common shape of rows."""
     found = set(shapes)
     if len(found) != 1:
         listed = " and ".join(str(shape) for shape in sorted(found)) or "none"
@@ -305,5 +304,5 @@ def _one_shape(shapes: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _joined(dtypes: Sequence[np.dtype[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
-    """No rows, of the dtype that joined rows of `dtypes` have."""
+    """Return an empty array with the common dtype of `dtypes`."""
     return np.concatenate([np.empty((0, *shape), dtype=dtype) for dtype in dtypes])

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.errors import ResultsError
-from scalebench.records.schema import Column, EpochRow, RunRow
+from scalebench.records.schema import Doc, EpochRow, RunRow
 
-_OWN = {"label": Column("the strategy with its options as written")}
+_OWN = {"label": Doc("the strategy with its options as written")}
 
 
 def tables(results: Results) -> dict[str, pd.DataFrame]:
@@ -32,14 +32,14 @@ def tables(results: Results) -> dict[str, pd.DataFrame]:
     return {name: _typed(table) for name, table in found.items()}
 
 
-def columns_of(name: str) -> dict[str, Column]:
+def columns_of(name: str) -> dict[str, Doc]:
     """Meaning and unit of the columns of `runs` or `epochs`; the other tables are described in docs/export.md."""
     row_types: dict[str, type[BaseModel]] = {"runs": RunRow, "epochs": EpochRow}
     row_type = row_types.get(name)
     if row_type is None:
         return {}
     said = {
-        key: next(item for item in field.metadata if isinstance(item, Column))
+        key: next(item for item in field.metadata if isinstance(item, Doc))
         for key, field in row_type.model_fields.items()
     }
     return said | _OWN if name == "runs" else said

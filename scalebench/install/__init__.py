@@ -1,1 +1,1 @@
-"""Builds what no registry has ready: Horovod for the PyTorch, MPI and compiler that are here."""
+"""Build of Horovod for the installed PyTorch, MPI and compiler, and examination of the machine."""

@@ -1,4 +1,4 @@
-"""Looks at the machine: what a scaling study can use here, and what would add the rest."""
+"""Examination of the machine: parts that a scaling study can use, and commands that add missing ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
-_SECONDS = 60  # no question to the machine takes longer
+_SECONDS = 60  # limit of a command
 _COMPARING_S = 6.0  # seconds for each of the two allreduces
-_SLOWER = 1.25  # times as long as a ring: less is noise
+_SLOWER = 1.25  # slowdown relative to a ring above noise
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One part: whether it is here, what it is, and the command that adds it if it is missing and can be added."""
+class MachinePart:
+    """One part of the machine or installation; `add` is the command that adds a missing one, if possible."""
 
     part: str
     present: bool
@@ -37,12 +37,12 @@ class Finding:
     add: str = ""
 
 
-def examine(*, network: bool = False) -> list[Finding]:
-    """Everything that decides which executions and engines a study can use here.
+def examine(*, network: bool = False) -> list[MachinePart]:
+    """Return all parts that determine the available executions and engines.
 
-    In an allocation of several nodes, or of ranks on this one if `network`, MPI's allreduce is compared with a ring.
+    In an allocation of several nodes, or on this node if `network`, MPI's allreduce is compared with a ring.
     """
-    looks: tuple[Callable[[], Finding], ...] = (
+    looks: tuple[Callable[[], MachinePart], ...] = (
         _python,
         _cores,
         _memory,
@@ -61,72 +61,77 @@ def examine(*, network: bool = False) -> list[Finding]:
     return [*found, _allreduce()] if compares and available("mpi") is None else found
 
 
-def _python() -> Finding:
-    return Finding("Python", True, f"{platform.python_version()} at {sys.executable}")
+def _python() -> MachinePart:
+    return MachinePart("Python", True, f"{platform.python_version()} at {sys.executable}")
 
 
-def _cores() -> Finding:
+def _cores() -> MachinePart:
     usable, there = cores(), os.cpu_count() or 1
-    return Finding("cores", True, f"{usable} usable" + (f" of {there}" if there != usable else ""))
+    return MachinePart("cores", True, f"{usable} usable" + (f" of {there}" if there != usable else ""))
 
 
-def _memory() -> Finding:
+def _memory() -> MachinePart:
     here, usable = machine.memory_mib(), machine.usable_memory_mib()
     bound = f", limited to {usable / 1024:.1f} GiB" if usable < here else ""
-    return Finding("memory", True, f"{here / 1024:.1f} GiB{bound}")
+    return MachinePart("memory", True, f"{here / 1024:.1f} GiB{bound}")
 
 
-def _gpus() -> Finding:
-    names = _said(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+def _gpus() -> MachinePart:
+    names = _output(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
     if names:
-        return Finding("GPUs", True, "; ".join(names.splitlines()))
-    return Finding("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
+        return MachinePart("GPUs", True, "; ".join(names.splitlines()))
+    return MachinePart("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
 
 
-def _compiler() -> Finding:
+def _compiler() -> MachinePart:
     command = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if command is None:
-        return Finding("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
-    said = _said([command, "--version"])
-    return Finding("C++ compiler", bool(said), f"{command}: {said.splitlines()[0] if said else 'does not run'}")
+        return MachinePart("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
+    output = _output([command, "--version"])
+    return MachinePart(
+        "C++ compiler", bool(output), f"{command}: {output.splitlines()[0] if output else 'does not run'}"
+    )
 
 
-def _torch() -> Finding:
+def _torch() -> MachinePart:
     if find_spec("torch") is None:
-        return Finding("PyTorch", False, "not installed", "pip install torch")
-    return Finding("PyTorch", True, version("torch"))
+        return MachinePart("PyTorch", False, "not installed", "pip install torch")
+    return MachinePart("PyTorch", True, version("torch"))
 
 
-def _mpirun() -> Finding:
+def _mpirun() -> MachinePart:
     mpirun = find_mpirun()
     if mpirun is None:
-        return Finding("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
-    said = _said([str(mpirun), "--version"])
-    name = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", said)
-    return Finding("MPI", bool(said), f"{mpirun}: {name.group(0) if name else 'does not run'}", "" if said else ADD_MPI)
+        return MachinePart("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
+    output = _output([str(mpirun), "--version"])
+    found = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", output)
+    name = found[0] if found else "does not run"
+    return MachinePart("MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI)
 
 
 def _several_nodes() -> bool:
     try:
         return len(reachable().hosts) > 1
     except EngineError:
-        return True  # what cannot be reached is named when it is used
+        return True  # the error is reported at use
 
 
-def _allreduce() -> Finding:
-    """Open MPI decides by a fixed table, which may be wrong for the network at hand."""
+def _allreduce() -> MachinePart:
+    """Compare MPI's allreduce, which Open MPI chooses by a fixed table, with a ring."""
     part = "allreduce"
     try:
         own, ring = (_of_one_mib(settings) for settings in ({}, RING))
     except EngineError as error:
-        return Finding(part, False, str(error))
+        return MachinePart(part, False, str(error))
     where = f"1 MiB among {counted(own.ranks, 'rank')} on {counted(len(reachable().hosts), 'node')}"
     (_, chosen), (_, forced) = own.points[-1], ring.points[-1]
     detail = f"{where}: {chosen * 1e3:.3g} ms as this MPI chooses, {forced * 1e3:.3g} ms by a ring"
     if chosen <= _SLOWER * forced:
-        return Finding(part, True, detail)
+        return MachinePart(part, True, detail)
     forcing = " ".join(f"{name}={value}" for name, value in RING.items())
-    return Finding(part, False, f"{detail}, {chosen / forced:.1f} times as long; force the ring with: export {forcing}")
+    return MachinePart(
+        part, False, f"{detail}, {chosen / forced:.1f} times as long; force the ring with: export {forcing}"
+    )
 
 
 def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
@@ -136,22 +141,22 @@ def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
     )
 
 
-def _mpi4py() -> Finding:
+def _mpi4py() -> MachinePart:
     try:
-        return Finding("mpi4py", True, version("mpi4py"))
+        return MachinePart("mpi4py", True, version("mpi4py"))
     except PackageNotFoundError:
-        return Finding("mpi4py", False, "not installed", ADD_MPI)
+        return MachinePart("mpi4py", False, "not installed", ADD_MPI)
 
 
-def _horovod() -> Finding:
+def _horovod() -> MachinePart:
     reason = available("horovod")
     if reason is None:
         return _loaded_horovod()
-    return Finding("Horovod", False, reason.partition("; add it with")[0], ADD_HOROVOD)
+    return MachinePart("Horovod", False, reason.partition("; add it with")[0], ADD_HOROVOD)
 
 
-def _loaded_horovod() -> Finding:
-    """Built is not enough: a library built for another torch does not load."""
+def _loaded_horovod() -> MachinePart:
+    """Import Horovod, as a library built for another torch does not load."""
     program = (
         "import horovod, horovod.torch as hvd, torch;"
         "names = ['MPI', 'Gloo', 'NCCL'];"
@@ -161,30 +166,30 @@ def _loaded_horovod() -> Finding:
     )
     done = _run([sys.executable, "-c", program])
     if done is not None and done.returncode == 0:
-        return Finding("Horovod", True, done.stdout.strip())
+        return MachinePart("Horovod", True, done.stdout.strip())
     last = done.stderr.strip().splitlines()[-1:] if done else ["does not answer"]
-    return Finding("Horovod", False, f"does not load: {' '.join(last)}", f"{ADD_HOROVOD} --force")
+    return MachinePart("Horovod", False, f"does not load: {' '.join(last)}", f"{ADD_HOROVOD} --force")
 
 
-def _gloo() -> Finding:
+def _gloo() -> MachinePart:
     reason = None if find_spec("torch") else "needs PyTorch"
-    return Finding("gloo", reason is None, reason or "comes with PyTorch")
+    return MachinePart("gloo", reason is None, reason or "comes with PyTorch")
 
 
-def _nccl() -> Finding:
+def _nccl() -> MachinePart:
     reason = available("nccl")
-    return Finding("NCCL", reason is None, reason or "comes with PyTorch")
+    return MachinePart("NCCL", reason is None, reason or "comes with PyTorch")
 
 
-def _slurm() -> Finding:
-    said = _said(["sinfo", "--version"])
-    if said:
+def _slurm() -> MachinePart:
+    output = _output(["sinfo", "--version"])
+    if output:
         job = os.environ.get("SLURM_JOB_ID")
-        return Finding("Slurm", True, said + (f", in job {job}" if job else ""))
-    return Finding("Slurm", False, "not here; runs start on this machine alone")
+        return MachinePart("Slurm", True, output + (f", in job {job}" if job else ""))
+    return MachinePart("Slurm", False, "not here; runs start on this machine alone")
 
 
-def _said(command: list[str]) -> str:
+def _output(command: list[str]) -> str:
     done = _run(command)
     return done.stdout.strip() if done is not None and done.returncode == 0 else ""
 

@@ -1,9 +1,9 @@
-"""Horovod from its unmodified source distribution, against the torch, MPI and compiler that are here.
+"""Build of Horovod from its unmodified source distribution for the installed torch, MPI and compiler.
 
-What it takes (tried with Horovod 0.28.1, torch 2.13, CMake 4, gcc 12): torch's headers want C++17 and Horovod asks
-for C++14, so the compiler is a wrapper that says -std=c++17 last; CMake 4 wants CMAKE_POLICY_VERSION_MINIMUM for files
-this old; no build isolation, since the build must see this torch; and no pip cache, which would key the wheel by name
-alone. The build tools live in a temporary folder, so the user's environment gains Horovod and nothing else.
+Requirements (tested with Horovod 0.28.1, torch 2.13, CMake 4, gcc 12): torch's headers need C++17 and Horovod requests
+C++14, so the compiler is a wrapper that appends -std=c++17; CMake 4 needs CMAKE_POLICY_VERSION_MINIMUM for old files;
+no build isolation, as the build must find this torch; and no pip cache, which keys wheels by name alone. The build
+tools are installed into a temporary folder, so that only Horovod is added to the user's environment.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ Progress = Callable[[str], None]
 
 
 class BuildError(ScalebenchError):
-    """Horovod could not be built or does not work; nothing was left half installed."""
+    """Failure to build Horovod, or a Horovod that does not work."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What was installed, and what it took."""
+    """An installed wheel of Horovod."""
 
     wheel: Path
     from_cache: bool
     seconds: float
-    report: str  # what Horovod says of itself
+    report: str  # Horovod's report of its build
 
 
 def install_horovod(
     *, force: bool = False, cache: Path | None = None, progress: Progress = lambda line: None
 ) -> Installed:
-    """Install Horovod, from the cache where a wheel for this toolchain lies in it, else by building one.
+    """Install Horovod from a cached wheel for this toolchain, else from a new build.
 
     Raises:
-        EngineError: something it is built with is missing; the message says what adds it.
+        EngineError: a build requirement is missing; names the command that adds it.
         BuildError: the build or the check after it failed; the message has the last error and the log.
     """
     start = time.monotonic()
@@ -70,7 +70,7 @@ def install_horovod(
     if wheel is None:
         wheel = _build(toolchain, folder, progress)
     progress(f"installing {wheel.name}")
-    # --no-deps first: pip takes a wheel of an equal version for installed, whatever it was built against.
+    # --force-reinstall with --no-deps first: pip would skip a wheel of the installed version.
     _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
     _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
     progress("checking that two processes add up")
@@ -82,7 +82,7 @@ def install_horovod(
 
 
 def build_seconds(cache: Path | None = None) -> float | None:
-    """What building Horovod for this toolchain took when it was built; None where it was not, or nobody timed it."""
+    """Return the recorded seconds of the build for this toolchain; None without a record."""
     try:
         folder = (cache or default_cache()) / f"horovod-{VERSION}" / find_toolchain().key
         return float(json.loads((folder / _TIMED).read_text(encoding="utf-8"))["seconds"])
@@ -91,10 +91,10 @@ def build_seconds(cache: Path | None = None) -> float | None:
 
 
 def check_horovod(mpirun: Path) -> str:
-    """What the installed Horovod says of itself, after two processes have summed a tensor over MPI.
+    """Sum a tensor of two processes with the installed Horovod over MPI; return Horovod's report of its build.
 
     Raises:
-        BuildError: it cannot be imported, or the sum is wrong.
+        BuildError: the import fails, or the sum is wrong.
     """
     program = (
         "import torch, horovod.torch as hvd; hvd.init();"
@@ -104,7 +104,7 @@ def check_horovod(mpirun: Path) -> str:
         "hvd.shutdown()"
     )
     command = [str(mpirun), "-n", "2", "--oversubscribe", sys.executable, "-c", program]
-    # As root, in a container, Open MPI wants to be told twice.
+    # Open MPI requires both variables to run as root in a container.
     env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -117,7 +117,7 @@ def check_horovod(mpirun: Path) -> str:
 
 
 def build_environment(toolchain: Toolchain, tools: Path, compiler: Path) -> dict[str, str]:
-    """The environment in which Horovod builds: `tools` in front, `compiler` as the compiler, MPI and Gloo on."""
+    """Return the build environment: `tools` first on PATH, `compiler` as C++ compiler, MPI and Gloo enabled."""
     here = Path(sys.executable).parent
     env = {
         **os.environ,
@@ -174,12 +174,12 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
 
 
 def keep_build_seconds(folder: Path, seconds: float) -> None:
-    """Write beside the wheel what building it took, fetching included."""
+    """Record the seconds of a build, downloads included, beside the wheel."""
     (folder / _TIMED).write_text(json.dumps({"seconds": round(seconds, 1)}) + "\n", encoding="utf-8")
 
 
 def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progress | None = None) -> None:
-    """Run pip with its output in `log`; say every few seconds how far a build has come."""
+    """Run pip with its output in `log`, reporting the progress of a build."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progres
 
 
 def _last_error(text: str) -> str:
-    """The last line that names an error, else the last line."""
+    """Return the last line that names an error, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not _NOISE.search(line)]
     return (errors or lines or ["no message"])[-1]

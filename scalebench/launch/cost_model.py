@@ -23,8 +23,7 @@ from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.calibration_file import CALIBRATION, Calibration, read_calibration, save_text
 from scalebench.virtual.engine import CostModel
 from scalebench.virtual.operation_costs import measure_operations
-from scalebench.virtual.stated import stated_table
-from scalebench.virtual.step_times import StepTable
+from scalebench.virtual.step_times import StepTable, stated_table
 
 THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
 _ENGINES_SHARE = 0.4  # of the time for a calibration

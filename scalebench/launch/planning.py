@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scalebench.cluster.load import load_cluster
-from scalebench.cluster.network import in_words
+from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import StudyError
 from scalebench.formatting import counted, roughly
@@ -59,7 +59,7 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     """
     study = pinned(study)
     cluster = load_cluster(study.cluster)
-    there = study.model_copy(update={"virtual": study.virtual.over(cluster.uneven)})
+    there = study.model_copy(update={"virtual": study.virtual.with_defaults(cluster.uneven)})
     sweep = expand(there, cluster, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     prepared = prepare_study(there, sweep.runs)
@@ -75,7 +75,7 @@ def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
     if not wide:
         return []
     return [
-        f"virtual runs assume allreduce between nodes by {in_words(wide[0].virtual.collective)}, where none was "
+        f"virtual runs assume allreduce between nodes by {allreduce_name(wide[0].virtual.collective)}, where none was "
         "measured; assume another with --set virtual.collective=ring; scalebench doctor compares MPI's with a ring"
     ]
 
@@ -207,12 +207,12 @@ def measured_step(plan: StudyPlan) -> float:
 
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
-    from scalebench.virtual.calibration import Alone, bounded, take_steps
+    from scalebench.virtual.step_windows import SoloCommunicator, bounded, take_steps
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
     dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
-    replica = Replica(run, dataset, shards, Alone(), WallClock())  # type: ignore[arg-type]
+    replica = Replica(run, dataset, shards, SoloCommunicator(), WallClock())  # type: ignore[arg-type]
     take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
     begin = time.perf_counter()
     steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError
 from scalebench.models.registry import check_model
 from scalebench.strategies import registry
@@ -25,7 +25,7 @@ class Preparation:
 
     folders: dict[int, Path] = field(default_factory=dict)
     datasets: dict[int, Dataset] = field(default_factory=dict)
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, BatchPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def batch_sizes(self, epochs: int, workers: set[int]) -> set[int]:
@@ -47,7 +47,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         made.folders[workers] = prepare(study, workers)
         made.datasets[workers] = open_dataset(made.folders[workers])
         try:
-            made.plans[workers] = Plan.of(study, workers, study.seed, made.datasets[workers])
+            made.plans[workers] = BatchPlan.of(study, workers, study.seed, made.datasets[workers])
         except DataError as error:
             raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
         for note in made.plans[workers].notes:

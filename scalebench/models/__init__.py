@@ -1,1 +1,1 @@
-"""What is trained, and how good it is. A model's options are checked without importing torch."""
+"""Models, losses and metrics. Model options are validated without importing torch."""

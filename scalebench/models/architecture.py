@@ -1,4 +1,4 @@
-"""The one class that a new model writes, and where models are registered."""
+"""Base class and registry of models: a new model implements the class."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Architecture(Choice):
-    """A model: its fields are its options, `build` makes it."""
+    """Builder of a model: its fields are its options."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """A module from (n, *input_shape) to (n, outputs). Raises ModelError where the input does not fit it."""
+        """Return a module from (n, *input_shape) to (n, outputs). Raises ModelError for an unsuitable input."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The residual blocks of `zoo/resnet.py`; imported only when a model is built, for it needs torch."""
+"""Residual blocks of `zoo/resnet.py`, in a module of their own because they import torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BatchNormBlock(nn.Module):
 
 
 class StandardisedConv(nn.Conv2d):
-    """A padded convolution whose weights have mean 0 and variance 1 / fan-in for each output plane, times a gain."""
+    """Padded convolution with weights of mean 0 and variance 1 / fan-in per output plane, times a gain."""
 
     def __init__(self, before: int, after: int, size: int, stride: int = 1) -> None:
         super().__init__(before, after, size, stride, size // 2)
@@ -45,7 +45,7 @@ class StandardisedConv(nn.Conv2d):
 
 
 class ScaledReLU(nn.Module):
-    """sqrt(2 / (1 - 1/pi)) max(x, 0): keeps the variance of a normal input."""
+    """sqrt(2 / (1 - 1/pi)) max(x, 0), which preserves the variance of a normal input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _RELU_GAIN * torch.relu(x)
@@ -54,7 +54,7 @@ class ScaledReLU(nn.Module):
 class NormaliserFreeBlock(nn.Module):
     """h <- shortcut + alpha g f(act(h / beta)) with g a learned scalar that starts at 0.
 
-    The shortcut is h, or where the shape changes a projection of act(h / beta).
+    The shortcut is h, or a projection of act(h / beta) if the shape changes.
     """
 
     def __init__(self, before: int, after: int, stride: int, alpha: float, beta: float) -> None:
@@ -75,7 +75,7 @@ class NormaliserFreeBlock(nn.Module):
 
 
 class LogitsOf(nn.Module):
-    """A model of the library transformers that gives its logits alone."""
+    """Wrapper of a model of the library transformers that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A model whose parameters, and their gradients, are views of one flat buffer each.
+"""Flat buffers of parameters and of gradients, of which those of a model are views.
 
-One buffer makes averaging one collective, the optimizer one kernel and a snapshot one copy.
+With one buffer an average is one collective, an optimizer step one kernel and a snapshot one copy.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
     """Move every trainable parameter of `model` into one buffer; return it and the buffer of the gradients.
 
     Both are (n,) in the order of `model.parameters()`; parameters keep their shapes and values. The model's statistics
-    follow the parameters, in the same storage.
+    follow the parameters in the same storage.
     """
     flat, gradients, _ = side_by_side(model)
     return flat, gradients
 
 
 def side_by_side(model: nn.Module, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """`flatten`, and room for `room` times as many numbers as there are parameters; nothing is in it yet.
+    """Return flat parameters, flat gradients, and uninitialised room for `room` times the number of parameters.
 
     One storage holds parameters, statistics (floating-point buffers of the parameters' dtype) and the room, in this
-    order, so that whatever of it is averaged is one piece.
+    order, so that consecutive parts are averaged as one piece.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     statistics = _statistics(model, trainable[0])
@@ -44,7 +44,7 @@ def side_by_side(model: nn.Module, room: int = 0) -> tuple[Tensor, Tensor, Tenso
 
 
 def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:
-    """Buffers that can be moved: none that shares memory, which would then be two."""
+    """Return the buffers that can be moved: contiguous ones that share no memory."""
     places = Counter(tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     fitting = (buffer for buffer in model.buffers() if buffer.dtype == like.dtype and buffer.is_contiguous())
     storages = ((buffer, buffer.untyped_storage()) for buffer in fitting)
@@ -52,7 +52,7 @@ def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:
 
 
 def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
-    """The pieces of `flat` that have the shapes of `parameters`, in their order."""
+    """Return consecutive views of `flat` with the shapes of `parameters`."""
     ends = [0]
     for parameter in parameters:
         ends.append(ends[-1] + parameter.numel())
@@ -62,6 +62,6 @@ def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether no element is NaN or infinite; one pass, nothing allocated."""
+    """Return True if all elements are finite, in one pass without allocation."""
     low, high = torch.aminmax(vector)
     return bool(torch.isfinite(low) & torch.isfinite(high))

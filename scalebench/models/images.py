@@ -1,4 +1,4 @@
-"""How a sample is read as an image, by the models that want one."""
+"""Conversion of samples to images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(planes, height, width) of a sample: C x H x W, H x W, or a flat square such as 64 values for 8 x 8.
+    """Return (planes, height, width) of a sample C x H x W, H x W, or a flat square such as 64 values for 8 x 8.
 
     Raises:
-        ModelError: it is none of them.
+        ModelError: the sample has another shape.
     """
     if len(input_shape) == 3:
         return input_shape[0], input_shape[1], input_shape[2]
@@ -31,7 +31,7 @@ def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int
 
 
 def into_images(model: str, input_shape: tuple[int, ...]) -> list[nn.Module]:
-    """Layers from (n, *input_shape) to (n, planes, height, width); none where samples have that shape already."""
+    """Return layers from (n, *input_shape) to (n, planes, height, width); empty if samples have that shape."""
     from torch import nn
 
     shape = image_shape(model, input_shape)

@@ -1,4 +1,4 @@
-"""What a model is trained to do and how good it is at it."""
+"""Losses and metrics of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def loss_for(task: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """loss(outputs, targets): the mean cross entropy for classification, the mean squared error for regression."""
+    """Return loss(outputs, targets): mean cross entropy for classification, mean squared error for regression."""
     from torch.nn import functional
 
     losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -25,9 +25,9 @@ def loss_for(task: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
-    """Accuracy, or R2 = 1 - sum (t - o)^2 / sum (t - mean t)^2 per column, averaged over columns; in float64.
+    """Return accuracy, or R2 = 1 - sum (t - o)^2 / sum (t - mean t)^2 averaged over columns, in float64.
 
-    A column whose targets are all equal counts 1 if it is met exactly and 0 if not, as in scikit-learn.
+    A column with equal targets has R2 = 1 if predicted exactly and 0 otherwise, as in scikit-learn.
     """
     import torch
 
@@ -42,7 +42,7 @@ def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 1024) -> float:
-    """`metric` of `model` on all of `x`, `y`, in batches without gradients; the model's mode is put back."""
+    """Return `metric` of `model` on `x`, `y`, in batches without gradients; restores the mode of the model."""
     import torch
 
     modes = [(module, module.training) for module in model.modules()]

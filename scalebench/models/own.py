@@ -1,4 +1,4 @@
-"""A user's own model: `file.py:factory`, where factory(input_shape, outputs, **options) returns an nn.Module."""
+"""User-supplied models: `file.py:factory`, where factory(input_shape, outputs, **options) returns an nn.Module."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FORM = "file.py:factory, for example my_model.py:build"
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` is a file and a factory rather than the name of a model."""
+    """Return True if `name` is `file.py:factory` and not the name of a model."""
     return ":" in name or name.endswith(".py")
 
 
 def check_own(name: str) -> Path:
-    """The file in `name`. Raises ModelError when the form is wrong or the file is not there."""
+    """Return the file of `name`. Raises ModelError for a wrong form or a missing file."""
     return own_file("model", name, _FORM, ModelError)
 
 
@@ -28,7 +28,7 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     """Call the factory of `name`.
 
     Raises:
-        ModelError: no such file or factory, an exception in either, or something returned that is not an nn.Module.
+        ModelError: no such file or factory, an exception in either, or a result that is not an nn.Module.
     """
     from torch import nn
 

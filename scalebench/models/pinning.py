@@ -1,8 +1,8 @@
-"""The files that a study's model, strategies and cluster come from, known by their content.
+"""Checksums of user-supplied files: model, strategies, initial weights and cluster.
 
-One's own code (`--model file.py:factory`, `--strategy file.py:Class`), initial weights and cluster file may change
-between two runs of a study, or between a study and its repetition. Their checksums are part of the study and of each
-run; what the code imports is not in them.
+User code (`--model file.py:factory`, `--strategy file.py:Class`), initial weights and cluster files may change between
+two runs of a study, or between a study and its repetition. Their checksums are part of the study and of each run; they
+do not cover modules imported by the code.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ Pinned = TypeVar("Pinned", bound=Training)
 
 
 def pinned(training: Pinned) -> Pinned:
-    """`training` with the SHA-256 of its model's file, initial weights, cluster file and own strategies.
+    """Return `training` with the SHA-256 of its model file, initial weights, cluster file and user strategies.
 
     Raises:
-        ModelError, StudyError: a file is not there, or is not the one whose checksum is stated.
+        ModelError, StudyError: a file is missing or has another checksum than stated.
     """
     files = _files(training)
     for key in PINS:
         if key not in files and getattr(training, key) is not None:
             of = f"cluster is {training.cluster}" if key == "cluster_sha256" else f"model is {training.model}"
             raise ModelError(f"{key}: there is no such file, as the {of}; leave it out")
-    found: dict[str, object] = {key: _held(key, path, getattr(training, key)) for key, path in files.items()}
+    found: dict[str, object] = {key: _checked(key, path, getattr(training, key)) for key, path in files.items()}
     if isinstance(training, Study):
         own = {name: path for item in training.strategies if (path := strategy_file(name := item.name))}
         if unknown := sorted(set(training.strategy_sha256) - {item.name for item in training.strategies}):
             raise StudyError(f"{STRATEGIES} names {unknown[0]!r}, which is none of the strategies; leave it out")
         found[STRATEGIES] = {
-            name: _held(STRATEGIES, path, training.strategy_sha256.get(name)) for name, path in own.items()
+            name: _checked(STRATEGIES, path, training.strategy_sha256.get(name)) for name, path in own.items()
         }
     return training.model_copy(update=found)
 
 
-def _held(key: str, path: Path, stated: str | None) -> str:
-    """The checksum of `path`, which is the `stated` one if there is one."""
+def _checked(key: str, path: Path, stated: str | None) -> str:
+    """Return the checksum of `path`. Raises ModelError if it differs from the `stated` one."""
     digest = checksum(path)
     if stated not in (None, digest):
         raise ModelError(
@@ -57,11 +57,7 @@ def _held(key: str, path: Path, stated: str | None) -> str:
 
 
 def require_unchanged(training: Training) -> None:
-    """Nothing, as long as the files are those that were pinned.
-
-    Raises:
-        RunError: one has changed since, or is gone.
-    """
+    """Raise RunError if a pinned file has changed or is missing."""
     files = _files(training)
     if isinstance(training, Run) and (own := strategy_file(training.strategy.name)):
         files[STRATEGIES] = own
@@ -78,15 +74,15 @@ def require_unchanged(training: Training) -> None:
 
 
 def changed(path: Path, before: str, now: str) -> str:
-    """That another content is in `path`, in words."""
+    """Return a message about the changed content of `path`."""
     return f"{path} has changed since the study began (sha256 {before[:_SHOWN]}, now {now[:_SHOWN]})"
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of the file, in hex; read again only when its size or its times have changed.
+    """Return the SHA-256 of a file in hex, cached by size and times.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     try:
         state = path.stat()
@@ -102,7 +98,7 @@ def _checksum(path: Path, *_: int) -> str:
 
 
 def _files(training: Training) -> dict[str, Path]:
-    """Key of the study -> file whose content it pins."""
+    """Return the pinned files by key of the study."""
     files = {}
     if is_own(training.model.name):
         files["model_sha256"] = check_own(training.model.name)
@@ -110,5 +106,5 @@ def _files(training: Training) -> dict[str, Path]:
         files["init_weights_sha256"] = training.init_weights
     cluster = own_file(training.cluster)
     if cluster is not None and (cluster.is_file() or training.cluster_sha256 is not None):
-        files["cluster_sha256"] = cluster  # what else it may be is said where it is loaded
+        files["cluster_sha256"] = cluster  # other values are validated at loading
     return files

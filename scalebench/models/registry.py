@@ -1,4 +1,4 @@
-"""Builds models by name: those of `scalebench.models.zoo`, of entry points, or a user's own `file.py:factory`."""
+"""Construction of models by name: of `scalebench.models.zoo`, entry points, or a user's `file.py:factory`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["build_model", "check_model", "describe_models", "evaluate", "loss_fo
 
 
 def model_names() -> list[str]:
-    """Every known model."""
+    """Return the names of all models."""
     return MODELS.names()
 
 
 def describe_models() -> list[tuple[str, str]]:
-    """(name, one-line summary) of each model."""
+    """Return (name, one-line summary) of each model."""
     return [*MODELS.describe(), ("file.py:factory", "your own: factory(input_shape, outputs, **options) -> nn.Module")]
 
 
 def check_model(component: Component) -> None:
-    """Refuse a model that cannot be: unknown name or option, or a user's file that is missing. Imports no torch."""
+    """Raise ModelError for an unknown name or option, or a missing user file, without importing torch."""
     if is_own(component.name):
         check_own(component.name)
     else:
@@ -38,26 +38,26 @@ def check_model(component: Component) -> None:
 def build_model(
     component: Component, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype, seed: int
 ) -> nn.Module:
-    """The model of `component` in `dtype` on the CPU, its initial weights a function of `seed`.
+    """Return the model of `component` in `dtype` on the CPU, with initial weights determined by `seed`.
 
-    The global random state is left as it was. Weights are drawn in float32, then converted, so that a float64 run
-    starts from the same numbers as a float32 one.
+    The global random state is unchanged. Weights are drawn in float32, then converted, so that float64 and float32 runs
+    start from the same numbers.
 
     Raises:
-        ModelError: an unknown model or option, an input that does not fit, a user's factory that fails, or a model
-            whose output has not the shape that `task` needs, or that does not fit into memory.
+        ModelError: an unknown model or option, an unsuitable input, a failing user factory, a model with another output
+            shape than `task` requires, or one that does not fit into memory.
     """
     import torch
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone, which spares asking after devices
+        torch.default_generator.manual_seed(seed)  # only the CPU's, without a query for devices
         if is_own(component.name):
             model = build_own(component.name, component.options, input_shape, outputs)
         else:
             architecture = MODELS.create(component.name, component.options)
             try:
                 model = architecture.build(input_shape, outputs)
-            except (RuntimeError, MemoryError) as error:  # torch's when it gets no memory
+            except (RuntimeError, MemoryError) as error:  # raised by torch when out of memory
                 raise ModelError(f"model {component}: cannot be built: {_line(error)}") from error
         model = model.to(dtype)
         _check_output(component, model, input_shape, outputs, task, dtype)
@@ -67,7 +67,7 @@ def build_model(
 def _check_output(
     component: Component, model: nn.Module, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype
 ) -> None:
-    """Run two samples through the model, in evaluation mode so that no running statistics change."""
+    """Check the output shape for two samples, in evaluation mode so that no running statistics change."""
     import torch
 
     was_training = model.training

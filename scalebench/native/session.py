@@ -15,13 +15,13 @@ from torch import Tensor
 
 from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Server, ServerRule, SharedState
+from scalebench.comm.counters import SlowLinks
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.server import RankServer
 from scalebench.comm.shared import OneSidedState
-from scalebench.comm.slow_links import SlowLinks
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.connection import connected
 from scalebench.native.energy import Meter, total
@@ -42,9 +42,9 @@ from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
 from scalebench.training.initial_weights import save_weights
-from scalebench.training.loop import Verdict, evaluate, train
+from scalebench.training.loop import EvaluationResult, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
-from scalebench.training.pacing import PacedClock, StepTime, jitter_of, slowness_of
+from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from scalebench.training.replica import Replica
 
 
@@ -100,7 +100,7 @@ class Session:
     def _train(
         self, strategy: Strategy, dataset: Dataset, clock: WallClock, comm: NativeCommunicator
     ) -> Outcome | None:
-        plan = Plan.of(self.run, self.run.workers, self.run.seed, dataset)
+        plan = BatchPlan.of(self.run, self.run.workers, self.run.seed, dataset)
         states: list[OneSidedState] = []
         servers: list[RankServer] = []
 
@@ -227,7 +227,7 @@ class Session:
         told = self.served.gather(None) if self.served is not None else None
         return [said for said in told or () if said is not None]
 
-    def _save_weights(self, replica: Replica, verdict: Verdict) -> None:
+    def _save_weights(self, replica: Replica, verdict: EvaluationResult) -> None:
         if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
             save_weights(self.job.weights, self.run.run_id, replica.initial, verdict.final)
 
@@ -270,7 +270,7 @@ def _set_waiting(
             epoch.wait_s = seconds
 
 
-def _pace(run: Run) -> StepTime | float:
+def _pace(run: Run) -> PacedStep | float:
     """The step time of the stated device: the study's, else the cluster's."""
     if run.device_step_time is not None:
         return run.device_step_time
@@ -282,7 +282,7 @@ def _pace(run: Run) -> StepTime | float:
             "state the seconds of one step with --device-step-time"
         )
     entry = known[batch]
-    return StepTime(entry.forward_s, entry.backward_s, entry.update_s)
+    return PacedStep(entry.forward_s, entry.backward_s, entry.update_s)
 
 
 def slow_links_of(run: Run) -> SlowLinks | None:

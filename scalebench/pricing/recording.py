@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scalebench.comm.base import Communicator, Overlap, Server, ServerRule, SharedState
 from scalebench.comm.wire import wire_bytes
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.errors import RunError
 from scalebench.pricing.schedule import Event, Schedule
@@ -35,7 +35,9 @@ from scalebench.training.optimizers import build_optimizer
 _T = TypeVar("_T")
 
 
-def record(run: Run, strategy: Strategy, plan: Plan, model: torch.nn.Module, workers_per_node: int) -> list[Schedule]:
+def record(
+    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+) -> list[Schedule]:
     """Record the schedule of each worker of `run`; `model` is on the meta device.
 
     Raises:
@@ -260,7 +262,7 @@ class RecordingWorker:
     """
 
     def __init__(
-        self, run: Run, plan: Plan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
+        self, run: Run, plan: BatchPlan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
         self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed

@@ -1,4 +1,4 @@
-"""The software under a study: scalebench's own commit, packages, and how MPI, Horovod, NCCL and gloo were built."""
+"""Software of a study: scalebench's commit, packages, and builds of MPI, Horovod, NCCL and gloo."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from scalebench.records.machine import output_of, text_of
 
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
 _FIRST_BYTES = 64 << 20
-# What of Open MPI moves messages and accelerator memory.
+# Frameworks of Open MPI that move messages and accelerator memory.
 _OPEN_MPI_FRAMEWORKS = ("pml", "btl", "mtl", "osc", "coll", "accelerator", "op")
-_LONG_FACTS = ("config:cli", "option:threads")  # whose values hold colons
+_LONG_FACTS = ("config:cli", "option:threads")  # their values contain colons
 
 
 def package_versions() -> dict[str, str]:
-    """Every installed distribution and its version, by name."""
+    """Return the version of every installed distribution by name."""
     found = {str(item.metadata["Name"]).lower(): item.version for item in distributions() if item.metadata["Name"]}
     return dict(sorted(found.items()))
 
 
 def git() -> dict[str, str | bool | None]:
-    """Commit and state of the checkout that scalebench runs from; None where it was installed as a package."""
+    """Return commit and state of the checkout of scalebench; None for an installed package."""
     package = Path(__file__).resolve().parents[1]
     at = ("git", "-C", str(package))
     if not output_of(*at, "ls-files", "--", "__init__.py"):
@@ -41,34 +41,34 @@ def git() -> dict[str, str | bool | None]:
 
 
 def mpi() -> str | None:
-    """The MPI whose mpirun starts the processes: that beside this Python, else the first on PATH."""
+    """Return the version line of the mpirun beside this Python, else of the first on PATH."""
     return output_of(_beside("mpirun"), "--version").partition("\n")[0] or None
 
 
 def mpi_build() -> dict[str, Any] | None:
-    """How that MPI was built, without who built it, where and when: None where it does not tell.
+    """Return build facts of that MPI without user, host and date; None if unavailable.
 
-    Open MPI's `ompi_info` tells; MPICH's `mpirun --version` holds the options of its configure.
+    Sources: `ompi_info` for Open MPI; the configure options in `mpirun --version` for MPICH.
     """
-    told = dict(_parsed(output_of(_beside("ompi_info"), "--parsable", "--all")))
-    if "ompi:version:full" in told:
-        return _open_mpi(told)
+    facts = dict(_parsed(output_of(_beside("ompi_info"), "--parsable", "--all")))
+    if "ompi:version:full" in facts:
+        return _open_mpi(facts)
     options = re.search(r"Configure options:(.*)", output_of(_beside("mpirun"), "--version"))
     return {"options": configure_options(options[1])} if options else None
 
 
 def configure_options(line: str) -> list[str]:
-    """The switches of a configure line; the values of `--with-x=/path` and of variables, which may name people, not."""
+    """Return the switches of a configure line, without values that may name people: paths and variables."""
     try:
         words = shlex.split(line)
-    except ValueError:  # a quotation without its end
+    except ValueError:  # an unterminated quotation
         words = line.split()
     pairs = (word.partition("=") for word in words if re.match(r"--(with|without|enable|disable)-", word))
     return sorted(f"{name}={value}" if re.fullmatch(r"[\w.,:+-]+", value) else name for name, _, value in pairs)
 
 
 def torch() -> dict[str, Any] | None:
-    """Version, commit, CUDA or HIP, how it was built, and what it brings to communicate with."""
+    """Return version, commit, CUDA or HIP, build settings and communication backends of torch."""
     folder = _folder_of("torch")
     text = text_of(folder / "version.py") if folder else ""
     found = re.findall(r"^(__version__|cuda|hip|git_version)\b[^=]*= *'([^']*)'", text, flags=re.MULTILINE)
@@ -79,13 +79,13 @@ def torch() -> dict[str, Any] | None:
 
 
 def _torch_build() -> dict[str, Any]:
-    """What only the library itself knows; a command that trains has imported it anyway."""
+    """Return facts for which torch has to be imported."""
     import torch as library
     from torch import distributed
 
-    told = library.__config__.show()
-    settings = dict(re.findall(r"\b((?:USE|BLAS|LAPACK|BUILD)_\w+)=([\w.+-]*)", told))
-    lines = [line.strip(" -") for line in told.splitlines()[1:]]
+    text = library.__config__.show()
+    settings = dict(re.findall(r"\b((?:USE|BLAS|LAPACK|BUILD)_\w+)=([\w.+-]*)", text))
+    lines = [line.strip(" -") for line in text.splitlines()[1:]]
     has = distributed.is_available()
     return {
         "compiler": lines[0] if lines else None,
@@ -98,9 +98,9 @@ def _torch_build() -> dict[str, Any]:
 
 
 def horovod() -> dict[str, Any] | None:
-    """What it was built against (its metadata.json), and what `horovodrun --check-build` tells, read from its library.
+    """Return Horovod's metadata.json and the facts of `horovodrun --check-build`.
 
-    That command takes many seconds of processor time; what it tells is which classes the library has.
+    The command takes many seconds of processor time; its facts are classes that the library contains or not.
     """
     folder = _folder_of("horovod")
     if folder is None:
@@ -118,18 +118,18 @@ def horovod() -> dict[str, Any] | None:
 
 
 def modules(environment: Mapping[str, str]) -> list[str] | None:
-    """The environment modules that are loaded (Lmod, Environment Modules)."""
+    """Return the loaded environment modules (Lmod, Environment Modules)."""
     return [name for name in environment.get("LOADEDMODULES", "").split(":") if name] or None
 
 
 def _beside(program: str) -> str:
-    """`program` beside this Python, else its name, to be found on PATH."""
+    """Return the path of `program` beside this Python, else its name, to be found on PATH."""
     beside = Path(sys.executable).parent / program
     return str(beside) if beside.exists() else program
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str]]:
-    """ompi_info's `name:of:fact:value`, longest names first tried: key -> value."""
+    """Yield key and value of the lines `name:of:fact:value` of ompi_info."""
     for line in text.splitlines():
         name, _, value = line.rpartition(":") if '"' not in line else line.partition(':"')
         for fact in _LONG_FACTS:
@@ -138,27 +138,27 @@ def _parsed(text: str) -> Iterator[tuple[str, str]]:
         yield name, value.strip('"')
 
 
-def _open_mpi(told: Mapping[str, str]) -> dict[str, Any]:
+def _open_mpi(facts: Mapping[str, str]) -> dict[str, Any]:
     components: dict[str, list[str]] = {}
-    for fact in told:
+    for fact in facts:
         kind = re.fullmatch(r"mca:(\w+):(\w+):version", fact)
         if kind and kind[1] in _OPEN_MPI_FRAMEWORKS:
             components.setdefault(kind[1], []).append(kind[2])
     return {
-        "version": told["ompi:version:full"],
-        "repository": told.get("ompi:version:repo"),
-        "mpi_standard": told.get("mpi-api:version:full"),
-        "compiler": " ".join(filter(None, (told.get("compiler:c:familyname"), told.get("compiler:c:version")))) or None,
-        "threads": told.get("option:threads"),
-        "debug": told.get("option:debug"),
-        "cuda": told.get("mca:mpi:base:param:mpi_built_with_cuda_support:value"),
-        "options": configure_options(told.get("config:cli", "")),
+        "version": facts["ompi:version:full"],
+        "repository": facts.get("ompi:version:repo"),
+        "mpi_standard": facts.get("mpi-api:version:full"),
+        "compiler": " ".join(filter(None, map(facts.get, ("compiler:c:familyname", "compiler:c:version")))) or None,
+        "threads": facts.get("option:threads"),
+        "debug": facts.get("option:debug"),
+        "cuda": facts.get("mca:mpi:base:param:mpi_built_with_cuda_support:value"),
+        "options": configure_options(facts.get("config:cli", "")),
         "components": {kind: sorted(names) for kind, names in sorted(components.items())},
     }
 
 
 def _nccl() -> str | None:
-    """The version of the NCCL that a CUDA build of torch is linked with, else of the package that it installs."""
+    """Return the version of the NCCL that torch is linked with, else of the installed package."""
     from torch.cuda import nccl
 
     with suppress(AttributeError, RuntimeError, OSError):
@@ -169,13 +169,13 @@ def _nccl() -> str | None:
 
 @cache
 def _gloo_transports() -> list[str]:
-    """How torch's gloo can carry messages; GLOO_DEVICE_TRANSPORT chooses, and tcp is what it takes by itself."""
+    """Return the transports of torch's gloo; GLOO_DEVICE_TRANSPORT selects one, tcp is the default."""
     folder = _folder_of("torch")
     library = folder / "lib/libtorch_cpu.so" if folder else None
     if library is None or not library.exists():
         return []
     symbols = {name: f"4gloo9transport{len(name)}{name}" for name in ("tcp", "uv", "ibverbs")}
-    for within in (_FIRST_BYTES, None):  # of half a gigabyte: the names lie together, as a rule near the beginning
+    for within in (_FIRST_BYTES, None):  # the library has half a gigabyte, the names usually lie near its beginning
         found = [name for name, symbol in symbols.items() if _holds(library, symbol, within)]
         if found:
             return found
@@ -183,12 +183,12 @@ def _gloo_transports() -> list[str]:
 
 
 def _with_class(library: Path, kind: str, names: Iterable[str]) -> list[str]:
-    """Which of Horovod's classes, `name` and `kind` in one word, are in its library."""
+    """Return those of `names` for which Horovod's library has a class `name` + `kind`."""
     return [name for name in names if _holds(library, f"{len(name + kind)}{name}{kind}")]
 
 
 def _holds(library: Path, symbol: str, within: int | None = None) -> bool:
-    """Whether `symbol` is in the first `within` bytes of `library`."""
+    """Return True if `symbol` is in the first `within` bytes of `library`."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(symbol.encode(), 0, len(content) if within is None else within) >= 0
 

@@ -1,4 +1,4 @@
-"""Values to CSV cells and back: numbers stay exact, text stays text even in a spreadsheet."""
+"""Conversion of values to CSV cells and back: numbers are exact, text stays text in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 
 
 def to_cell(value: object) -> str:
-    """None -> empty; bool -> true/false; numbers to their shortest exact form; text on one line and harmless.
+    """Return None as empty text, booleans as true/false, numbers in their shortest exact form, text on one line.
 
     Text that starts like a formula (`=`, `+`, `-`, `@`) is preceded by an apostrophe.
     """
@@ -28,12 +28,12 @@ def to_cell(value: object) -> str:
 
 
 def to_text(cell: str) -> str:
-    """The text that `to_cell` wrote."""
+    """Return the text that `to_cell` converted to `cell`."""
     return cell[1:] if _ESCAPED.match(cell) else cell
 
 
 def to_lines(rows: Iterable[Iterable[object]]) -> bytes:
-    """CSV lines, one per row; no cell holds a line break, so a line is a row."""
+    """Return CSV lines, one per row; no cell contains a line break."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerows([to_cell(value) for value in row] for row in rows)
@@ -41,7 +41,7 @@ def to_lines(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def from_line(line: bytes) -> list[str]:
-    """The cells of one line, none if it cannot be read; damaged bytes become replacement characters."""
+    """Return the cells of one line, empty if it cannot be parsed; damaged bytes become replacement characters."""
     text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
         return next(csv.reader([text]), [])

@@ -1,11 +1,11 @@
-"""Tells credentials by the name they have, by their own shape, and by the name they are given inside a text."""
+"""Detection of credentials by variable name, by shape, and by the name assigned inside a text."""
 
 from __future__ import annotations
 
 import re
 
 MASK = "<secret>"
-SWITCHES = ("true", "false", "yes", "none", "off", "auto", "null")  # no secrets, whatever they are called
+SWITCHES = ("true", "false", "yes", "none", "off", "auto", "null")  # not secrets under any name
 SHORTEST_WORD = 3  # characters of a secret among the environment's own values; shorter ones are switches and counts
 
 _NAME = re.compile(
@@ -13,7 +13,7 @@ _NAME = re.compile(
     r"|_(?:KEY|PWD|PAT|SAS)(?:_|$)",
     re.IGNORECASE,
 )
-_SESSION = re.compile(r"SESSION(?:_?ID)?$", re.IGNORECASE)  # of a desktop it is a word like any: GDMSESSION=ubuntu
+_SESSION = re.compile(r"SESSION(?:_?ID)?$", re.IGNORECASE)  # GDMSESSION=ubuntu is harmless
 _IN_ADDRESS = re.compile(r"://(?:[^/@\s]+@)+")
 _SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:
@@ -35,26 +35,26 @@ _ASSIGNED = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of the variable `name` is a secret, wherever it stands."""
+    """Return True if the value of the variable `name` is a secret."""
     return bool(_NAME.search(name))
 
 
 def is_private(name: str) -> bool:
-    """Whether a variable of a communication library or scheduler is better not recorded: secrets and sessions."""
+    """Return True if the variable `name` is not to be recorded: secrets and sessions."""
     return is_secret(name) or bool(_SESSION.search(name))
 
 
 def mask(text: str) -> str:
-    """`text` without credentials that any text shows: in addresses and their queries, and values of a known shape."""
+    """Return `text` without credentials in addresses and their queries and without values of a known shape."""
     text = _IN_ADDRESS.sub("://<credentials>@", text)
     text = _BEARER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, text))
     return _QUERY.sub(_masked, text)
 
 
 def mask_assigned(text: str) -> str:
-    """`text`, a value of the environment, without what it assigns to secret names: --token=X, key=X, "password": "X".
+    """Return a value of the environment without values assigned to secret names: --token=X, key=X, "password": "X".
 
-    Not for program text, in which `key=` is an argument like any.
+    Not for program text, in which `key=` is an ordinary argument.
     """
     return _ASSIGNED.sub(_masked, text)
 

@@ -1,6 +1,6 @@
-"""How long commands took on a study, kept beside its records: `durations.json`, seconds by command.
+"""Durations of commands on a study, kept beside its records in `durations.json` as seconds by command.
 
-What was never timed has no entry. The file decides nothing: it is read where somebody is told how long to wait.
+The file only serves estimates of waiting time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from scalebench.records.folder import DURATIONS
 from scalebench.system.atomic_write import write_whole
 
-FILE = "durations.json"
 _MOST_BYTES = 10_000
 
 
 @contextmanager
 def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
-    """Keep how long the block took, unless it fails; `added` to what it took before, as of a study that goes on.
+    """Record the duration of the block unless it fails; `added` to the previous one when a study is resumed.
 
-    A folder that cannot be written (somebody else's records) is left as it is.
+    A folder that cannot be written is left unchanged.
     """
     began = time.perf_counter()
     yield
@@ -31,15 +31,17 @@ def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
     known = durations_in(folder)
     seconds += known.get(command, 0.0) if added else 0.0
     with suppress(OSError):
-        write_whole(folder / FILE, json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True) + "\n")
+        write_whole(
+            folder / DURATIONS, json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True) + "\n"
+        )
 
 
 def durations_in(folder: Path) -> dict[str, float]:
-    """Seconds by command; nothing where the file is missing or damaged."""
-    path = folder / FILE
+    """Return seconds by command; empty if the file is missing or damaged."""
+    path = folder / DURATIONS
     try:
-        told = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MOST_BYTES else {}
+        content = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MOST_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    known = told.items() if isinstance(told, dict) else ()
+    known = content.items() if isinstance(content, dict) else ()
     return {name: float(s) for name, s in known if isinstance(s, int | float) and 0 <= s < float("inf")}

@@ -1,6 +1,6 @@
-"""The machine under a study: processor, memory, GPUs, network, container, as the kernel and the drivers tell it.
+"""Hardware of a study as reported by kernel and drivers: processor, memory, GPUs, network, container.
 
-What cannot be found out is None. Nothing here names the machine or its user.
+Unavailable facts are None. No fact names the machine or its user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIF_MAGIC = slice(32, 41)
 
 
 def output_of(*command: str) -> str:
-    """What a command prints, nothing if it is missing, fails or takes over ten seconds."""
+    """Return the output of a command; empty if it is missing, fails or takes over ten seconds."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -27,7 +27,7 @@ def output_of(*command: str) -> str:
 
 
 def text_of(path: Path) -> str:
-    """What a file holds, nothing if it cannot be read."""
+    """Return the content of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -35,7 +35,7 @@ def text_of(path: Path) -> str:
 
 
 def cpu_model(root: Path = _ROOT) -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     for line in text_of(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu"):
@@ -44,7 +44,7 @@ def cpu_model(root: Path = _ROOT) -> str:
 
 
 def cpu(root: Path = _ROOT, pid: int = 0) -> dict[str, Any]:
-    """Processor, cores, those the process `pid` may use, NUMA nodes with their cores, and the frequency governor."""
+    """Return processor, cores, cores usable by the process `pid`, NUMA nodes and frequency governor."""
     numa = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     return {
         "model": cpu_model(root),
@@ -61,30 +61,30 @@ def memory_mib() -> int:
 
 
 def memory_limit_mib(root: Path = _ROOT) -> int | None:
-    """What a container or a batch job may take of it; None: all."""
+    """Return the memory limit of the container or batch job; None without a limit."""
     limit = text_of(root / "sys/fs/cgroup/memory.max").strip()
     return int(limit) // 2**20 if limit.isdigit() else None
 
 
 def usable_memory_mib() -> int:
-    """Physical memory, or the part of it that this process may take."""
+    """Return the smaller of physical memory and memory limit."""
     limit = memory_limit_mib()
     return memory_mib() if limit is None else min(memory_mib(), limit)
 
 
 def gpus() -> list[dict[str, str]] | None:
-    """Each GPU's name, driver and memory, as nvidia-smi tells them."""
-    told = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    rows = (line.split(", ") for line in told.splitlines())
+    """Return name, driver and memory of each GPU, from nvidia-smi."""
+    table = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    rows = (line.split(", ") for line in table.splitlines())
     return [dict(zip(("name", "driver", "memory"), row, strict=False)) for row in rows] or None
 
 
 def network(root: Path = _ROOT) -> list[dict[str, Any]] | None:
-    """Network cards that are up: name, driver and speed in Mbit/s; InfiniBand and RoCE ports with their rate."""
+    """Return active network cards (name, driver, speed in Mbit/s) and InfiniBand and RoCE ports (rate)."""
     found = []
     for card in sorted((root / "sys/class/net").glob("*")):
         if not (card / "device").exists() or text_of(card / "operstate").strip() == "down":
-            continue  # loopback, bridges, virtual ones
+            continue  # loopback, bridges, virtual cards
         speed = text_of(card / "speed").strip()
         driver = card / "device/driver"
         found.append(
@@ -101,9 +101,9 @@ def network(root: Path = _ROOT) -> list[dict[str, Any]] | None:
 
 
 def container(environment: Mapping[str, str], root: Path = _ROOT) -> dict[str, str | None] | None:
-    """Which kind of container this is, its image and the image's digest or id; None outside of one.
+    """Return kind, image and image digest or id of the container; None outside of a container.
 
-    Docker tells no image from within: `SCALEBENCH_IMAGE` and `SCALEBENCH_IMAGE_DIGEST` say it where somebody set them.
+    Docker does not expose the image inside: set `SCALEBENCH_IMAGE` and `SCALEBENCH_IMAGE_DIGEST` to record it.
     """
     image, digest = environment.get("SCALEBENCH_IMAGE"), environment.get("SCALEBENCH_IMAGE_DIGEST")
     podman = dict(line.split("=", 1) for line in text_of(root / "run/.containerenv").splitlines() if "=" in line)

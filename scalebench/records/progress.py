@@ -1,4 +1,4 @@
-"""How far a study is: what was planned against what runs.csv holds. Reads no epochs and imports nothing heavy."""
+"""Progress of a study: planned runs against the rows of runs.csv. Reads no epochs and imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.cells import to_text
+from scalebench.records.folder import PLANNED, RUNS
 from scalebench.system.atomic_write import write_whole
 
-FILE = "planned.json"
 _PLANNED = ("run_id", "config_hash", "group")
-_NEWEST = 2000  # attempts, whose pace is taken for that of the rest
-_BREAK = 10.0  # a pause between runs that is so much longer than usual, and a minute more, was no run
+_NEWEST = 2000  # attempts from which the pace is estimated
+_BREAK = 10.0  # a gap between starts above this multiple of the median plus a minute is a pause
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that the study consists of; the group is what its wall time is guessed by."""
+    """A planned run; runs of one group have similar wall times."""
 
     run_id: str
     config_hash: str
@@ -32,13 +32,13 @@ class Planned:
 
 
 def group_of(execution: str, engine: str) -> str:
-    """The runs that take about the same wall time."""
+    """Return the group of runs with about the same wall time."""
     return execution if execution == engine else f"{execution} {engine}"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run whose latest attempt was not completed, and why."""
+    """A run whose latest attempt was not completed, with the reason."""
 
     run_id: str
     status: str
@@ -47,38 +47,38 @@ class Failure:
 
 @dataclass
 class Progress:
-    """`seconds_per_run` is wall time by group, from the finished runs; a group without any is missing there."""
+    """Progress of a study; `seconds_per_run` is the mean wall time by group with finished runs."""
 
     study: str
     planned: int
     done: int
     failures: list[Failure]
-    remaining: Counter[str]  # runs without an end, by group
+    remaining: Counter[str]  # unfinished runs by group
     seconds_per_run: dict[str, float]
-    most_to_come: int = 0  # further runs, if no interval becomes as narrow as the study asks
-    doubled: int = 0  # rows that give an attempt at a run once more; of such the last counts
+    most_to_come: int = 0  # further runs until the stopping rule ends the study, upper bound
+    repeated: int = 0  # rows that repeat an attempt; the last one counts
 
     @property
     def left_s(self) -> float | None:
-        """Expected seconds until all runs have an end, at the pace of the finished ones; None if nothing tells."""
+        """Expected seconds until all runs have finished; None without an estimate."""
         pace = self.seconds_per_run
         known = [count * pace[group] for group, count in self.remaining.items() if group in pace]
         return sum(known) if known or not self.remaining else None
 
     @property
-    def untold(self) -> Counter[str]:
-        """The remaining runs whose time cannot be told yet."""
+    def without_estimate(self) -> Counter[str]:
+        """Remaining runs of groups without a finished run."""
         return Counter({group: n for group, n in self.remaining.items() if group not in self.seconds_per_run})
 
 
 def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *, begun_in: Path | None = None) -> None:
-    """Write what the study in `folder` consists of, and how many runs may follow, as their times will tell.
+    """Write the planned runs of the study in `folder`, and the upper bound of runs that a stopping rule may add.
 
-    `begun_in` is the folder from which relative paths of the study are seen. It is written relative to `folder` where
-    that lies in it, so that both can be moved, else as a path of study.yaml, which names nobody.
+    `begun_in` is the folder to which relative paths of the study refer. It is written relative to `folder` if it
+    contains `folder`, so that both can be moved, else as in study.yaml, without user names.
 
     Raises:
-        ResultsError: it cannot be written.
+        ResultsError: the file cannot be written.
     """
     content: dict[str, object] = {"most_to_come": most_to_come}
     if begun_in is not None:
@@ -86,18 +86,20 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
     try:
-        write_whole(folder / FILE, json.dumps(content) + "\n")
+        write_whole(folder / PLANNED, json.dumps(content) + "\n")
     except OSError as error:
-        raise ResultsError(f"cannot write {folder / FILE}: {error.strerror}; choose another --output folder") from None
+        raise ResultsError(
+            f"cannot write {folder / PLANNED}: {error.strerror}; choose another --output folder"
+        ) from None
 
 
 def begun_in(folder: Path) -> Path | None:
-    """The folder from which relative paths of the study in `folder` are seen; None if that is unknown, or gone."""
-    from scalebench.study.load import from_home  # slow to import, and `status` has no use for it
+    """Return the folder to which relative paths of the study in `folder` refer; None if unknown or missing."""
+    from scalebench.study.load import from_home  # slow to import and not needed by `status`
 
     try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))["begun_in"]
-        place = (folder.resolve() / from_home(said)).resolve()
+        recorded = json.loads((folder / PLANNED).read_text(encoding="utf-8"))["begun_in"]
+        place = (folder.resolve() / from_home(recorded)).resolve()
         return place if place.is_dir() else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -113,15 +115,15 @@ def _seen_from(folder: Path, place: Path) -> str:
 
 
 def progress_of(folder: Path) -> Progress:
-    """How far the study in `folder` is.
+    """Return the progress of the study in `folder`.
 
     Raises:
-        ResultsError: there is no study, its tables are of another schema version, or a row is damaged.
+        ResultsError: there is no study, its tables have another schema version, or a row is damaged.
     """
-    attempts = Attempts(folder / "runs.csv")
+    attempts = Attempts(folder / RUNS)
     latest, newest = attempts.latest(), attempts.newest(_NEWEST)
     planned, most_to_come = _planned(folder)
-    if planned is None:  # written by hand, or by another version: then it consists of what it holds
+    if planned is None:  # written by hand: the study consists of its rows
         planned = [
             (run_id, attempts.config_hash[place], _group(attempts.row(place))) for run_id, place in latest.items()
         ]
@@ -144,14 +146,14 @@ def progress_of(folder: Path) -> Progress:
         failures=failures,
         remaining=remaining,
         most_to_come=most_to_come,
-        doubled=attempts.doubled(),
+        repeated=attempts.repeated(),
         seconds_per_run=_paces(newest),
     )
 
 
 def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
-    """(run_id, config_hash, group) of each planned run and how many may follow; None where no plan was written."""
-    path = folder / FILE
+    """Return (run_id, config_hash, group) of each planned run, None without a plan, and the number of runs to come."""
+    path = folder / PLANNED
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         columns = [content.get(name, []) for name in _PLANNED]
@@ -170,14 +172,14 @@ def _group(row: dict[str, str]) -> str:
 
 
 def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
-    """Wall seconds by group, from the start of a run to that of the next; nights between two commands do not count.
+    """Return mean wall seconds by group, from the start of a run to the next start, without pauses between commands.
 
-    Real runs of all engines are made in one order, one at a time: what follows a run may be of another group, and its
-    start ends that run all the same. Between real and virtual runs lie other things, such as a calibration.
+    Real runs of all engines are interleaved one at a time, so the next start may belong to another group. Real and
+    virtual runs are separated, as a calibration may lie between them.
     """
     begun = []
     for row in rows:
-        with suppress(ValueError):  # no moment was noted
+        with suppress(ValueError):  # no start was recorded
             moment = datetime.fromisoformat(row["started_utc"]).timestamp()
             begun.append((moment, row["execution"] == "virtual", _group(row)))
     begun.sort(key=lambda start: start[0])
@@ -191,7 +193,7 @@ def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
 
 
 def _mean_without_breaks(gaps: list[float]) -> float | None:
-    positive = sorted(gap for gap in gaps if gap > 0)  # jobs that began at once have none
+    positive = sorted(gap for gap in gaps if gap > 0)  # jobs started together have no gap
     if not positive:
         return None
     usual = positive[len(positive) // 2]

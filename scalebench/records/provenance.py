@@ -1,7 +1,7 @@
-"""Where and with what a study ran, without saying who ran it.
+"""Environment of a study, without personal data.
 
-Nothing is recorded that names a person: host names are hashed, environment variables come from an allow-list, and home
-folders, user names and credentials inside their values are replaced.
+Host names are hashed, environment variables come from an allow-list, and home folders, user names and credentials
+inside their values are replaced.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ ALLOWED_NAMES = (
     "LSB_QUEUE",
 )
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_SHORTEST_SECRET = 8  # characters; shorter values are words that stand in any text
-_FROM_ENVIRONMENT = ("modules", "container")  # facts that are values of variables
+_SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
+_FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment variables
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 
 
 def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What this process runs on and with; the keys that are columns of runs.csv have the same names there.
+    """Return hardware and software of this process; keys that are columns of runs.csv have their names.
 
-    What cannot be found out is None. Takes some tenths of a second, more where torch is not imported yet: git,
-    mpirun, ompi_info and nvidia-smi are asked if present.
+    Unavailable facts are None. Takes some tenths of a second, more if torch is not imported yet: runs git, mpirun,
+    ompi_info and nvidia-smi if present.
     """
     versions = builds.package_versions()
     facts = {
@@ -110,9 +110,9 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> dict[str, Any]:
-    """What differs from node to node: processor, memory, GPUs, network, kernel, and the hash that stands for its name.
+    """Return facts that differ between nodes: processor, memory, GPUs, network, kernel, and the hash of the host name.
 
-    Its usable cores are those of the process `pid`, by default this one.
+    Usable cores are those of the process `pid`, by default this process.
     """
     facts = {
         "host_hash": host_hash(),
@@ -126,22 +126,22 @@ def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> 
 
 
 def host_hash() -> str:
-    """Tells this node from others without naming it."""
+    """Return a hash that identifies this node without naming it."""
     return _digest(platform.node(), machine.cpu_model(), str(os.cpu_count()))
 
 
 def as_json(facts: Mapping[str, Any]) -> str:
-    """The content of the file in provenance/."""
+    """Return the content of the file in provenance/."""
     return json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
 
 
 def name_of(facts: Mapping[str, Any]) -> str:
-    """The name of that file, without .json: the hash of what it holds, which rows know it by."""
+    """Return the name of that file without .json, a hash of its content."""
     return hashlib.sha256(as_json(facts).encode()).hexdigest()[:12]
 
 
 def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False) -> Any:
-    """`value` with every text in it redacted, but for names: a user may be called as a package is."""
+    """Return `value` with every text in it redacted, except names: a user name may equal a package name."""
     if isinstance(value, dict):
         return {key: _redacted(item, environment, short=short) for key, item in value.items()}
     if isinstance(value, list):
@@ -150,7 +150,7 @@ def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change timings, with everything that names a person or opens a door replaced."""
+    """Return the variables that change timings, redacted."""
     allowed = {
         name: value
         for name, value in environment.items()
@@ -160,11 +160,11 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False) -> str:
-    """`text` without credentials, the values of secret variables, home folders, and `names` of user and host.
+    """Return `text` without credentials, values of secret variables, home folders, and `names` of user and host.
 
-    Without `names`, a user who is called as a strategy is does not change records: only folders called as the user are
-    hidden. With `short`, for what comes from the environment itself, secrets of three to seven characters go too where
-    they stand as words of their own, and what is assigned to a secret name: in other texts these are words like any.
+    Without `names`, only folders named after the user are hidden, so that a user name equal to a strategy name changes
+    no records. With `short`, for values of the environment, secrets of three to seven characters are masked as separate
+    words, too, as are values assigned to secret names; in other texts these are ordinary words.
     """
     for name, secret in environment.items():
         if len(secret) >= _SHORTEST_SECRET and is_secret(name):

@@ -1,21 +1,8 @@
-"""The columns of runs.csv and epochs.csv: one tidy row per run, and one per run, attempt and epoch.
+"""Columns of runs.csv (one tidy row per run and attempt) and epochs.csv (one per run, attempt and epoch).
 
 Names are snake_case with SI units at their end. A value that was not measured is None and becomes an empty cell, never
-zero. Whatever statistics say is computed from these rows and never stored. The data dictionary in the documentation is
-generated from the two models, so that it cannot disagree with them.
-
-History of SCHEMA_VERSION:
-    1  the first version.
-    2  runs: straggler_factor, worker_weights; epochs: merge_positions.
-    3  runs: warmup, warmup_steps, staleness_histogram, lead_histogram, provenance.
-    4  runs: others_load.
-    5  runs: chance_metric.
-    6  runs: collective_calls.
-    7  runs: model_sha256, init_weights_sha256.
-    8  runs: cluster_sha256.
-    9  runs: strategy_sha256, reference_step_s, train_s_no_jitter.
-
-Older tables are read: what they lack is empty (ADDED). They are not appended to, for a table has one set of columns.
+zero. Statistics are computed from these rows and never stored. The data dictionary in the documentation is generated
+from the two models.
 """
 
 from __future__ import annotations
@@ -28,18 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-SCHEMA_VERSION = 9
-ADDED = {
-    4: ("others_load",),
-    5: ("chance_metric",),
-    6: ("collective_calls",),
-    7: ("model_sha256", "init_weights_sha256"),
-    8: ("cluster_sha256",),
-    9: ("strategy_sha256", "reference_step_s", "train_s_no_jitter"),
-}  # columns by the version that brought them, back to the oldest that is read
-READABLE = range(min(ADDED) - 1, SCHEMA_VERSION + 1)
+SCHEMA_VERSION = 1
 
-# What a virtual run's row owes to when and where it was computed, not to the study and its calibration.
+# Columns of a virtual run that depend on when and where it was computed, not on the study and its calibration.
 ENVIRONMENT_COLUMNS = (
     *("eval_s", "peak_rss_mib", "started_utc"),
     *("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance"),
@@ -50,8 +28,8 @@ Kind = Literal["text", "integer", "number", "flag"]
 
 
 @dataclass(frozen=True)
-class Column:
-    """What a column means, and the unit of its numbers (empty: a count, a name or a ratio)."""
+class Doc:
+    """Meaning of a column and unit of its numbers (empty for a count, a name or a ratio)."""
 
     meaning: str
     unit: str = ""
@@ -66,221 +44,209 @@ class _Row(BaseModel):
 
 
 class RunRow(_Row):
-    """One run, or one attempt at it."""
+    """One attempt at a run."""
 
-    schema_version: Annotated[int, Column("version of this table")] = SCHEMA_VERSION
-    study: Annotated[str, Column("name of the study")]
-    run_id: Annotated[str, Column("names the run within its study; the same for every attempt at it")]
-    config_hash: Annotated[str, Column("hash of everything that decides the run's result")]
-    attempt: Annotated[int, Column("1 for the first try; the latest attempt counts")]
-    status: Annotated[Status, Column("completed, failed, diverged (loss became NaN or infinite), timeout, interrupted")]
-    error: Annotated[str | None, Column("why the run was not completed, one line")] = None
+    schema_version: Annotated[int, Doc("version of this table")] = SCHEMA_VERSION
+    study: Annotated[str, Doc("name of the study")]
+    run_id: Annotated[str, Doc("name of the run within its study; the same for every attempt")]
+    config_hash: Annotated[str, Doc("hash of everything that determines the result of the run")]
+    attempt: Annotated[int, Doc("1 for the first try; the latest attempt counts")]
+    status: Annotated[Status, Doc("completed, failed, diverged (loss became NaN or infinite), timeout, interrupted")]
+    error: Annotated[str | None, Doc("reason why the run was not completed, one line")] = None
 
     execution: Annotated[
         Literal["native", "paced", "virtual", "modelled"],
-        Column("how the number was obtained; ratios never join two of them"),
+        Doc("way in which the number was obtained; ratios never mix two of them"),
     ]
-    engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl"], Column("what carried the communication")]
-    oversubscribed: Annotated[bool, Column("more workers x (compute + progress threads) than cores: never a baseline")]
+    engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl"], Doc("communication engine")]
+    oversubscribed: Annotated[bool, Doc("more workers x (compute + progress threads) than cores: never a baseline")]
     paced_overrun: Annotated[
-        float | None, Column("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")
+        float | None, Doc("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")
     ] = None
-    launcher: Annotated[str | None, Column("how the processes were started")] = None
-    binding: Annotated[str | None, Column("how processes were bound to cores")] = None
-    cluster: Annotated[str, Column("the cluster that was used, or that a virtual run stands for")]
-    cluster_sha256: Annotated[str | None, Column("checksum of the cluster's file, where it is one's own")] = None
+    launcher: Annotated[str | None, Doc("launcher of the processes")] = None
+    binding: Annotated[str | None, Doc("binding of processes to cores")] = None
+    cluster: Annotated[str, Doc("cluster used, or simulated by a virtual run")]
+    cluster_sha256: Annotated[str | None, Doc("checksum of the cluster file, if user-supplied")] = None
 
-    strategy: Annotated[str, Column("how the replicas agree")]
+    strategy: Annotated[str, Doc("strategy by which the replicas synchronise")]
     strategy_options: Annotated[
-        str, BeforeValidator(_as_json), Column("the strategy's options as written, JSON with sorted keys")
+        str, BeforeValidator(_as_json), Doc("strategy options as written, JSON with sorted keys")
     ] = "{}"
-    strategy_sha256: Annotated[str | None, Column("checksum of the strategy's file, where it is one's own")] = None
-    sync_every: Annotated[int | None, Column("sync units between two synchronisations")] = None
-    sync_unit: Annotated[str | None, Column("what sync_every counts: batch, epoch or none")] = None
-    averaged_state: Annotated[str | None, Column("what is averaged: parameters, + buffers, + optimizer")] = None
-    optimizer_state_policy: Annotated[
-        str | None, Column("optimizer state at a synchronisation: keep, average, reset")
-    ] = None
-    merge_policy: Annotated[str | None, Column("how replicas are combined: mean, half, inverse_k ...")] = None
-
-    model: Annotated[str, Column("the model with its options")]
-    model_sha256: Annotated[str | None, Column("checksum of the model's file, where it is one's own")] = None
-    init_weights_sha256: Annotated[str | None, Column("checksum of the file of initial weights, if one was given")] = (
+    strategy_sha256: Annotated[str | None, Doc("checksum of the strategy file, if user-supplied")] = None
+    sync_every: Annotated[int | None, Doc("sync units between two synchronisations")] = None
+    sync_unit: Annotated[str | None, Doc("unit of sync_every: batch, epoch or none")] = None
+    averaged_state: Annotated[str | None, Doc("averaged state: parameters, + buffers, + optimizer")] = None
+    optimizer_state_policy: Annotated[str | None, Doc("optimizer state at a synchronisation: keep, average, reset")] = (
         None
     )
-    parameters: Annotated[int | None, Column("trainable parameters of the model")] = None
-    dtype: Annotated[str, Column("floating-point type of the training: float32, float64, bfloat16")]
-    dataset: Annotated[str, Column("the data set with its options")]
-    dataset_sha256: Annotated[str | None, Column("checksum of the data")] = None
-    n_train: Annotated[int | None, Column("training samples, all workers together")] = None
-    n_test: Annotated[int | None, Column("samples of the held-out split")] = None
-    partition: Annotated[str, Column("how samples are laid out over workers: iid, dirichlet, by order")]
-    shuffle: Annotated[str, Column("what is permuted between epochs: none, in_block, rotate_blocks, pairwise, global")]
+    merge_policy: Annotated[str | None, Doc("rule that combines replicas: mean, half, inverse_k ...")] = None
 
-    workers: Annotated[int, Column("replicas")]
-    nodes: Annotated[int | None, Column("nodes they lie on")] = None
-    workers_per_node: Annotated[int | None, Column("replicas on the fullest node")] = None
-    threads_per_worker: Annotated[int | None, Column("compute threads of one replica")] = None
-    device: Annotated[str | None, Column("what a replica computes on")] = None
+    model: Annotated[str, Doc("model with its options")]
+    model_sha256: Annotated[str | None, Doc("checksum of the model file, if user-supplied")] = None
+    init_weights_sha256: Annotated[str | None, Doc("checksum of the file of initial weights, if one was given")] = None
+    parameters: Annotated[int | None, Doc("trainable parameters of the model")] = None
+    dtype: Annotated[str, Doc("floating-point type of the training: float32, float64, bfloat16")]
+    dataset: Annotated[str, Doc("data set with its options")]
+    dataset_sha256: Annotated[str | None, Doc("checksum of the data")] = None
+    n_train: Annotated[int | None, Doc("training samples, all workers together")] = None
+    n_test: Annotated[int | None, Doc("samples of the held-out split")] = None
+    partition: Annotated[str, Doc("distribution of samples over workers: iid, dirichlet, by order")]
+    shuffle: Annotated[str, Doc("permutation between epochs: none, in_block, rotate_blocks, pairwise, global")]
+
+    workers: Annotated[int, Doc("replicas")]
+    nodes: Annotated[int | None, Doc("nodes of the workers")] = None
+    workers_per_node: Annotated[int | None, Doc("replicas on the fullest node")] = None
+    threads_per_worker: Annotated[int | None, Doc("compute threads of one replica")] = None
+    device: Annotated[str | None, Doc("device of one replica")] = None
     scaling: Annotated[
-        Literal["strong", "weak"], Column("strong: samples per epoch fixed; weak: samples per worker fixed")
+        Literal["strong", "weak"], Doc("strong: samples per epoch fixed; weak: samples per worker fixed")
     ]
-    batch_policy: Annotated[
-        Literal["per_worker", "global"], Column("which batch stays the same when the worker count changes")
-    ]
-    batch_per_worker: Annotated[int | None, Column("samples in one worker's batch, after reducing it to the shard")] = (
-        None
-    )
-    batch_global: Annotated[int | None, Column("samples in one optimizer step of all workers")] = None
-    lr: Annotated[float, Column("learning rate as written, before lr_policy")]
+    batch_policy: Annotated[Literal["per_worker", "global"], Doc("batch that is kept when the worker count changes")]
+    batch_per_worker: Annotated[int | None, Doc("samples in one worker's batch, after reducing it to the shard")] = None
+    batch_global: Annotated[int | None, Doc("samples in one optimizer step of all workers")] = None
+    lr: Annotated[float, Doc("learning rate as written, before lr_policy")]
     lr_policy: Annotated[
-        str, Column("constant, linear (in the worker count, with warm-up), cosine, step, optimizer_steps")
+        str, Doc("constant, linear (in the worker count, with warm-up), cosine, step, optimizer_steps")
     ]
-    optimizer: Annotated[str, Column("the optimizer with its options")]
-    epochs: Annotated[int, Column("epochs asked for")]
-    steps_per_epoch: Annotated[int | None, Column("optimizer steps of one worker in one epoch")] = None
-    seed: Annotated[int, Column("seed of weights, batches and jitter")]
-    repetition: Annotated[int, Column("0-based; runs that differ in nothing else are repetitions")]
-    run_order: Annotated[int, Column("0-based place in the interleaved order; runs added later go on from it")]
-    warmup: Annotated[bool, Column("a run made to warm the machine up: kept here, in no statistic")] = False
-    warmup_steps: Annotated[int | None, Column("steps taken before the clock started, in no time")] = None
+    optimizer: Annotated[str, Doc("optimizer with its options")]
+    epochs: Annotated[int, Doc("requested epochs")]
+    steps_per_epoch: Annotated[int | None, Doc("optimizer steps of one worker in one epoch")] = None
+    seed: Annotated[int, Doc("seed of weights, batches and jitter")]
+    repetition: Annotated[int, Doc("0-based; runs that differ in nothing else are repetitions")]
+    run_order: Annotated[int, Doc("0-based place in the interleaved order; runs added later go on from it")]
+    warmup: Annotated[bool, Doc("warm-up run: recorded, excluded from statistics")] = False
+    warmup_steps: Annotated[int | None, Doc("steps before the clock started, in no time")] = None
 
-    optimizer_steps: Annotated[int | None, Column("optimizer steps of the worker that took most")] = None
-    syncs: Annotated[int | None, Column("synchronisations that the strategy made")] = None
+    optimizer_steps: Annotated[int | None, Doc("optimizer steps, largest worker")] = None
+    syncs: Annotated[int | None, Doc("synchronisations made by the strategy")] = None
     collective_calls: Annotated[
         int | None,
-        Column("calls of the engine's collectives that carried them (see below), worker 0's; virtual: empty"),
+        Doc("calls of the engine's collectives (see below), worker 0; virtual: empty"),
     ] = None
     bytes_sent_per_worker: Annotated[
-        float | None, Column("payload handed to the communicator, mean over workers", "bytes")
+        float | None, Doc("payload handed to the communicator, mean over workers", "bytes")
     ] = None
     train_s: Annotated[
-        float | None, Column("from the barrier before the first step to the last worker's end, without evaluation", "s")
+        float | None,
+        Doc("time from the barrier before the first step to the last worker's end, without evaluation", "s"),
     ] = None
-    compute_s: Annotated[float | None, Column("forward, backward and update, mean over workers", "s")] = None
-    comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
+    compute_s: Annotated[float | None, Doc("forward, backward and update, mean over workers", "s")] = None
+    comm_s: Annotated[float | None, Doc("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
+        Doc("part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
     ] = None
     straggler_factor: Annotated[
         float | None,
-        Column(
+        Doc(
             "compute_s per optimizer step, of the slowest worker over the mean of all that took one; empty where "
             "compute_s is"
         ),
     ] = None
-    data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
+    data_s: Annotated[float | None, Doc("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[
-        float | None, Column("the rest: compute + comm + data + other = a worker's training time, mean", "s")
+        float | None, Doc("remainder: compute + comm + data + other = training time of a worker, mean", "s")
     ] = None
-    eval_s: Annotated[float | None, Column("evaluating the consensus model, outside train_s", "s")] = None
+    eval_s: Annotated[float | None, Doc("evaluating the consensus model, outside train_s", "s")] = None
 
     worker_weights: Annotated[
         str | None,
         BeforeValidator(_as_json),
-        Column("how much of each worker's training the final model holds, JSON list (asynchronous merges only)"),
+        Doc("weight of each worker's training in the final model, JSON list (asynchronous merges only)"),
     ] = None
     staleness_histogram: Annotated[
         str | None,
         BeforeValidator(_as_json),
-        Column("JSON object: staleness of a push or merge, counted in updates of others -> how often (asynchronous)"),
+        Doc("JSON object: staleness of a push or merge, counted in updates of others -> how often (asynchronous)"),
     ] = None
     lead_histogram: Annotated[
         str | None,
         BeforeValidator(_as_json),
-        Column("JSON object: a worker's lead over the slowest at a push, in steps -> how often (parameter servers)"),
+        Doc("JSON object: a worker's lead over the slowest at a push, in steps -> how often (parameter servers)"),
     ] = None
-    final_train_loss: Annotated[float | None, Column("training loss of the last epoch, mean over workers")] = None
-    metric_name: Annotated[Literal["accuracy", "r2"] | None, Column("what the metric columns hold")] = None
+    final_train_loss: Annotated[float | None, Doc("training loss of the last epoch, mean over workers")] = None
+    metric_name: Annotated[Literal["accuracy", "r2"] | None, Doc("metric of the metric columns")] = None
     chance_metric: Annotated[
-        float | None, Column("what one answer to every input reaches: the share of the commonest test class; R2 of 0")
+        float | None, Doc("metric of a constant prediction: share of the most frequent test class; R2 of 0")
     ] = None
-    final_metric: Annotated[float | None, Column("metric of the consensus model on the held-out split, at the end")] = (
-        None
-    )
-    best_metric: Annotated[float | None, Column("the best of the evaluations during training")] = None
-    target_metric: Annotated[float | None, Column("the metric to reach, if the study states one")] = None
+    final_metric: Annotated[float | None, Doc("metric of the consensus model on the held-out split, at the end")] = None
+    best_metric: Annotated[float | None, Doc("best evaluation during training")] = None
+    target_metric: Annotated[float | None, Doc("metric to reach, if the study states one")] = None
     time_to_target_s: Annotated[
-        float | None, Column("training time until target_metric was reached; empty although one is stated: never", "s")
+        float | None,
+        Doc("training time until target_metric was reached; empty with a stated target: never reached", "s"),
     ] = None
-    epochs_to_target: Annotated[int | None, Column("epochs until target_metric was reached")] = None
+    epochs_to_target: Annotated[int | None, Doc("epochs until target_metric was reached")] = None
 
-    peak_rss_mib: Annotated[float | None, Column("largest resident memory of a worker process", "MiB")] = None
-    peak_device_mib: Annotated[float | None, Column("largest memory taken on a device", "MiB")] = None
-    energy_j: Annotated[float | None, Column("energy of the training, native runs (see below)", "J")] = None
-    energy_source: Annotated[str | None, Column("what counted the energy: rapl, nvml, rapl+nvml or slurm")] = None
+    peak_rss_mib: Annotated[float | None, Doc("largest resident memory of a worker process", "MiB")] = None
+    peak_device_mib: Annotated[float | None, Doc("largest memory taken on a device", "MiB")] = None
+    energy_j: Annotated[float | None, Doc("energy of the training, native runs (see below)", "J")] = None
+    energy_source: Annotated[str | None, Doc("source of the energy: rapl, nvml, rapl+nvml or slurm")] = None
     others_load: Annotated[
         float | None,
-        Column(
-            "share of its nodes' cores that other programs took meanwhile, the busiest node; virtual: when calibrated"
-        ),
+        Doc("share of cores used by other programs meanwhile, busiest node; virtual: during calibration"),
     ] = None
 
     reference_step_s: Annotated[
         float | None,
-        Column(
-            "time of a fixed small training step: real runs, beside the run; virtual: the machine speed simulated", "s"
-        ),
+        Doc("time of a fixed small training step, beside a real run; virtual: of the simulated machine speed", "s"),
     ] = None
     train_s_no_jitter: Annotated[
-        float | None, Column("train_s of the same virtual run if no step took longer than another (jitter: none)", "s")
+        float | None, Doc("train_s of the same virtual run without jitter (jitter: none)", "s")
     ] = None
 
-    started_utc: Annotated[str | None, Column("when the run began, ISO 8601, UTC")] = None
-    host_hash: Annotated[str | None, Column("tells machines apart without naming them")] = None
-    git_commit: Annotated[str | None, Column("commit of scalebench, if it runs from a checkout")] = None
-    git_dirty: Annotated[bool | None, Column("whether the checkout had changes that are not in the commit")] = None
-    packages_hash: Annotated[str | None, Column("hash of all package versions; the list is in provenance/")] = None
-    scheduler_job_id: Annotated[str | None, Column("the batch scheduler's job")] = None
-    provenance: Annotated[
-        str | None, Column("which file of provenance/ tells where it was run: the name without .json")
-    ] = None
+    started_utc: Annotated[str | None, Doc("start of the run, ISO 8601, UTC")] = None
+    host_hash: Annotated[str | None, Doc("hash that identifies the machine without naming it")] = None
+    git_commit: Annotated[str | None, Doc("commit of scalebench, if it runs from a checkout")] = None
+    git_dirty: Annotated[bool | None, Doc("true if the checkout had uncommitted changes")] = None
+    packages_hash: Annotated[str | None, Doc("hash of all package versions; the list is in provenance/")] = None
+    scheduler_job_id: Annotated[str | None, Doc("job of the batch scheduler")] = None
+    provenance: Annotated[str | None, Doc("file of provenance/ that describes the environment, without .json")] = None
 
 
 class EpochRow(_Row):
     """One epoch of one attempt at a run."""
 
-    run_id: Annotated[str, Column("the run it belongs to")]
-    attempt: Annotated[int, Column("the attempt it belongs to")]
-    epoch: Annotated[int, Column("0-based")]
-    elapsed_s: Annotated[float | None, Column("training time from the start to the last worker's end of it", "s")] = (
-        None
-    )
-    epoch_s_max: Annotated[float | None, Column("duration of the epoch on the slowest worker", "s")] = None
-    epoch_s_min: Annotated[float | None, Column("the same on the fastest worker", "s")] = None
-    epoch_s_mean: Annotated[float | None, Column("the same, mean over workers", "s")] = None
-    compute_s: Annotated[float | None, Column("forward, backward and update, mean over workers", "s")] = None
-    comm_s: Annotated[float | None, Column("communication not hidden by compute, mean over workers", "s")] = None
+    run_id: Annotated[str, Doc("run of this epoch")]
+    attempt: Annotated[int, Doc("attempt of this epoch")]
+    epoch: Annotated[int, Doc("0-based")]
+    elapsed_s: Annotated[
+        float | None, Doc("training time from the start to the last worker's end of the epoch", "s")
+    ] = None
+    epoch_s_max: Annotated[float | None, Doc("duration of the epoch on the slowest worker", "s")] = None
+    epoch_s_min: Annotated[float | None, Doc("duration on the fastest worker", "s")] = None
+    epoch_s_mean: Annotated[float | None, Doc("duration, mean over workers", "s")] = None
+    compute_s: Annotated[float | None, Doc("forward, backward and update, mean over workers", "s")] = None
+    comm_s: Annotated[float | None, Doc("communication not hidden by compute, mean over workers", "s")] = None
     wait_s: Annotated[
         float | None,
-        Column("the part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
+        Doc("part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
     ] = None
-    data_s: Annotated[float | None, Column("fetching batches and shuffling, mean over workers", "s")] = None
-    train_loss: Annotated[float | None, Column("training loss, mean over workers")] = None
-    test_metric: Annotated[
-        float | None, Column("metric of the consensus model at the end of the epoch, if evaluated")
-    ] = None
-    syncs: Annotated[int | None, Column("synchronisations in the epoch")] = None
-    bytes_sent: Annotated[float | None, Column("payload handed to the communicator, mean over workers", "bytes")] = None
+    data_s: Annotated[float | None, Doc("fetching batches and shuffling, mean over workers", "s")] = None
+    train_loss: Annotated[float | None, Doc("training loss, mean over workers")] = None
+    test_metric: Annotated[float | None, Doc("metric of the consensus model at the end of the epoch, if evaluated")] = (
+        None
+    )
+    syncs: Annotated[int | None, Doc("synchronisations in the epoch")] = None
+    bytes_sent: Annotated[float | None, Doc("payload handed to the communicator, mean over workers", "bytes")] = None
     mean_staleness: Annotated[
-        float | None, Column("merges of others between a worker's fetch and its merge, mean (asynchronous only)")
+        float | None, Doc("merges of others between a worker's fetch and its merge, mean (asynchronous only)")
     ] = None
-    max_staleness: Annotated[float | None, Column("the same, the largest")] = None
+    max_staleness: Annotated[float | None, Doc("largest staleness")] = None
     merge_positions: Annotated[
         str | None,
         BeforeValidator(_as_json),
-        Column("each worker's 0-based place among all merges of the run, JSON list (asynchronous merges only)"),
+        Doc("each worker's 0-based place among all merges of the run, JSON list (asynchronous merges only)"),
     ] = None
 
 
 def columns(row_type: type[BaseModel]) -> list[str]:
-    """The header of the row type's table."""
+    """Return the header of the table of `row_type`."""
     return list(row_type.model_fields)
 
 
 def kinds(row_type: type[BaseModel]) -> dict[str, Kind]:
-    """Column -> how its cells are read: text, integer, number or flag (true/false); all but keys may be empty."""
+    """Return the kind of each column: text, integer, number or flag (true/false)."""
     return {name: _kind(field.annotation) for name, field in row_type.model_fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""A study's folder of records: runs.csv, epochs.csv, study.yaml, provenance/."""
+"""Writer of a study's folder of records: runs.csv, epochs.csv, study.yaml, provenance/."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from typing import Any
 import yaml
 
 from scalebench.errors import ResultsError
-from scalebench.records.plausible import no_time, time_expected
+from scalebench.records.attempts import Attempts
+from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow
-from scalebench.records.table import Table, check_version
+from scalebench.records.table import AppendOnlyTable
 from scalebench.system.atomic_write import write_whole
 
 
 class Store:
-    """Appends runs to `folder`; whatever happens, a run whose row is in runs.csv is whole.
+    """Append-only store of runs in `folder`. A run with a row in runs.csv is complete, also after a crash.
 
-    The epoch rows of a run are written first and its row in runs.csv commits them. Opening a folder that a killed
-    process left behind moves torn lines, and epoch rows that no run row committed, to `runs.csv.partial` and
-    `epochs.csv.partial`. One process writes a folder at a time.
+    The epoch rows of a run are written first and its row in runs.csv commits them. Opening a folder after a crash moves
+    incomplete lines, and epoch rows without a run row, to `runs.csv.partial` and `epochs.csv.partial`. One process
+    writes a folder at a time.
 
     Raises:
-        ResultsError: the folder cannot be written, or its tables are of another schema version.
+        ResultsError: the folder cannot be written, or its tables have another schema version.
     """
 
     def __init__(self, folder: Path | str, *, fsync: bool = True) -> None:
         self.folder = Path(folder)
-        self._runs = Table(self.folder / "runs.csv", RunRow, fsync=fsync)
+        self._runs = AppendOnlyTable(self.folder / RUNS, RunRow, fsync=fsync)
         try:
             self._completed: dict[tuple[str, str], float | None] = {}
             self._attempts: dict[str, int] = {}
             self._failed: dict[str, str] = {}
             self._numbered: list[tuple[str, int]] = []
             self._read_runs()
-            self._epochs = Table(self.folder / "epochs.csv", EpochRow, fsync=fsync)
+            self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
         except BaseException:
             self._runs.close()
             raise
 
     def append(self, run: RunRow, epochs: Sequence[EpochRow] = ()) -> None:
-        """Write a finished attempt: its epoch rows, then the run row that commits them."""
-        strangers = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
-        if strangers:
-            raise ValueError(f"epoch rows of {strangers[0].run_id!r} given with run {run.run_id!r}")
+        """Write a finished attempt: its epoch rows, then the run row."""
+        foreign = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
+        if foreign:
+            raise ValueError(f"epoch rows of {foreign[0].run_id!r} given with run {run.run_id!r}")
         before = self._epochs.append(epochs)
         try:
             self._runs.append([run])
@@ -57,35 +58,35 @@ class Store:
         self._remember(run.run_id, run.config_hash, run.attempt, run.status, run.train_s)
 
     def completed(self) -> dict[tuple[str, str], float | None]:
-        """(run_id, config_hash) of every run that has been completed and need not be repeated -> its train_s."""
+        """Return train_s by (run_id, config_hash) of every completed run."""
         return dict(self._completed)
 
     def failed(self) -> dict[str, str]:
-        """run_id -> config_hash of the runs whose latest attempt came to an end but was not completed."""
+        """Return config_hash by run_id of the runs whose latest attempt ended without completion."""
         return dict(self._failed)
 
     def numbered(self) -> list[tuple[str, int]]:
-        """(run_id, run_order) of the rows that were there when the folder was opened, but for warm-up runs."""
+        """Return (run_id, run_order) of the rows found at opening, without warm-up runs."""
         return list(self._numbered)
 
     @property
     def set_aside(self) -> list[Path]:
-        """The files to which opening moved what a killed command had left half-written."""
+        """Files to which opening moved incomplete rows of an interrupted command."""
         return [path for path in (self._runs.set_aside, self._epochs.set_aside) if path is not None]
 
     def next_attempt(self, run_id: str) -> int:
-        """1 for a run that is new here, else one more than its latest attempt."""
+        """Return 1 for a new run, else one more than its latest attempt."""
         return self._attempts.get(run_id, 0) + 1
 
     def keep_study(self, resolved: Mapping[str, Any]) -> Path:
-        """Write what was run, resolved, as study.yaml."""
+        """Write the resolved study as study.yaml."""
         text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
-        return self._replace("study.yaml", text)
+        return self._replace(STUDY, text)
 
     def keep_provenance(self, facts: Mapping[str, Any]) -> str:
-        """Write where it was run as provenance/<hash>.json; return the hash. Equal facts share a file."""
+        """Write a description of the environment as provenance/<hash>.json; return the hash."""
         digest = name_of(facts)
-        self._replace(f"provenance/{digest}.json", as_json(facts))
+        self._replace(f"{PROVENANCE}/{digest}.json", as_json(facts))
         return digest
 
     def close(self) -> None:
@@ -101,28 +102,13 @@ class Store:
         self.close()
 
     def _read_runs(self) -> None:
-        versions: set[str] = set()
-        for line, row in self._runs.rows():
-            attempt = row["attempt"]
-            if not attempt.isdecimal():
-                raise ResultsError(f"{self._runs.path}, line {line}: attempt is {attempt!r}, expected a number")
-            versions.add(row["schema_version"])
-            try:
-                train_s = float(row["train_s"]) if row["train_s"] else None
-            except ValueError:
-                raise ResultsError(
-                    f"{self._runs.path}, line {line}: train_s is {row['train_s']!r}, expected a number; "
-                    "repair or remove the line"
-                ) from None
-            if train_s is not None and no_time("train_s", train_s):
-                raise ResultsError(
-                    f"{self._runs.path}, line {line}: train_s is {row['train_s']!r}, expected "
-                    f"{time_expected('train_s')}; repair or remove the line"
-                )
-            self._remember(row["run_id"], row["config_hash"], int(attempt), row["status"], train_s)
+        attempts = Attempts(self._runs.path)
+        for place in range(len(attempts)):
+            row = attempts.row(place, checked=("train_s",))
+            train_s = float(row["train_s"]) if row["train_s"] else None
+            self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
             if row["run_order"].isdecimal() and row["warmup"].lower() != "true":
                 self._numbered.append((row["run_id"], int(row["run_order"])))
-        check_version(self._runs.path, versions)
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
         if attempt >= self._attempts.get(run_id, 0):
@@ -144,7 +130,7 @@ class Store:
             self._epochs.set_aside_tail(start)
 
     def _replace(self, name: str, text: str) -> Path:
-        """Write a whole file or leave the old one."""
+        """Replace a file atomically."""
         path = self.folder / name
         try:
             write_whole(path, text)

@@ -10,27 +10,27 @@ from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
 from scalebench.records.cells import from_line, to_lines
-from scalebench.records.schema import ADDED, READABLE, SCHEMA_VERSION, columns
+from scalebench.records.schema import SCHEMA_VERSION, columns
 from scalebench.system.atomic_write import sync_folder
 
-_CHUNK = 1 << 16
+_BLOCK = 1 << 16
 
 
-class Table:
-    """The rows of one row type in `path`, opened for appending.
+class AppendOnlyTable:
+    """The file `path` of rows of one type, opened for appending.
 
-    Opening writes the header of a new file. In an existing one the header is checked, and what follows the last line
-    break (a row that was being written when the process died) is moved to `<path>.partial`.
+    Opening writes the header of a new file. In an existing file the header is checked, and bytes after the last line
+    break (a row cut off when the process died) are moved to `<path>.partial`.
 
     Raises:
-        ResultsError: the file cannot be opened or written, or has the columns of another schema version.
+        ResultsError: the file cannot be opened or written, or has other columns.
     """
 
     def __init__(self, path: Path, row_type: type[BaseModel], *, fsync: bool = True) -> None:
         self.path = path
         self._row_type = row_type
         self._fsync = fsync
-        self.set_aside: Path | None = None  # where the half-written end of an interrupted command went
+        self.set_aside: Path | None = None  # file with the incomplete end of an interrupted command
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
@@ -43,36 +43,19 @@ class Table:
             raise
 
     def append(self, rows: Sequence[BaseModel]) -> int:
-        """Write `rows` and wait until they are on the disk: all of them, or an error says that none is.
+        """Write all of `rows` to the disk, or none of them and raise an error.
 
-        Returns the length of the file before, for `take_back`.
+        Returns the previous length of the file, for `take_back`.
         """
         cells = ([getattr(row, name) for name in self.header] for row in rows)
         return self._write(to_lines(cells))
 
     def take_back(self, length: int) -> None:
-        """Undo the last `append`, which returned `length`."""
+        """Undo the last `append`, by its return value."""
         self._file.truncate(length)
 
-    def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """(line number, row as text), first to last.
-
-        Raises:
-            ResultsError: a line has more or fewer cells than the header.
-        """
-        with self.path.open("rb") as file:
-            file.readline()
-            for number, line in enumerate(file, start=2):
-                cells = from_line(line)
-                if len(cells) != len(self.header):
-                    raise ResultsError(
-                        f"{self.path}, line {number}: {len(cells)} cells, expected {len(self.header)}; "
-                        f"repair or remove the line"
-                    )
-                yield number, dict(zip(self.header, cells, strict=True))
-
     def set_aside_tail(self, start: int) -> None:
-        """Move everything from byte `start` to `<path>.partial`."""
+        """Move the bytes from offset `start` to `<path>.partial`."""
         try:
             tail = self._read_from(start)
             with self.path.with_name(self.path.name + ".partial").open("ab") as partial:
@@ -86,47 +69,47 @@ class Table:
             raise _cannot("set aside the half-written end of", self.path, error) from None
 
     def lines_backwards(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """(byte offset, row) from the last row to the first, reading only as much of the file as is asked for."""
+        """Yield (byte offset, row) from the last row to the first, reading the file block by block."""
         end = self._file.seek(0, os.SEEK_END)
-        known, carry = end, b""
-        while known > 0:
-            start = max(0, known - _CHUNK)
+        unread, rest = end, b""
+        while unread > 0:
+            start = max(0, unread - _BLOCK)
             self._file.seek(start)
-            block = self._file.read(known - start) + carry
+            block = self._file.read(unread - start) + rest
             lines = block.splitlines(keepends=True)
-            first, carry = (1, lines[0]) if start > 0 else (0, b"")
+            first, rest = (1, lines[0]) if start > 0 else (0, b"")
             offset = start + len(block)
             for line in reversed(lines[first:]):
                 offset -= len(line)
                 if offset > 0:  # the line at 0 is the header
                     yield offset, dict(zip(self.header, from_line(line), strict=False))
-            known = start
+            unread = start
 
     def close(self) -> None:
         self._file.close()
 
     def _open_header(self) -> list[str]:
-        wanted = columns(self._row_type)
+        expected = columns(self._row_type)
         with self.path.open("rb") as file:
             first = file.readline()
         end = self._complete_length()
         if end < self._file.seek(0, os.SEEK_END):
             self.set_aside_tail(end)
         if end == 0:
-            self._write(to_lines([wanted]))
+            self._write(to_lines([expected]))
             if self._fsync:
                 sync_folder(self.path.parent)
-                sync_folder(self.path.parent.parent)  # which may have just got this folder
-            return wanted
+                sync_folder(self.path.parent.parent)  # the folder itself may be new
+            return expected
         header = from_line(first)
-        check_header(self.path, header, wanted)
+        check_header(self.path, header, expected)
         return header
 
     def _complete_length(self) -> int:
-        """Bytes up to and with the last line break."""
+        """Return the number of bytes up to and including the last line break."""
         position = self._file.seek(0, os.SEEK_END)
         while position > 0:
-            start = max(0, position - _CHUNK)
+            start = max(0, position - _BLOCK)
             self._file.seek(start)
             newline = self._file.read(position - start).rfind(b"\n")
             if newline >= 0:
@@ -147,79 +130,50 @@ class Table:
             if self._fsync:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            self._file.truncate(before)  # frees space, so it works on a full disk: no torn row stays behind
+            self._file.truncate(before)  # succeeds on a full disk, as it frees space
             raise _cannot("write", self.path, error) from None
         return before
 
 
-def check_header(path: Path, header: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse columns that this schema version does not write; their order does not matter.
+def check_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
+    """Refuse a header with other columns than `expected`; their order is free.
 
     Raises:
         ResultsError: names the missing and unknown columns and the schema version.
     """
-    missing = [name for name in wanted if name not in header]
-    unknown = [name for name in header if name not in wanted]
-    if not missing and not unknown and len(header) == len(wanted):
+    missing = [name for name in expected if name not in header]
+    unknown = [name for name in header if name not in expected]
+    if not missing and not unknown and len(header) == len(expected):
         return
     if ";" in "".join(header) or "\t" in "".join(header):
         raise ResultsError(f"{path}: cells are not separated by commas; save it as comma-separated CSV")
-    if _added_since(header, wanted):
-        raise ResultsError(
-            f"{path}: written with an older schema version than {SCHEMA_VERSION}: it can be read, but not added to; "
-            f"go on with the scalebench that wrote it, or begin anew with --new"
-        )
-    faults = [f"lacks {', '.join(missing[:3])}"] if missing else []
-    faults += [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"] if unknown else []
-    faults = faults or ["repeats a column"]
+    differences = [f"lacks {', '.join(missing[:3])}"] if missing else []
+    differences += [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"] if unknown else []
+    differences = differences or ["repeats a column"]
     raise ResultsError(
-        f"{path}: its header {' and '.join(faults)}: {_version_in(path, header)}not schema version {SCHEMA_VERSION}, "
-        f"which this scalebench writes; use the scalebench that wrote it, or another --output folder"
+        f"{path}: its header {' and '.join(differences)}: not schema version {SCHEMA_VERSION}, which this scalebench "
+        "writes; use the scalebench that wrote it, or another --output folder"
     )
 
 
-def columns_lacking(path: Path, header: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Which of the `wanted` columns a table that is read lacks as it is older; refuses others as `check_header`."""
-    if not (added := _added_since(header, wanted)):
-        check_header(path, header, wanted)
-    return added
-
-
-def check_version(path: Path, versions: set[str], accepted: Sequence[int] = (SCHEMA_VERSION,)) -> None:
-    """Refuse rows of another schema version than those `accepted`.
+def check_version(path: Path, versions: set[str]) -> None:
+    """Refuse rows of another schema version.
 
     Raises:
         ResultsError: names both versions.
     """
-    others = sorted(versions - set(map(str, accepted)))
+    others = sorted(versions - {str(SCHEMA_VERSION)})
     if others:
         raise ResultsError(
-            f"{path}: written with schema version {', '.join(others)}, this scalebench writes version "
-            f"{SCHEMA_VERSION} and reads {READABLE[0]} to {READABLE[-1]}; use the scalebench that wrote it, or another "
-            "--output folder"
+            f"{path}: written with schema version {', '.join(others)}, this scalebench reads and writes version "
+            f"{SCHEMA_VERSION}; use the scalebench that wrote it, or another --output folder"
         )
 
 
-def _added_since(header: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """What `wanted` has and a table of an older, readable version with this header has not; empty if it is none."""
-    added: list[str] = []
-    for version in sorted(ADDED, reverse=True):
-        added += [name for name in ADDED[version] if name in wanted]
-        if added and sorted(header) == sorted(set(wanted) - set(added)):
-            return added
-    return []
-
-
-def _version_in(path: Path, header: Sequence[str]) -> str:
-    """`schema version 7, `, as the first row says; empty where none does."""
-    try:
-        with path.open("rb") as file:
-            file.readline()
-            cells = dict(zip(header, from_line(file.readline()), strict=False))
-    except OSError:
-        return ""
-    version = cells.get("schema_version", "")
-    return f"schema version {version}, " if version.isdecimal() and version != str(SCHEMA_VERSION) else ""
+def bad_cell(path: Path, place: int, name: str, value: object, expected: str) -> ResultsError:
+    """Return the error for a damaged cell of row `place`, numbered from 0; `value` None is an empty cell."""
+    found = "empty" if value is None else repr(str(value))
+    return ResultsError(f"{path}, line {place + 2}: {name} is {found}, expected {expected}; repair or remove the line")
 
 
 def _cannot(what: str, path: Path, error: OSError) -> ResultsError:

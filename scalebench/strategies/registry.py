@@ -63,7 +63,7 @@ def _own_class(name: str) -> type[Strategy]:
         raise StudyError(f"strategy {name!r}: the class defines neither train_epoch(self, worker, epoch) nor train")
     if not hasattr(found, "name"):
         found.name = name
-    if unsaid := _STRATEGIES.unsaid(found):
+    if unsaid := _STRATEGIES.missing(found):
         lines = " and ".join(f"{fact}: ClassVar[str] = ..." for fact in unsaid)
         raise StudyError(f"strategy {name!r}: the class lacks {lines}")
     return found

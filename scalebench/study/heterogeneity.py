@@ -1,4 +1,4 @@
-"""How workers and links differ from one another, and how virtual runs are timed."""
+"""Differences between workers and links, and timing options of virtual runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.study.strict import StrictModel
 
 
 class SlowWindow(StrictModel):
-    """A worker computes `factor` times as long between two moments of the training time."""
+    """A factor on the compute time of one worker between two moments of the training time."""
 
     rank: NonNegativeInt
     from_s: float = Field(0.0, ge=0, description="seconds after training began")
@@ -29,7 +29,7 @@ class SlowWindow(StrictModel):
 
 
 def _link_name(key: Any) -> str:
-    """`3`: the cards of node 3; `0-2`: the way between nodes 0 and 2, whichever is said first."""
+    """Return the normalised key of a slow link: `3`, the cards of node 3; `0-2`, the path between two nodes."""
     ends = str(key).split("-")
     if len(ends) > 2 or not all(end.isdecimal() for end in ends) or len(set(ends)) < len(ends):
         raise ValueError(f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}")
@@ -40,7 +40,7 @@ SlowLinks = dict[Annotated[str, BeforeValidator(_link_name)], Annotated[float, F
 
 
 class Heterogeneity(StrictModel):
-    """How workers and links differ; a study says it of its runs, a cluster file of the cluster."""
+    """Differences between workers and links, of the runs of a study or of a cluster."""
 
     jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
     jitter_sigma: float = Field(
@@ -56,12 +56,12 @@ class Heterogeneity(StrictModel):
 
     @model_validator(mode="after")
     def _steps_take_time(self) -> Heterogeneity:
-        if fault := self.too_wide():
-            raise ValueError(fault)
+        if problem := self.jitter_problem():
+            raise ValueError(problem)
         return self
 
-    def too_wide(self) -> str:
-        """What is wrong with a jitter so wide that steps would take less than no time; empty: nothing."""
+    def jitter_problem(self) -> str:
+        """Return an error message if the jitter is so wide that step times would be negative, else an empty text."""
         most = MOST_SIGMA.get(self.jitter, self.jitter_sigma)
         if self.jitter_sigma <= most:
             return ""
@@ -69,10 +69,10 @@ class Heterogeneity(StrictModel):
             f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, got {self.jitter_sigma:g}; use lognormal"
         )
 
-    def in_words(self, workers: int) -> list[str]:
-        """What is uneven at so many workers, a clause each; a jitter only where its law is stated."""
-        said = [f"worker {rank} {by:g} times as slow" for rank, by in sorted(self.slowdown.items()) if rank < workers]
-        said += [
+    def describe(self, workers: int) -> list[str]:
+        """Return a phrase for each difference among `workers` workers; jitter only if its law is stated."""
+        found = [f"worker {rank} {by:g} times as slow" for rank, by in sorted(self.slowdown.items()) if rank < workers]
+        found += [
             f"worker {window.rank} {window.factor:g} times as slow from {window.from_s:g} to {window.until_s:g} s"
             for window in self.slow_windows
             if window.rank < workers
@@ -80,13 +80,13 @@ class Heterogeneity(StrictModel):
         for link, by in self.slow_links.items():
             one, _, other = link.partition("-")
             where = f"the way between nodes {one} and {other}" if other else f"the cards of node {one}"
-            said.append(f"{where} {by:g} times as slow")
+            found.append(f"{where} {by:g} times as slow")
         if self.jitter in STATED and self.jitter_sigma:
-            said.append(f"{self.jitter} jitter of {self.jitter_sigma:g}")
-        return said
+            found.append(f"{self.jitter} jitter of {self.jitter_sigma:g}")
+        return found
 
     def slowness(self, rank: int) -> Callable[[float], float] | None:
-        """The windows' factor on what worker `rank` begins to compute at a moment (s); None if it has no window."""
+        """Return the factor on compute of worker `rank` as a function of its start (s); None without slow windows."""
         windows = [window for window in self.slow_windows if window.rank == rank]
 
         def factor(now: float) -> float:
@@ -96,7 +96,7 @@ class Heterogeneity(StrictModel):
 
 
 class VirtualOptions(Heterogeneity):
-    """How virtual runs are timed; of it paced runs have what is uneven too, and a jitter only if stated."""
+    """Timing options of virtual runs; paced runs use the differences and a stated jitter."""
 
     engine: Literal["auto", "mpi", "horovod", "gloo", "nccl"] = Field(
         "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
@@ -104,20 +104,20 @@ class VirtualOptions(Heterogeneity):
     collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
     ties: Literal["seeded", "rank"] = "seeded"
 
-    def over(self, cluster: Heterogeneity) -> VirtualOptions:
-        """These options, and of the `cluster` what they leave unsaid.
+    def with_defaults(self, cluster: Heterogeneity) -> VirtualOptions:
+        """Return these options with the values of `cluster` for options that are not set.
 
         Raises:
-            StudyError: the two do not go together.
+            StudyError: the two contradict each other.
         """
-        said = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
-        both = self.model_copy(update=said)
-        if fault := both.too_wide() or self._of_no_jitter(both.jitter):
-            raise StudyError(f"virtual: {fault}")
+        unset = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
+        both = self.model_copy(update=unset)
+        if problem := both.jitter_problem() or self._unused_sigma(both.jitter):
+            raise StudyError(f"virtual: {problem}")
         return both
 
-    def _of_no_jitter(self, jitter: str) -> str:
-        """What is wrong with a deviation said beside a `jitter` that takes none; a file with all defaults says 0.05."""
+    def _unused_sigma(self, jitter: str) -> str:
+        """Return an error message for a jitter_sigma without a stated jitter; files with all defaults have 0.05."""
         sigma = self.jitter_sigma
         if jitter in STATED or sigma == type(self).model_fields["jitter_sigma"].default:
             return ""

@@ -1,4 +1,4 @@
-"""From a YAML file, `--set` and flags to one checked study, and back to YAML."""
+"""Loading of a study from a YAML file, `--set` and flags, and writing it back to YAML."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scalebench.study.spec import Study, Training
 from scalebench.study.validation import explain, parse, read_mapping
 
 _HEADER = """\
-# A scalebench study, resolved: every key is written out, with the value that was used; `virtual` holds what was said,
-# and the cluster's own jitter and slow workers what it leaves unsaid.
-# `scalebench run THIS_FILE` runs it again; `scalebench schema` prints what each key means.
+# A scalebench study, resolved: every key with the value that was used; `virtual` holds the options of the study, and
+# the jitter and slow workers of the cluster apply where it has none.
+# `scalebench run THIS_FILE` runs it again; `scalebench schema` explains each key.
 """
 _USER = "$USER"
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
@@ -26,10 +26,10 @@ _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose 
 
 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
-    """The study in `path` (None: the default study), with `sets` (`key=value`) and then `overrides` (flags) over it.
+    """Return the study in `path` (None: the default study), changed by `sets` (`key=value`), then `overrides` (flags).
 
-    A flag goes first where it names what `sets` give options of. A component's flag is its name or what a file would
-    say: `--strategy 'local_sgd: {steps: 8}'`.
+    A flag is applied first if `sets` give options of the component it names. The value of a component's flag is a name
+    or the YAML of a file: `--strategy 'local_sgd: {steps: 8}'`.
 
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
@@ -39,16 +39,16 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         raise StudyError(f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)")
     before = dict(raw)
     where = str(path) if path else "the default study"
-    flags = {key: _said(key, value) for key, value in overrides.items() if value is not None}
-    _strategies_once(flags, sets)
+    flags = {key: _flag_value(key, value) for key, value in overrides.items() if value is not None}
+    _refuse_repeated_strategies(flags, sets)
     completed = {item.partition("=")[0].strip().partition(".")[0] for item in sets if "." in item.partition("=")[0]}
     raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
     for pair in _EXCLUDE_EACH_OTHER:
-        _one_of(pair, before, raw, sets, overrides)
-    _unpin(before, raw, sets, overrides)
+        _replace_exclusive(pair, before, raw, sets, overrides)
+    _remove_checksums(before, raw, sets, overrides)
     try:
         return Study.model_validate(from_home(raw))
     except ValidationError as error:
@@ -56,18 +56,18 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
 
 
 def dump_study(study: Study) -> str:
-    """The study as YAML, with a comment on top; `load_study` reads it back to an equal study.
+    """Return the study as YAML with a comment on top; `load_study` reads an equal study.
 
-    Paths in the user's home begin with ~/, and a folder called as the user is $USER in absolute paths, so that the file
-    names nobody; read by the same user, both mean what they meant.
+    The file contains no user name: paths in the user's home begin with ~/, and a folder named after the user is $USER
+    in absolute paths. Read by the same user, they are the same paths.
     """
     values = study.model_dump(mode="json")
-    # Both batch keys are never given together, and what is empty is said by leaving it out.
+    # None is written by omission; at least one batch key is None.
     order = [*Study.__annotations__, *Training.model_fields]
     kept = {key: values[key] for key in order if values[key] is not None}
     if not study.strategy_sha256:
         del kept["strategy_sha256"]
-    kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)  # the cluster says what it does not
+    kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)  # the cluster has the others
     if study.until is not None:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
@@ -76,7 +76,7 @@ def dump_study(study: Study) -> str:
 
 
 def study_schema() -> dict[str, Any]:
-    """The JSON Schema of a study file."""
+    """Return the JSON Schema of a study file."""
     schema = Study.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "scalebench study"
@@ -94,17 +94,17 @@ def study_schema() -> dict[str, Any]:
 
 
 def from_home(value: Any) -> Any:
-    """`value` with every text that begins with ~/ as a path in the user's home, and $USER as the user's folder."""
+    """Return `value` with ~/ and $USER in its paths replaced by the user's home and name."""
 
-    def meant(text: str) -> str:
+    def expanded(text: str) -> str:
         text = _renamed(text, _USER, _user() or _USER)
         return f"{Path.home()}/{text[2:]}" if text.startswith("~/") else text
 
-    return _mapped(value, meant)
+    return _mapped(value, expanded)
 
 
 def to_home(value: Any) -> Any:
-    """`value` as `from_home` reads it, with paths that name nobody."""
+    """Return `value` with the user's home and name in its paths replaced by ~/ and $USER."""
     home, user = f"{Path.home()}/", _user()
 
     def written(text: str) -> str:
@@ -116,7 +116,7 @@ def to_home(value: Any) -> Any:
 
 
 def _renamed(text: str, name: str, other: str) -> str:
-    """An absolute path, or one at home, with each folder called `name` called `other`; other texts as they are."""
+    """Return an absolute path, or one in ~/, with each folder `name` renamed to `other`; other texts unchanged."""
     if not text.startswith(("/", "~/")):
         return text
     *folders, last = text.split("/")
@@ -142,19 +142,19 @@ def _plain(component: dict[str, Any]) -> Any:
     return {component["name"]: component["options"]} if component["options"] else component["name"]
 
 
-def _said(key: str, value: Any) -> Any:
-    """The flag's `value`: of a component, YAML that is a mapping is its name with its options."""
+def _flag_value(key: str, value: Any) -> Any:
+    """Return the value of a flag, with the YAML of components parsed."""
     if key == "strategies":
         return [written_component(item, "--strategy") for item in value]
     return written_component(value, f"--{key}") if key in _SHORTCUTS else value
 
 
 def written_component(value: Any, flag: str) -> Any:
-    """What `flag` says of a strategy, model, data set or optimizer: a mapping as a file has it, or only its name."""
+    """Return a strategy, model, data set or optimizer given by `flag`: a mapping, or its name."""
     if not isinstance(value, str) or not re.search(r":\s|\{", value):
         return value
-    said = parse(value, f"{flag} {value!r}", StudyError)
-    return said if isinstance(said, dict) else value
+    parsed = parse(value, f"{flag} {value!r}", StudyError)
+    return parsed if isinstance(parsed, dict) else value
 
 
 def _assign(raw: dict[str, Any], item: str) -> None:
@@ -179,7 +179,7 @@ def _assign(raw: dict[str, Any], item: str) -> None:
 
 
 def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> None:
-    """`--set model.hidden=[64]` changes one option of the component, whichever way the file wrote it."""
+    """Change one option of a component, in any of its written forms: `--set model.hidden=[64]`."""
     field = Study.model_fields[key]
     written = raw.get(key, field.get_default().model_dump())
     try:
@@ -193,20 +193,20 @@ def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> No
     raw[key] = component
 
 
-def _one_of(
+def _replace_exclusive(
     pair: tuple[str, str], before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]
 ) -> None:
-    """A key given by a flag replaces the other one of the file."""
+    """Remove the key of an exclusive pair from the file's if a flag gives the other one."""
     set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
-    said = [key for key in pair if overrides.get(key) is not None or key in set_keys]
-    if len(said) == 1:
-        other = pair[1 - pair.index(said[0])]
+    given = [key for key in pair if overrides.get(key) is not None or key in set_keys]
+    if len(given) == 1:
+        other = pair[1 - pair.index(given[0])]
         if other in before:
             raw.pop(other, None)
 
 
-def _unpin(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
-    """A file that is named by a flag is another one than that whose checksum the study's file states."""
+def _remove_checksums(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
+    """Remove the checksum of each file that a flag replaces."""
     set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
     for key in ("model", "init_weights", "cluster"):
         pin = f"{key}_sha256"
@@ -216,20 +216,20 @@ def _unpin(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrid
         raw.pop("strategy_sha256", None)
 
 
-def _strategies_once(flags: dict[str, Any], sets: list[str]) -> None:
-    """Refuse `--strategy` beside `--set strategies=`: it reads as one more, and would replace them all."""
+def _refuse_repeated_strategies(flags: dict[str, Any], sets: list[str]) -> None:
+    """Refuse `--strategy` beside `--set strategies=`, which would replace all strategies instead of adding one."""
     for item in sets:
         if "strategies" in flags and item.partition("=")[0].strip() == "strategies":
             raise StudyError(f"--set {item}: --strategy gives strategies too; leave one of them out")
 
 
 def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]) -> str:
-    """Which file or flag the first complaint is about."""
+    """Return the file or flag of the first error."""
     loc = error.errors()[0]["loc"]
     key = str(loc[0]) if loc else ""
     if overrides.get(key) is not None:
         return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
     for item in sets:
         if item.split("=")[0].strip().split(".")[0] == key:
-            return "--until" if item.startswith("until.ci_width=") else f"--set {item}"  # what the flag is written as
+            return "--until" if item.startswith("until.ci_width=") else f"--set {item}"  # written by the flag
     return where

@@ -1,4 +1,4 @@
-"""What to run: a study as its author writes it, and one run of it."""
+"""Models of a study as written in YAML and of one run of it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from pydantic import (
 )
 
 from scalebench.study.heterogeneity import VirtualOptions
-from scalebench.study.shares import parse_share
+from scalebench.study.parsing import parse_share, parse_workers
 from scalebench.study.strict import StrictModel
-from scalebench.study.workers import parse_workers
 
-NATIVE_ENGINES = ("mpi", "horovod", "gloo", "nccl")
 Execution = Literal["native", "paced", "virtual"]
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
-MOST_RUNS = 100_000  # of a study, and of an execution of it: planning them takes some 20 seconds
-BY_LAYER = ("lars", "lamb")  # optimizers that scale each layer's step by its norms: one flat vector will not do
-MOST_SEED = 2**32 - 1  # what every generator takes; a repetition's seed is the study's plus its number
+MOST_RUNS = 100_000  # of a study, and of an execution of it: planning takes some 20 seconds
+BY_LAYER = ("lars", "lamb")  # optimizers with a step size per layer, which one flat vector cannot have
+MOST_SEED = 2**32 - 1  # limit of the random generators; the seed of a repetition is the study's plus its number
 
 
 def _study_name(value: Any) -> Any:
-    """`value` if it can name a folder, said in words where pydantic would show the pattern."""
+    """Return `value` if it can name a folder, with a plain error where pydantic would show the pattern."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", value):
         raise ValueError(
             f"a name has letters, digits, . _ -, at most 80, and begins with a letter or digit; got {value[:60]!r}"
@@ -43,7 +41,7 @@ def _study_name(value: Any) -> Any:
 
 
 def _blocks(value: Any) -> Any:
-    """`value` if it can say how many blocks there are, else one message for all that it may be."""
+    """Return `value` if it is a number of blocks, a grid or auto, with one error for all three."""
     is_grid = isinstance(value, list | tuple) and len(value) == 2
     counts = value if is_grid else [value]
     if value != "auto" and not all(isinstance(count, int) and count > 0 for count in counts):
@@ -57,7 +55,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 
 class Component(StrictModel):
-    """A strategy, data set, model or optimizer: its name and raw options, checked where it is resolved.
+    """Name and raw options of a strategy, data set, model or optimizer; options are validated when it is resolved.
 
     Written as `name`, as `{name: {option: value}}` or as `{name: NAME, option: value}`.
     """
@@ -92,17 +90,16 @@ _SHARE = {"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "n
 
 
 class Until(StrictModel):
-    """Repeat each point until its training time is known well enough.
+    """Repeat each point until the interval of its training time is narrow enough.
 
-    Known well enough: the 95 % interval of its times, low to high, is at most `ci_width` of their geometric mean wide,
-    (high - low) / mean <= ci_width. That is the whole width: 5% is about +-2.5 %. The interval is the t interval of
-    logs at a nominal level that covers 95 % although it stops the study where it happens to be narrow: 96 % of
-    `at_least` runs, 97.2 % of `at_most`, 98.6 % between.
+    Stopping rule: the 95 % interval of the times satisfies (high - low) / mean <= ci_width, mean the geometric mean.
+    That is the whole width: 5% is about +-2.5 %. The interval is the t interval of logs at a nominal level that covers
+    95 % in spite of stopping at narrow intervals: 96 % at `at_least` runs, 97.2 % at `at_most`, 98.6 % between.
     """
 
     ci_width: Annotated[float, BeforeValidator(parse_share), Field(gt=0, le=1), WithJsonSchema(_SHARE)]
-    at_least: int = Field(3, ge=3, description="runs of each point before its interval is looked at")
-    at_most: int = Field(20, le=1000, description="runs of each point after which it is left as it is")
+    at_least: int = Field(3, ge=3, description="fewest runs of each point, before its interval is computed")
+    at_most: int = Field(20, le=1000, description="most runs of each point")
 
     @model_validator(mode="after")
     def _has_room(self) -> Until:
@@ -112,7 +109,7 @@ class Until(StrictModel):
 
 
 class Training(StrictModel):
-    """Everything that one run of a study shares with the others."""
+    """Settings shared by all runs of a study."""
 
     model_config = ConfigDict(validate_default=True)
 
@@ -123,7 +120,7 @@ class Training(StrictModel):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
-    lr: PositiveFloat = 0.03  # where serial trains best in the default study (docs/models.md)
+    lr: PositiveFloat = 0.03  # best for serial in the default study (docs/models.md)
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
@@ -177,7 +174,7 @@ class Training(StrictModel):
 
     @property
     def number_of_blocks(self) -> int | None:
-        """How many blocks the rows are cut into; None: one per worker."""
+        """Number of blocks of the training rows; None for one per worker."""
         if self.blocks == "auto":
             return None
         return self.blocks if isinstance(self.blocks, int) else math.prod(self.blocks)
@@ -188,7 +185,7 @@ class Training(StrictModel):
 
 
 class Study(Training):
-    """A whole study: the training and the axes it is swept over."""
+    """A study: the training and the axes of the sweep."""
 
     name: Name = "digits-strong-scaling"
     description: str = ""
@@ -232,7 +229,7 @@ class Study(Training):
 
     @model_validator(mode="after")
     def _few_enough_runs(self) -> Study:
-        """A slip such as 1..1000000:1 would fill the memory before anything is said."""
+        """Refuse sweeps that would exhaust the memory, such as 1..1000000:1."""
         runs = len(self.workers) * len(self.strategies) * self.repetitions
         if runs > MOST_RUNS:
             raise ValueError(
@@ -243,7 +240,7 @@ class Study(Training):
 
     @model_validator(mode="after")
     def _one_number_of_repetitions(self) -> Study:
-        """With `until`, `repetitions` is what every point gets for certain."""
+        """Set `repetitions` to the fewest runs of each point with `until`."""
         if self.until is not None:
             if "repetitions" in self.model_fields_set:
                 raise ValueError("give repetitions or until, not both; until.at_least is the fewest runs of each point")
@@ -252,7 +249,7 @@ class Study(Training):
 
 
 class Run(Training):
-    """One run: what travels to the process that executes it."""
+    """One run of a study, as sent to the process that executes it."""
 
     study: str
     run_id: str
@@ -272,5 +269,5 @@ class Run(Training):
 
 
 def slug(text: str) -> str:
-    """`text` as a harmless file name."""
+    """Return `text` as a valid file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

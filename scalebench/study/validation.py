@@ -1,4 +1,4 @@
-"""Reads YAML that strangers wrote, and says in one line what does not fit."""
+"""Safe reading of untrusted YAML, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scalebench.errors import UsageError, nearest
-from scalebench.study.validation_errors import faults_of, fields_at, one_line, short
+from scalebench.study.validation_errors import fields_at, find_faults, one_line, short
 
 _MAX_BYTES = 1_000_000
-_MAX_DEPTH = 40  # nested deeper, a document is an attack or an accident
+_MAX_DEPTH = 40  # of nesting
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, Any]:
-    """The mapping in the YAML file `path`; `what` names its kind in messages.
+    """Return the mapping in the YAML file `path`; `what` names its kind in messages.
 
     Raises:
         UsageError: (of class `error`) not readable, not YAML, not a mapping; one line with file, line and column.
@@ -48,7 +48,11 @@ def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, An
 
 
 def parse(text: str, where: str, error: type[UsageError]) -> Any:
-    """The YAML document `text`: plain values only; no tags, aliases' expansion bounded, keys said once."""
+    """Return the YAML document `text`: plain values only, no tags or aliases, unique keys.
+
+    Raises:
+        UsageError: (of class `error`) the text is not such a document; names `where`, line and column.
+    """
     try:
         _check_events(text, where, error)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
@@ -57,11 +61,11 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
-    """What does not fit, as one line: file, key path, what was expected, the nearest known key.
+    """Return a validation error in one line: file, key path, expected value, nearest known key.
 
-    An unknown key is named before a missing one: the two are often the same slip.
+    An unknown key is named before a missing one, as both are often one misspelt key.
     """
-    faults = faults_of(error, model)
+    faults = find_faults(error, model)
     first = faults[0]
     if first.unknown:
         missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
@@ -80,12 +84,12 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """The safe loader, which also reads 1e-6 as a number and refuses a key that is said twice."""
+    """Safe loader that also reads 1e-6 as a number and refuses repeated keys."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
-        except (ValueError, OverflowError, TypeError) as cause:  # a date that is none, an integer of 5,000 digits
+        except (ValueError, OverflowError, TypeError) as cause:  # an impossible date, an integer of 5,000 digits
             problem = f"cannot read the value: {str(cause).partition(';')[0]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
@@ -103,14 +107,14 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
         return dict(super().construct_mapping(node, deep=deep))
 
 
-# YAML 1.1 wants a dot in 1.0e-6 and reads 1e-6 as text; nobody who writes 1e-6 means text.
+# YAML 1.1 requires a dot, as in 1.0e-6, and reads 1e-6 as text.
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def _check_events(text: str, where: str, error: type[UsageError]) -> None:
-    """Refuse, before anything is built, what no study needs: tags, merge bombs, bottomless nesting."""
+    """Refuse tags, anchors, aliases and deep nesting before any value is built."""
     depth = 0
     event: Any
     for event in yaml.parse(text, Loader=_Loader):

@@ -1,4 +1,4 @@
-"""What does not fit, in the words of whoever wrote it: pydantic's findings, one for each key, as half a line each."""
+"""Messages for pydantic's validation errors, half a line for each key."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _EXPECTED = {
     "dict": "a mapping",
     "model": "a mapping",
     "path": "a path",
-}  # by the first word of pydantic's type of fault
+}  # by the first word of pydantic's error type
 _BOUND = re.compile(r"Input should be ((?:greater|less) than .*)")
 _BELOW = {"gt": "greater than", "ge": "greater than or equal to"}
 _ABOVE = {"lt": "less than", "le": "less than or equal to"}
 _FEW = re.compile(r"\w+ should have at least (\d+) items? after validation, not \d+")
 _SHORT = re.compile(r"String should have at least (\d+) characters")
-_LONGEST = 60  # of a value that is shown
+_LONGEST = 60  # characters of a value in a message
 
 
-class Fault(NamedTuple):
-    """One key that does not fit. `message` says what was expected and what came instead; empty for an unknown key."""
+class ValidationFault(NamedTuple):
+    """One invalid key. `message` has the expected and the given value; empty for an unknown key."""
 
     key: tuple[str, ...]
     unknown: bool
@@ -40,28 +40,30 @@ class Fault(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The key as it is written: `virtual.slow_links.3`."""
+        """Key as written: `virtual.slow_links.3`."""
         return ".".join(self.key)
 
 
-def faults_of(error: ValidationError, model: type[BaseModel] | None = None) -> list[Fault]:
-    """Every key that does not fit, an unknown one before others: a missing one is often the same slip.
+def find_faults(error: ValidationError, model: type[BaseModel] | None = None) -> list[ValidationFault]:
+    """Return one fault for each invalid key, unknown keys first.
 
-    What each branch of a union expected stands in one message: `expected an integer or 'auto', got 'x'`. Where `model`
-    is told, and limits a number at both ends, the message names both.
+    The branches of a union share one message: `expected an integer or 'auto', got 'x'`. If `model` is given and limits
+    a number at both ends, the message names both.
     """
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for fault in error.errors():
         by_key.setdefault(_key(fault), []).append(fault)
     found = [
-        Fault(key, _is(faults, "extra_forbidden"), _is(faults, "missing"), _message(faults, _field(model, key)))
+        ValidationFault(
+            key, _is(faults, "extra_forbidden"), _is(faults, "missing"), _message(faults, _field(model, key))
+        )
         for key, faults in by_key.items()
     ]
     return sorted(found, key=lambda fault: not fault.unknown)
 
 
 def fields_at(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
-    """The keys of the model that lies at `path` below `model`, and what they mean."""
+    """Return the fields of the model at `path` below `model`."""
     here = model
     for part in path:
         field = here.model_fields.get(part)
@@ -81,7 +83,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def short(value: Any) -> str:
-    """`value` as it would be written, cut where it is long."""
+    """Return `value` as written, truncated to a limited length."""
     try:
         text = one_line(repr(value))
     except (ValueError, RecursionError):  # an integer too long to print, a structure too deep
@@ -90,7 +92,7 @@ def short(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with every run of white space as one space."""
+    """Return `text` with every run of white space replaced by one space."""
     return " ".join(text.split())
 
 
@@ -99,14 +101,14 @@ def _is(faults: Sequence[ErrorDetails], kind: str) -> bool:
 
 
 def _key(fault: ErrorDetails) -> tuple[str, ...]:
-    """Where it is, without the parts that name a branch of a union; the last part of an unknown key is always meant."""
+    """Return the key of a fault without the parts of pydantic's location that name a branch of a union."""
     loc = fault["loc"]
     last = len(loc) - (fault["type"] == "extra_forbidden")
     return tuple(str(part) for place, part in enumerate(loc) if place >= last or not _is_branch(part))
 
 
 def _is_branch(part: Any) -> bool:
-    """Whether a part of pydantic's location names a union's branch, such as `literal['auto']`, and no key."""
+    """Return True if a part of pydantic's location names a branch of a union, such as `literal['auto']`."""
     return isinstance(part, str) and bool(re.search(r"\[.*\]$|^(int|str|float|bool|constrained-\w+)$", part))
 
 
@@ -118,12 +120,12 @@ def _message(faults: Sequence[ErrorDetails], field: FieldInfo | None) -> str:
     if own := next((fault for fault in faults if fault["type"] == "value_error"), None):
         text = one_line(own["msg"].removeprefix("Value error, "))
         return text[:1].lower() + text[1:]
-    wanted = " or ".join(dict.fromkeys(_wanted(fault, field) for fault in faults))
+    expected = " or ".join(dict.fromkeys(_expected(fault, field) for fault in faults))
     given = faults[0]["input"]
-    return f"expected {wanted}, got {'nothing' if given is None else short(given)}"
+    return f"expected {expected}, got {'nothing' if given is None else short(given)}"
 
 
-def _wanted(fault: ErrorDetails, field: FieldInfo | None) -> str:
+def _expected(fault: ErrorDetails, field: FieldInfo | None) -> str:
     message = one_line(fault["msg"])
     if few := _FEW.fullmatch(message):
         return f"at least {few[1]} item{'s' if few[1] != '1' else ''}"
@@ -138,7 +140,7 @@ def _wanted(fault: ErrorDetails, field: FieldInfo | None) -> str:
 
 
 def _range(fault: ErrorDetails, field: FieldInfo | None) -> str:
-    """Both limits of the number that `field` holds, one of which is what `fault` found exceeded; empty if not known."""
+    """Return both limits of the number in `field` as text; empty unless both exist and `fault` exceeds one of them."""
     limits = {
         sign: getattr(limit, sign)
         for limit in (field.metadata if field else ())

@@ -1,4 +1,4 @@
-"""Writes small files whole: whoever reads one, or comes after a kill, finds the new text or the old one."""
+"""Atomic replacement of small files: readers find the old text or the new one, also after a crash."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TextIO
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text`, on the disk before this returns.
+    """Replace the content of `path` by `text` and sync it to the disk.
 
     Raises:
-        OSError: it cannot be written; the old file is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     with whole_file(path) as file:
         file.write(text)
@@ -21,12 +21,12 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A file to write text to, which takes the place of `path` at the end, on the disk before this returns.
+    """Open a text file that replaces `path` at the end of the context and is synced to the disk.
 
-    A link stays one, what it leads to is replaced; a device or a pipe is written to, and never replaced by a file.
+    The target of a link is replaced, not the link; a device or pipe is written to and never replaced.
 
     Raises:
-        OSError: it cannot be written; the old file is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         with path.open("w", encoding="utf-8") as device:
@@ -48,9 +48,9 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk: a new file is lost with its name, however well it was synced.
+    """Sync the names in `folder` to the disk, without which a new synced file may be lost.
 
-    Where a file system cannot sync folders (some network ones) it keeps names by itself.
+    File systems that cannot sync folders (some network ones) store names by themselves.
     """
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

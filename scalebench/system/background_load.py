@@ -1,4 +1,4 @@
-"""How busy other programs keep this machine while something is measured."""
+"""Processor time used by other programs during a measurement."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SHARE = 0.25  # of the cores: from here on a calibration of engines counts as disturbed, and is not kept for others
-_SHORTEST_S = 0.2  # over which a share is told: the kernel counts in ticks of 10 ms
+SHARE = 0.25  # of the cores: above it a calibration of engines is disturbed and not cached
+_SHORTEST_S = 0.2  # for a share: the kernel counts in ticks of 10 ms
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def own_s() -> float:
-    """Processor seconds of this process, and of its children that have ended."""
+    """Return processor seconds of this process and its terminated children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def taken_by(processes: Sequence[int]) -> Callable[[], float]:
-    """Processor seconds of these processes, as long as they live."""
+    """Return a function for the processor seconds of these processes while they run."""
     return lambda: sum(map(_process_s, processes))
 
 
 class BackgroundLoad:
-    """Counts, from its making on, the processor time that others took on the cores that process `of` may use.
+    """Processor time of other programs since construction, on the cores usable by the process `of`.
 
-    What `own` tells does not count; what this machine's hypervisor gave to other machines does.
+    Processor seconds returned by `own` are subtracted; steal time of the hypervisor counts as other programs.
     """
 
     def __init__(self, own: Callable[[], float] = own_s, of: int = 0) -> None:
@@ -35,25 +35,25 @@ class BackgroundLoad:
         self._began, self._busy, self._own = time.perf_counter(), _busy_s(self._cores), own()
 
     def cores(self) -> float:
-        """Cores that others kept busy since, on average; 0 where the system does not tell."""
+        """Return the mean number of cores used by others; 0 if the system does not report it."""
         elapsed = time.perf_counter() - self._began
         others = (_busy_s(self._cores) - self._busy) - (self._taken() - self._own)
         return max(0.0, others / elapsed)
 
     def share(self) -> float | None:
-        """The part of the cores' time that others took since; None where that cannot be told, or of an instant."""
+        """Return the share of the cores used by others; None if unavailable or over too short a time."""
         if not self._busy or time.perf_counter() - self._began < _SHORTEST_S:
             return None
         return min(1.0, self.cores() / len(self._cores))
 
 
 def disturbed(cores: float) -> bool:
-    """Whether others that keep `cores` of this process's cores busy disturb what is measured here."""
+    """Return True if other programs on `cores` cores disturb a measurement of this process."""
     return cores > SHARE * len(os.sched_getaffinity(0))
 
 
 def _busy_s(cores: set[int]) -> float:
-    """Seconds that `cores` were not idle since the system began: user, nice, system, irqs, steal."""
+    """Return busy seconds of `cores` since boot: user, nice, system, irqs, steal."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -65,8 +65,8 @@ def _busy_s(cores: set[int]) -> float:
 
 def _process_s(pid: int) -> float:
     try:
-        said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0.0
-    user, system = said.rpartition(")")[2].split()[11:13]  # fields 14 and 15; the second, a name, may hold anything
+    user, system = fields.rpartition(")")[2].split()[11:13]  # fields 14 and 15; field 2 is a name with any characters
     return (int(user) + int(system)) / _TICKS_PER_S

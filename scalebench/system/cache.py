@@ -1,4 +1,4 @@
-"""Where scalebench keeps what can be made again: data sets as arrays, engine costs, built wheels."""
+"""Cache folder of reproducible files: data sets as arrays, engine costs, built wheels."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """`$XDG_CACHE_HOME/scalebench/<kind>`, else the same below `~/.cache`. Not created."""
+    """Return `$XDG_CACHE_HOME/scalebench/<kind>`, by default below `~/.cache`, without creating it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / kind

@@ -1,6 +1,6 @@
-"""What time it is, and where it went: every second of a worker's training is booked on one task.
+"""Clocks of workers, which attribute every second of training to one task.
 
-A clock is a chain of laps: `did(task)` adds the time since the last lap to `task`, so that
+Training is a sequence of laps: `did(task)` adds the time since the last lap to `task`, so that
 compute + comm + data + other = train holds by construction. The wall clock measures laps, the paced clock stretches
 them to a stated device, the virtual clock looks them up.
 """
@@ -16,11 +16,11 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-_COARSE_S = 2e-4  # before a moment, at which sleeping stops being precise enough
+_COARSE_S = 2e-4  # before the end of a sleep, to be spent polling
 
 
 class Task(IntEnum):
-    """What a lap was spent on."""
+    """Activity of a lap."""
 
     DATA = 0  # fetching a batch
     SHUFFLE = 1  # laying out an epoch's samples
@@ -33,7 +33,7 @@ class Task(IntEnum):
 
 @dataclass
 class Ledger:
-    """Seconds per task, and the waiting for others that is part of `COMM`."""
+    """Seconds per task; `wait` is the part of `COMM` spent waiting for others."""
 
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(Task))
     wait: float = 0.0
@@ -63,32 +63,32 @@ class Ledger:
 
 
 class Clock(Protocol):
-    """One worker's time. Before `start` and while paused nothing is booked."""
+    """Training time of one worker. No time is recorded before `start` and while paused."""
 
     ledger: Ledger
 
     def start(self) -> None:
-        """Training begins: the next lap starts here."""
+        """Begin training and the first lap."""
 
     def did(self, task: Task, samples: int = 0) -> None:
-        """Book the time since the last lap on `task`, which worked on `samples` samples."""
+        """Add the time since the last lap to `task`, which processed `samples` samples."""
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
-        """Call `operation`, a strategy's own arithmetic: measured as a part of the lap under way, or looked up."""
+        """Call `operation`, arithmetic of a strategy; its time is measured in the current lap or looked up."""
 
     def elapsed(self) -> float:
-        """Training seconds since `start`, pauses left out."""
+        """Return training seconds since `start`, without pauses."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """What happens inside costs no training time."""
+        """Pause the clock inside the context."""
 
     @property
     def running(self) -> bool:
-        """Whether time is being booked."""
+        """True while time is recorded."""
 
 
 def sleep_until(moment: float) -> None:
-    """Return at `moment` of `time.perf_counter`, to some microseconds: asleep, then looking at the clock."""
+    """Sleep until `moment` of `time.perf_counter`, then poll, accurate to some microseconds."""
     left = moment - time.perf_counter()
     if left > _COARSE_S:
         time.sleep(left - _COARSE_S)
@@ -97,9 +97,9 @@ def sleep_until(moment: float) -> None:
 
 
 class WallClock:
-    """Measured time. `synchronise` is called before each reading (a GPU's queue is drained by it).
+    """Measured time. `synchronise` is called before each reading, to drain the queue of a GPU.
 
-    `mark` is when the last lap ended, in seconds of `time.perf_counter`.
+    `mark` is the end of the last lap, in seconds of `time.perf_counter`.
     """
 
     def __init__(self, synchronise: Callable[[], None] | None = None) -> None:
@@ -114,7 +114,7 @@ class WallClock:
         self.mark = self._read()
 
     def did(self, task: Task, samples: int = 0) -> None:
-        if self.running:  # once per phase of every step: as few calls as can be
+        if self.running:  # hot path, once per phase of every step
             if self._synchronise is not None:
                 self._synchronise()
             now = time.perf_counter()

@@ -1,7 +1,4 @@
-"""Imported first by the process that children are forked from: it ends with the command that started it.
-
-While it imports torch it would not see that nobody can ask it for children any more.
-"""
+"""First module imported by the forkserver process, which then ends with its parent even while it imports torch."""
 
 from scalebench.system.parent_watch import end_with_parent
 

@@ -1,4 +1,4 @@
-"""Starts this program's own children quickly, and keeps them from outliving it or hearing what only it should hear."""
+"""Start of child processes that end with their parent and ignore its signals."""
 
 from __future__ import annotations
 
@@ -13,39 +13,37 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
-_IMPORTED_ONCE = ["scalebench.system.forkserver_preload", "scalebench.virtual.engine", "scalebench.virtual.calibration"]
+_PRELOADED = ["scalebench.system.forkserver_preload", "scalebench.virtual.engine", "scalebench.virtual.calibration"]
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+_LIBC = ctypes.CDLL(None)  # loaded at import, as no library may be loaded between fork and exec
 
 
 def end_with_parent() -> None:
-    """In a child, before its program: end when the parent does, even by SIGKILL. No orphan trains on for hours."""
+    """End this child process when its parent ends, even by SIGKILL; called before exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def preloaded_forkserver() -> ForkServerContext:
-    """The context whose processes are forked from one that has imported torch and does nothing else.
+    """Return a multiprocessing context that forks from a process with torch imported.
 
-    Importing takes 2 to 3 seconds of a core, once instead of in every process; to fork this process itself, which may
-    run threads, would not be safe.
+    Saves 2 to 3 seconds of imports in each child; forking this process itself is not safe if it has threads.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED_ONCE)
+    context.set_forkserver_preload(_PRELOADED)
     return context
 
 
 def start_forkserver() -> None:
-    """Let it begin to import, while this process does something else."""
+    """Start the forkserver, which imports torch in the background."""
     preloaded_forkserver()
-    with unheard():
+    with signals_blocked():
         forkserver.ensure_running()
 
 
-def follow() -> None:
-    """In a process that multiprocessing started: die when its parent does, now if it is dead already.
+def exit_with_parent() -> None:
+    """End this multiprocessing child when the process that requested it ends, at once if it has ended already.
 
-    The kernel reports only the death of the preloaded process, which lives as long as any child could ask it for
-    children: an idle thread waits for the end of the process that asked for this one.
+    The kernel only reports the end of the forkserver, so that an idle thread waits for the requesting process.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -60,10 +58,10 @@ def _end_after(parent: BaseProcess) -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Processes that are started inside never hear Ctrl-C or SIGUSR1: their parent decides what becomes of them.
+def signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGUSR1 for processes started in the context; SIGTERM still ends them.
 
-    A terminal sends Ctrl-C to all of them, and the mask is inherited. SIGTERM still ends them.
+    A terminal sends Ctrl-C to all processes of the group, and the signal mask is inherited.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:

@@ -1,4 +1,4 @@
-"""Timing beside other programs: short windows, each with a check that nothing else took a core during it.
+"""Timing beside other programs, in short windows that are each checked for disturbance.
 
 A window counts as undisturbed if no thread of the process waited for a core for more than `DELAY` of the window
 (Linux counts that wait in /proc/self/task/*/schedstat, in nanoseconds), the hypervisor took none of the machine's
@@ -20,21 +20,21 @@ import numpy as np
 DELAY = 0.02  # share of a window that threads may wait for a core
 COMPUTED = 0.97  # share of a computing window that the thread has to compute
 PRECISION = 0.02  # relative half width of an interval at which measuring ends
-FEWEST = 12  # undisturbed windows from which on a median is believed
+FEWEST = 12  # undisturbed windows for a median
 
 
 class Window(NamedTuple):
-    """Wall time of a window, in seconds, and whether nothing else took its core."""
+    """Wall time of a window in seconds; `undisturbed` if no other program used its core."""
 
     seconds: float
     undisturbed: bool
 
 
 class Stopwatch:
-    """Times one window after another. `computes`: the calling thread computes all the time and never sleeps.
+    """Timer of consecutive windows. `computes`: the calling thread computes all the time and never sleeps.
 
-    `shares_cores`: the process has threads that wait for one another's core (engines with a progress thread), so that
-    waiting is part of what is timed and does not count as a disturbance.
+    `shares_cores`: threads of the process compete for a core (engines with a progress thread), so that waiting for a
+    core is part of the timed operation and not a disturbance.
     """
 
     def __init__(self, *, computes: bool = True, shares_cores: bool = False) -> None:
@@ -70,12 +70,12 @@ class Typical(NamedTuple):
 
     @property
     def precise(self) -> bool:
-        """Whether the interval is as narrow as PRECISION asks."""
+        """True if the relative half width is at most PRECISION."""
         return self.half_width <= PRECISION
 
 
 def typical(values: Sequence[float]) -> Typical:
-    """Median with the interval between the order statistics n/2 -+ 0.98 sqrt(n), whatever the distribution."""
+    """Return the median with the distribution-free interval of the order statistics n/2 -+ 0.98 sqrt(n)."""
     x = np.sort(np.asarray(values, dtype=float))
     if len(x) == 0:
         return Typical(math.nan, math.inf, 0)
@@ -89,7 +89,7 @@ def typical(values: Sequence[float]) -> Typical:
 
 
 def _waited_for_core_s() -> float:
-    """Seconds that the threads of this process were ready to run and had no core; 0 where Linux does not count them."""
+    """Return seconds in which threads of this process were runnable without a core; 0 if Linux does not count them."""
     waited = 0
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -100,7 +100,7 @@ def _waited_for_core_s() -> float:
 
 
 def _steal_ticks() -> int:
-    """Ticks of 10 ms, over all cores, that the hypervisor gave to other machines; 0 where it does not tell."""
+    """Return the steal time over all cores in ticks of 10 ms; 0 if unavailable."""
     try:
         with Path("/proc/stat").open("rb") as stat:
             return int(stat.readline().split()[8])

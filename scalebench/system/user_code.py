@@ -1,4 +1,4 @@
-"""A user's own code, named `file.py:NAME`: the factory of a model or the class of a strategy."""
+"""Loading of user code named `file.py:NAME`: the factory of a model or the class of a strategy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
 
 
 def strategy_file(name: str) -> Path | None:
-    """The file of a user's own strategy; None for any other name. Raises StudyError as `own_file` does."""
+    """Return the file of a user's strategy, None for any other name. Raises StudyError as `own_file` does."""
     is_own = ".py:" in name or name.endswith(".py")
     return own_file("strategy", name, STRATEGY_FORM, StudyError) if is_own else None
 
 
 def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
-    """The file in `name`, the name of a `kind` in the `form` file.py:NAME.
+    """Return the file of `name`, which names a `kind` in the `form` file.py:NAME.
 
     Raises:
-        UsageError: (of class `error`) the form is wrong or the file is not there.
+        UsageError: (of class `error`) the form is wrong or the file is missing.
     """
     path, _, attribute = name.rpartition(":")
     if not path or not attribute.isidentifier():
@@ -37,7 +37,7 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
 
 
 def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]) -> Any:
-    """The callable that `name` stands for; its file is executed again when it has changed.
+    """Return the callable `name`; its file is executed again after a change.
 
     Raises:
         UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
@@ -56,7 +56,7 @@ def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]
 
 
 def raised(error: BaseException) -> str:
-    """An exception of a user's own code in one line, with its innermost line in that code."""
+    """Return an exception of user code as one line, with its innermost line in that code."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
 
 
@@ -67,7 +67,7 @@ def _module(file: Path, *_: int) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and pickle look a class's module up
+    sys.modules[name] = module  # for dataclasses and pickle, which look up the module of a class
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -1,7 +1,7 @@
-"""torch's SGD over one flat tensor, bit for bit, without the bookkeeping that many tensors need.
+"""SGD over one flat tensor, bit-identical to torch's, without the overhead for many tensors.
 
-On a model of some thousand parameters that bookkeeping takes three times as long as the arithmetic, and setting it up
-loads torch's compiler: a second, and 70 MiB, in every process.
+On a model of some thousand parameters that overhead takes three times as long as the arithmetic, and its set-up loads
+torch's compiler: a second and 70 MiB in every process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class FlatSgd(torch.optim.SGD):
     """v <- m v + (g + d w), w <- w - eta v; with `nesterov` w <- w - eta (g + d w + m v). v starts as the first change.
 
     Options, groups and state are those of `torch.optim.SGD`; `parameters` is one tensor with a dense gradient. Step
-    hooks and closures, which nobody here has, are not called. v lies in `room`, if that is given.
+    hooks and closures are not supported. v is stored in `room` if given.
     """
 
-    room: Tensor | None = None  # a copy has none
+    room: Tensor | None = None  # not copied
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FlatSgd(torch.optim.SGD):
     ) -> None:
         (parameter,) = parameters
         options = {"lr": lr, "momentum": momentum, "dampening": 0, "nesterov": nesterov, "weight_decay": weight_decay}
-        # as if unpickled: torch's own constructor is what loads the compiler
+        # as if unpickled, since torch's constructor loads the compiler
         groups = [{"params": [parameter], **options}]
         self.__setstate__({"defaults": options, "state": defaultdict(dict), "param_groups": groups})  # type: ignore[no-untyped-call]
 
@@ -55,7 +55,7 @@ class FlatSgd(torch.optim.SGD):
             parameter.add_(change, alpha=-group["lr"])
 
     def begin(self) -> None:
-        """State as before the first step, where others want to see it: v = 0."""
+        """Create the state before the first step, v = 0."""
         (group,) = self.param_groups
         (parameter,) = group["params"]
         if group["momentum"]:

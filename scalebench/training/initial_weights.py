@@ -1,4 +1,4 @@
-"""Weights on disk: `<run_id>.npz` with the flat vectors `initial` and `final`, in parameter order."""
+"""Files of weights: `<run_id>.npz` with the flat vectors `initial` and `final`, in parameter order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalebench.errors import ModelError, ResultsError
 
 
 def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> Path:
-    """Write the vectors (n,) of one run, whole or not at all.
+    """Write the vectors (n,) of one run atomically.
 
     Raises:
         ResultsError: the folder cannot be written.
@@ -29,10 +29,10 @@ def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> P
 
 
 def load_weights(path: Path, parameters: int) -> Tensor:
-    """The vector `final` (else `initial`, else the first) in `path`, (parameters,) in float64.
+    """Return the vector `final` (else `initial`, else the first) in `path`, (parameters,) in float64.
 
     Raises:
-        ModelError: no such file, not an .npz of numbers, or of another length.
+        ModelError: the file is missing, not an .npz of numbers, or has another length.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -1,4 +1,4 @@
-"""One worker's run from its first step to its metrics; the same for a virtual worker and a real process."""
+"""Training and evaluation of one worker, virtual or real."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import DivergedError
 from scalebench.models.flat import is_finite
 from scalebench.models.registry import evaluate as evaluate_model
@@ -22,10 +22,10 @@ from scalebench.training.replica import Replica
 
 
 class Trainee(Worker, Protocol):
-    """A worker as its trainer sees it."""
+    """Worker with the members used by `train`."""
 
     run: Run
-    plan: Plan
+    plan: BatchPlan
     meters: Meters
     steps: int
     on_epoch: Callable[[int], None] | None
@@ -42,15 +42,14 @@ def train(
     on_begin: Callable[[], None] | None = None,
     on_epoch: Callable[[int], None] | None = None,
 ) -> WorkerReport:
-    """Train `replica` by `strategy` and report its meters.
+    """Train `replica` by `strategy` and return the report of its meters.
 
-    `warm` runs the study's warm-up steps first and puts the replica back; the time starts after a barrier.
-    `measured_split` is false where compute and communication cannot be told apart (the real DDP): those stay empty.
+    `warm` runs the study's warm-up steps first and resets the replica; the time starts after a barrier.
+    `measured_split` is False if compute and communication cannot be separated (the real DDP): both are then None.
     `on_begin` is called before that barrier, `on_epoch` after each epoch, outside the training time.
 
     Raises:
-        DivergedError: an epoch's training loss, the weights of replicas that agree, or a weight at the end became NaN
-            or infinite.
+        DivergedError: NaN or infinite training loss of an epoch, weights of replicas in agreement, or final weights.
     """
     strategy.setup(replica)
     if warm:
@@ -95,10 +94,10 @@ def train(
 
 
 def _require_finite(replica: Trainee, agreed: bool) -> None:
-    """The last update, or the last merge, has no loss behind it that would tell."""
+    """Raise DivergedError if the final weights are not finite, as no loss follows the last update or merge."""
     if not replica.parameters.is_meta and not is_finite(replica.parameters):
-        said = f"worker {replica.rank}: the weights are not finite at the end of training"
-        raise DivergedError(said, everywhere=agreed)
+        message = f"worker {replica.rank}: the weights are not finite at the end of training"
+        raise DivergedError(message, everywhere=agreed)
 
 
 def _warm_up(replica: Replica, strategy: Strategy) -> None:
@@ -110,17 +109,17 @@ def _warm_up(replica: Replica, strategy: Strategy) -> None:
     replica.reset()
 
 
-class Verdict(NamedTuple):
-    """What evaluation found; the lists are this worker's share, `final` is on worker 0 only."""
+class EvaluationResult(NamedTuple):
+    """Evaluations of this worker, and the final consensus on worker 0."""
 
     evaluations: list[Evaluation]
     final: Tensor | None
 
 
-def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Verdict:
-    """Evaluate the consensus of every snapshot on the held-out samples; collective, and outside the training time.
+def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> EvaluationResult:
+    """Evaluate the consensus of every snapshot on the held-out samples; collective, outside the training time.
 
-    Each worker returns the evaluations it made; together they are one per moment.
+    Each snapshot is evaluated by one worker, which returns the evaluation.
     """
     test = _TestSet(replica, dataset)
     evaluations: list[Evaluation] = []
@@ -138,11 +137,11 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Verdict:
             evaluations.append(Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector)))
         if snapshot.epoch == replica.epochs - 1:
             final = vector
-    return Verdict(evaluations, final if replica.rank == 0 else None)
+    return EvaluationResult(evaluations, final if replica.rank == 0 else None)
 
 
 class _TestSet:
-    """The held-out samples, on the device once, and the scratch use of the replica's model."""
+    """Held-out samples on the device, evaluated with the replica's model as scratch space."""
 
     def __init__(self, replica: Replica, dataset: Dataset) -> None:
         self._replica = replica

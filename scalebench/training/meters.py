@@ -1,4 +1,4 @@
-"""One worker's meters: time, communication and loss of each epoch, from its clock and its communicator."""
+"""Meters of one worker: time, communication and loss of each epoch, from its clock and communicator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scalebench.training.outcome import EpochReport
 
 
 class Meters:
-    """Closes one epoch after the other; each report holds the differences to the one before."""
+    """Reports of successive epochs; each has the differences to the previous one."""
 
     def __init__(self, rank: int, clock: Clock, comm: Communicator) -> None:
         self._rank, self._clock, self._comm = rank, clock, comm
         self.open()
 
     def open(self) -> None:
-        """Set all counts to zero."""
+        """Reset all counts."""
         self.epochs: list[EpochReport] = []
         self._ledger = Ledger()
         self._counted = (0, 0)
@@ -28,7 +28,7 @@ class Meters:
         self._stale: list[int] = []
 
     def observe(self, name: str, value: int) -> None:
-        """Count `value` in the histogram `name`; `staleness` is summed up for each epoch too."""
+        """Count `value` in the histogram `name`; `staleness` is also summarised for each epoch."""
         self.histograms[name][value] += 1
         if name == "staleness":
             self._stale.append(value)
@@ -36,10 +36,10 @@ class Meters:
     def close_epoch(
         self, epoch: int, elapsed_s: float, train_loss: float | None, *, poisoned_everywhere: bool = False
     ) -> None:
-        """Book `epoch`, which ended after `elapsed_s` seconds of training.
+        """Add the report of `epoch`, which ended after `elapsed_s` seconds of training.
 
         Raises:
-            DivergedError: the loss is NaN or infinite, or all workers have weights that are (`poisoned_everywhere`).
+            DivergedError: the loss is not finite, or the weights of all workers are not (`poisoned_everywhere`).
         """
         ledger, before = self._clock.ledger.copy(), self._ledger
         counted = (self._comm.collectives, self._comm.bytes_sent)
@@ -62,7 +62,7 @@ class Meters:
         self._stale.clear()
         self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
         if train_loss is not None and not math.isfinite(train_loss):
-            said = f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}"
-            raise DivergedError(said, everywhere=poisoned_everywhere)
+            message = f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}"
+            raise DivergedError(message, everywhere=poisoned_everywhere)
         if poisoned_everywhere:
             raise DivergedError(f"the weights are not finite after epoch {epoch + 1}", everywhere=True)

@@ -1,4 +1,4 @@
-"""Optimizers by name, and the learning rate of each step."""
+"""Construction of optimizers by name, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _OPTIONS: dict[str, type[_Options]] = {
 
 
 def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
-    """The optimizer `component` over `parameters`; `flat`: they are one tensor, for which less is to be done."""
+    """Return the optimizer `component` over `parameters`; `flat` if they are one tensor."""
     import torch
 
     from scalebench.training.flat_sgd import FlatSgd
@@ -79,7 +79,7 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     if component.name in BY_LAYER:
         import pytorch_optimizer
 
-        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), which the paper's rule does not.
+        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), unlike the paper.
         kept = pytorch_optimizer.LARS if component.name == "lars" else partial(pytorch_optimizer.Lamb, adam_debias=True)
         made: Optimizer = kept(parameters, lr=lr, **options, foreach=False)
         return made
@@ -88,11 +88,10 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
 
 
 def check_optimizer(component: Component) -> StrictModel:
-    """The options of the optimizer `component`.
+    """Return the options of the optimizer `component`.
 
     Raises:
-        StudyError: unknown optimizer or option, with the nearest name, or a value out of its range; or the package
-            that brings it is not here.
+        StudyError: unknown optimizer or option, with the nearest name, a value out of range, or a missing package.
     """
     if component.name not in _OPTIONS:
         raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
@@ -107,13 +106,13 @@ def check_optimizer(component: Component) -> StrictModel:
 
 
 def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:
-    """The learning rate at a moment of training, t in epochs of E, after s optimizer steps of this worker.
+    """Return the learning rate at a moment of training, t in epochs of E, after s optimizer steps of this worker.
 
     `constant`: lr. `linear` (Goyal et al., 2017, arXiv 1706.02677): lr * workers, reached linearly from lr over
     the first `lr_warmup_epochs` epochs. `cosine` (Loshchilov and Hutter, 2017, arXiv 1608.03983):
     lr (1 + cos(pi t / E)) / 2.
     `step`: lr * lr_decay^floor(t / lr_decay_every). `optimizer_steps`: lr * lr_decay^floor(s / lr_decay_every), which
-    decays after as many updates whatever the worker count, where a schedule in epochs leaves K workers a K-th of them.
+    decays after a number of updates that does not depend on the worker count.
     """
     match training.lr_policy:
         case "constant":

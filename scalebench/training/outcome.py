@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from scalebench.data.dataset import Dataset
-    from scalebench.data.plan import Plan
+    from scalebench.data.plan import BatchPlan
 
 _GROUPS = {"forward": "compute", "backward": "compute", "update": "compute", "shuffle": "data"}
 
@@ -28,7 +28,7 @@ class Lap(NamedTuple):
 
 @dataclass
 class EpochReport:
-    """One worker's epoch; seconds are of training time, empty (None) where not measured."""
+    """One epoch of one worker; seconds are training time, None if not measured."""
 
     epoch: int
     elapsed_s: float  # since training began, at the end of the epoch
@@ -37,7 +37,7 @@ class EpochReport:
     comm_s: float | None
     wait_s: float | None
     data_s: float | None
-    train_loss: float | None  # None: this worker trained on nothing in this epoch
+    train_loss: float | None  # None if this worker trained on no batch in this epoch
     syncs: int
     bytes_sent: int
     mean_staleness: float | None = None
@@ -46,7 +46,7 @@ class EpochReport:
 
 @dataclass
 class WorkerReport:
-    """One worker's run. compute_s + comm_s + data_s + other_s = train_s where they were measured."""
+    """One run of one worker. compute_s + comm_s + data_s + other_s = train_s if measured."""
 
     rank: int
     train_s: float
@@ -64,15 +64,15 @@ class WorkerReport:
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None
-    histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # what the strategy counted, such as staleness
+    histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # counts by the strategy, such as staleness
     laps: list[Lap] = field(default_factory=list)  # of a traced run, in order
 
 
 @dataclass
 class Evaluation:
-    """The consensus model's metric at one moment of training."""
+    """Metric of the consensus model at one moment of training."""
 
-    epoch: int  # 0-based; the moment is the end of this epoch (or its equivalent in merges)
+    epoch: int  # 0-based; the moment is the end of this epoch, or its equivalent in merges
     elapsed_s: float
     metric: float
 
@@ -106,7 +106,7 @@ class RunFacts:
     server_laps: list[list[Lap]] = field(default_factory=list)  # of a traced run
 
     @classmethod
-    def of(cls, dataset: Dataset, plan: Plan, **others: Any) -> RunFacts:
+    def of(cls, dataset: Dataset, plan: BatchPlan, **others: Any) -> RunFacts:
         """The facts of the data, of their division among the workers, and `others`."""
         return cls(
             n_train=dataset.n_train,
@@ -122,7 +122,7 @@ class RunFacts:
 
 @dataclass
 class Outcome:
-    """One run, whole. `status` is completed, failed, diverged, timeout or interrupted."""
+    """Outcome of one run. `status` is completed, failed, diverged, timeout or interrupted."""
 
     run_id: str
     status: str

@@ -1,8 +1,8 @@
-"""Compute at the pace of a stated device: real steps, stretched to its step time, so that real communication can be
-measured between more workers than this machine could feed.
+"""Pacing: real steps stretched to the step time of a stated device, so that real communication is measured between
+more workers than this machine could feed.
 
-The padding is spread as the device would spread its work: forward is padded before backward begins, and each gradient
-is released at its share of the backward pass, so that what Horovod and DDP do behind it starts when it would there.
+The padding is spread like the work of the device: forward is padded before backward begins, and each gradient is
+released at its share of the backward pass, so that overlapped communication of Horovod and DDP starts as on the device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scalebench.study.spec import Run
 from scalebench.system.clock import Task, WallClock, sleep_until
 
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
-_FADING, _MOST_REST = 0.9, 0.1  # per step; of the backward pass: so much of it is kept for what follows its gradients
-_TOLERANCE = 0.01  # a step this share over its time is not called late: it is what waking up costs
+_FADING, _MOST_REST = 0.9, 0.1  # decay per step, and upper bound in backward passes, of the time after all gradients
+_TOLERANCE = 0.01  # share of a step's time by which it may be late, for the cost of waking up
 
 
 @dataclass(frozen=True)
-class StepTime:
+class PacedStep:
     """Seconds of one local step on the stated device."""
 
     forward_s: float
@@ -35,12 +35,12 @@ class StepTime:
         return self.forward_s + self.backward_s + self.update_s
 
     def of(self, task: Task) -> float:
-        """Seconds of one of the three tasks."""
+        """Return seconds of one of the three tasks."""
         return (self.forward_s, self.backward_s, self.update_s)[_STEP.index(task)]
 
 
 def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
-    """How much slower worker `rank` is at a moment of training, by the study's slowdown and slow_windows."""
+    """Return the factor on compute of worker `rank` at a moment of training, by slowdown and slow_windows."""
     always, windows = run.virtual.slowdown.get(rank, 1.0), run.virtual.slowness(rank)
     if windows is None and always == 1.0:
         return None
@@ -48,28 +48,28 @@ def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
 
 
 def jitter_of(run: Run, rank: int) -> Callable[[int], float] | None:
-    """The factor on each step of worker `rank`, by the study's stated jitter: the one that a virtual worker has."""
+    """Return the factor on each step of worker `rank` by the study's stated jitter, as for a virtual worker."""
     if run.virtual.jitter not in STATED:
         return None
     return jitter_source(run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank)
 
 
 class PacedClock(WallClock):
-    """A wall clock on which a step lasts as long as on the stated device.
+    """Wall clock on which a step takes as long as on the stated device.
 
-    `target` is either the device's step split into its tasks, or its whole seconds: these are then split as this
-    machine's own warm-up steps are.
+    `target` is the device's step split into tasks, or its total seconds, split in proportion to the warm-up steps of
+    this machine.
 
-    `slowness(now)` is the factor on a task that begins `now` seconds after training began: a slow worker;
-    `jitter(step)` that on all of a step's tasks, a step beginning with its batch as a virtual one does.
+    `slowness(now)` is the factor on a task that begins `now` seconds after training began; `jitter(step)` is the factor
+    on all tasks of a step, which begins with its batch as for a virtual worker.
 
-    Each task ends when it would on the device; a task that took longer shortens the padding of the step's next ones.
-    `overrun` is the share of steps that ended late all the same.
+    Each task ends when it would on the device; a late task shortens the padding of the step's next ones. `overrun` is
+    the share of steps that end late nevertheless.
     """
 
     def __init__(
         self,
-        target: StepTime | float,
+        target: PacedStep | float,
         synchronise: Callable[[], None] | None = None,
         slowness: Callable[[float], float] | None = None,
         jitter: Callable[[int], float] | None = None,
@@ -77,27 +77,27 @@ class PacedClock(WallClock):
         super().__init__(synchronise)
         self._slowness, self._jitter = slowness, jitter
         self._batches, self._factor = 0, 1.0  # begun so far; of the present one
-        self._target = target if isinstance(target, StepTime) else None
-        self._total = target.total_s if isinstance(target, StepTime) else target
+        self._target = target if isinstance(target, PacedStep) else None
+        self._total = target.total_s if isinstance(target, PacedStep) else target
         self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
         self._steps = 0
         self._late_steps = 0
-        self._behind = 0.0  # seconds by which the present step is behind the device's
+        self._behind = 0.0  # seconds of the current step behind the device
         self._waiting_gradients = 0
         self._gradients = 0
         self._waits_in_backward = False
-        self._released = self._rest = 0.0  # when the last gradient was, and how long the pass goes on after it
+        self._released = self._rest = 0.0  # time of the last gradient, and duration of the pass after it
 
     @property
-    def step_time(self) -> StepTime:
-        """The split in use."""
+    def step_time(self) -> PacedStep:
+        """Step time split into tasks."""
         if self._target is None:
             self._target = self._split()
         return self._target
 
     @property
     def overrun(self) -> float | None:
-        """Share of steps that took longer than the device's; None before the first."""
+        """Share of steps that took longer than on the device; None before the first step."""
         return (self._late_steps + self._is_late) / self._steps if self._steps else None
 
     @property
@@ -105,13 +105,12 @@ class PacedClock(WallClock):
         return self._behind > _TOLERANCE * self._total
 
     def attach(self, model: torch.nn.Module, *, waits_in_backward: bool = False) -> None:
-        """Hold back each parameter's gradient until its share of the backward pass is over.
+        """Delay each parameter's gradient until its share of the backward pass is over.
 
-        The share is that of the parameters behind it, in reverse order: the last layer's gradients come first. The
-        hooks run before those of Horovod and DDP, which act on the accumulated gradient. What the pass still computes
-        after the last of them is left out of the time that they share, as long as it was in the steps before.
-        `waits_in_backward`: the pass ends with communication (the real DDP), so that all behind the last gradient
-        counts as that.
+        The share is that of the parameters up to it in reverse order, as gradients of the last layer come first. The
+        hooks run before those of Horovod and DDP, which act on the accumulated gradient. The time of the pass after
+        its last gradient, estimated from previous steps, is not distributed. `waits_in_backward`: the pass ends with
+        communication (the real DDP), so that the time after the last gradient is communication.
         """
         self._waits_in_backward = waits_in_backward
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -123,7 +122,7 @@ class PacedClock(WallClock):
         self._gradients = len(trainable)
 
     def start(self) -> None:
-        _ = self.step_time  # settled by the warm-up laps, before the first paced step
+        _ = self.step_time  # determined from the warm-up laps
         super().start()
         self._steps = self._late_steps = self._batches = 0
         self._factor = 1.0 if self._jitter is None else self._jitter(0)
@@ -147,7 +146,7 @@ class PacedClock(WallClock):
             sleep_until(due)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
-                self._steps += 1  # the update of some is a server's
+                self._steps += 1  # counted here, as some strategies update on a server
         elif not self.running:
             self.mark = self._read()
         elif task == Task.DATA and self._jitter is not None:
@@ -169,7 +168,7 @@ class PacedClock(WallClock):
         return hold
 
     def _due(self, seconds: float) -> float:
-        """When a task of `seconds` that began at the last mark is over on the device, as slow as this worker is."""
+        """Return the end on the device of a task of `seconds` from the last mark, with this worker's slowness."""
         seconds *= self._factor
         if self._slowness is not None:
             seconds *= self._slowness(self.ledger.total_s)
@@ -181,10 +180,10 @@ class PacedClock(WallClock):
             self._laps[task].append(now - self.mark)
         self.mark = now
 
-    def _split(self) -> StepTime:
+    def _split(self) -> PacedStep:
         own = [median(self._laps[task]) if self._laps[task] else 0.0 for task in _STEP]
         if not sum(own):
-            # No warm-up: forward costs one pass over the network, backward two, and the update neither.
-            return StepTime(self._total / 3, self._total * 2 / 3, 0.0)
+            # Without warm-up, assume one pass over the network for forward, two for backward, none for the update.
+            return PacedStep(self._total / 3, self._total * 2 / 3, 0.0)
         forward, backward, update = (self._total * seconds / sum(own) for seconds in own)
-        return StepTime(forward, backward, update)
+        return PacedStep(forward, backward, update)

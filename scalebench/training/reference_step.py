@@ -1,7 +1,7 @@
-"""The reference step: one training step of a fixed small network, the unit in which measured costs are compared.
+"""The reference step: one training step of a fixed small network, the unit of measured costs.
 
-The speed of a shared machine changes by a third within minutes. Costs that are measured at different moments are
-therefore divided by the time of this step at the same moment; one measured time of it turns them back into seconds.
+The speed of a shared machine changes by a third within minutes. Costs measured at different moments are therefore
+divided by the time of this step at the same moment, and converted to seconds by one measured time of it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from scalebench.system.stopwatch import Stopwatch, typical
 from scalebench.training.optimizers import build_optimizer
 
 Step = Callable[[], None]
-_STEPS, _WINDOWS = 4, 6  # steps of a window, and windows of one look
+_STEPS, _WINDOWS = 4, 6  # steps of a window, and windows of one measurement
 
 
 def reference_network() -> torch.nn.Module:
-    """Two layers with four tensors: 96 inputs, 96 hidden units, 16 outputs."""
+    """Return two layers with four tensors: 96 inputs, 96 hidden units, 16 outputs."""
     return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16))
 
 
 def reference_step() -> Step:
-    """A step on 8 samples as a replica takes it: one flat buffer, and SGD with momentum on it."""
+    """Return a step on 8 samples like that of a replica: SGD with momentum on one flat buffer."""
     net, x = reference_network(), torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
     flat, gradients = flatten(net)
     parameter = torch.nn.Parameter(flat)
@@ -42,7 +42,7 @@ def reference_step() -> Step:
 
 
 class Gauge:
-    """Measures the time of the reference step again and again, a few milliseconds each time."""
+    """Repeated measurement of the reference step, a few milliseconds each time."""
 
     def __init__(self) -> None:
         self._step = reference_step()
@@ -51,14 +51,14 @@ class Gauge:
             self._step()
 
     def steps(self, count: int) -> float:
-        """Mean seconds of `count` steps now, disturbed or not."""
+        """Return mean seconds of `count` steps, disturbed or not."""
         began = time.perf_counter()
         for _ in range(count):
             self._step()
         return (time.perf_counter() - began) / count
 
     def seconds(self) -> float | None:
-        """Median of the undisturbed windows of one look, in seconds a step; None if none was undisturbed."""
+        """Return the median step of undisturbed windows in seconds; None if all windows were disturbed."""
         self._step()
         found = []
         for _ in range(_WINDOWS):

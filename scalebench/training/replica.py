@@ -1,4 +1,4 @@
-"""The replica: one worker's model, optimizer, shard, meters and snapshots, wherever it runs."""
+"""The replica: model, optimizer, shard, meters and snapshots of one worker on any engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.errors import EngineError
 from scalebench.models.flat import is_finite, side_by_side, views
@@ -34,27 +34,27 @@ _CUT_AT_ONCE = 32  # batches
 
 @dataclass
 class Snapshot:
-    """A model to be evaluated after training; `vector` is empty where another worker holds it."""
+    """A model to be evaluated after training; `vector` is None if another worker holds it."""
 
     epoch: int
     elapsed_s: float
     vector: Tensor | None
-    agreed: bool  # the vector is the consensus; otherwise the consensus is still to be formed from all workers'
-    buffers: list[Tensor] = field(default_factory=list)  # floating-point ones: the statistics of that moment
+    agreed: bool  # True if the vector is the consensus; else it is computed from the vectors of all workers
+    buffers: list[Tensor] = field(default_factory=list)  # floating-point buffers of that moment
 
 
 class Replica:
     """Implements `strategies.base.Worker`.
 
-    Weights are made from `run.seed` alone, so that all replicas start equal; batches come from the plan; every
-    second of training is booked on the clock by the phase it was spent in.
+    Weights depend on `run.seed` only, so that all replicas start equal; batches come from the plan; the clock records
+    the time of each phase of training.
     """
 
     def __init__(
         self,
         run: Run,
         dataset: Dataset,
-        plan: Plan,
+        plan: BatchPlan,
         comm: Communicator,
         clock: Clock,
         device: torch.device | None = None,
@@ -93,7 +93,7 @@ class Replica:
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._losses: list[tuple[Tensor, int]] = []  # of the epoch under way, and of how many samples each
+        self._losses: list[tuple[Tensor, int]] = []  # of the current epoch, with numbers of samples
         self.on_epoch: Callable[[int], None] | None = None
         self.on_batch: Callable[[], None] = lambda: None
         self.meters = Meters(comm.rank, clock, comm)
@@ -103,7 +103,7 @@ class Replica:
         self.steps = 0
         self.snapshots: list[Snapshot] = []
         self._epoch = 0
-        self._moment = 0.0  # in epochs, of the batch under way
+        self._moment = 0.0  # of the current batch, in epochs
         self._losses.clear()
         self.meters.open()
 
@@ -146,7 +146,7 @@ class Replica:
             yield batch
 
     def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Rows for rows. Their bytes count; a synchronisation, in which replicas learn of one another, it is not."""
+        """Exchange rows. Their bytes are counted, but no synchronisation of replicas."""
         synchronised = self.comm.collectives
         received = self.comm.alltoallv(tensors)
         self.comm.collectives = synchronised
@@ -167,7 +167,7 @@ class Replica:
         self.clock.did(Task.FORWARD, samples)
         _backward(loss, _scalar(weight, self.dtype, self.device))
         self.last_loss = loss.detach()
-        self._losses.append((self.last_loss, samples))  # adding them up here would cost as much as three laps
+        self._losses.append((self.last_loss, samples))  # a sum here would cost as much as three laps
         self.clock.did(Task.BACKWARD, samples)
 
     @property
@@ -211,7 +211,7 @@ class Replica:
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = wrap(build_optimizer(self.run.optimizer, trainable, self.run.lr))
         for parameter, gradient in zip(trainable, views(trainable, self.gradients), strict=True):
-            parameter.grad = gradient  # a wrapper may have put tensors of its own there
+            parameter.grad = gradient  # a wrapper may have replaced it
 
     # --- agreement --------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Replica:
     # --- meters -----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """As before training: initial weights, no optimizer state, empty meters (after warm-up)."""
+        """Reset weights, optimizer state and meters after warm-up."""
         with torch.no_grad():
             self.parameters.copy_(self.initial)
             for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
@@ -250,7 +250,7 @@ class Replica:
                 self.on_epoch(epoch)
 
     def _mean_loss(self) -> float | None:
-        """Of the epoch's samples. Who trained on no batch of it (a late worker, a client not chosen) has none."""
+        """Return the mean loss of the epoch's samples; None without a batch (a late worker, an unselected client)."""
         if not self._losses:
             return None
         losses, samples = zip(*self._losses, strict=True)
@@ -258,15 +258,15 @@ class Replica:
         return float(torch.stack(losses).double().dot(weights) / weights.sum())
 
     def evaluates(self, epoch: int) -> bool:
-        """Whether the model is evaluated after `epoch`; the last one always is, once training is finished."""
+        """Return True if the model is evaluated after `epoch`; the last epoch is always evaluated after training."""
         every = self.run.evaluate_every
         return every > 0 and (epoch + 1) % every == 0 and not self.is_last(epoch)
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
-        """Remember the model of this moment; replicas that agree need one copy only, worker 0's."""
-        wanted = not agreed or self.rank == 0
-        vector = self.parameters.detach().clone() if wanted else None
-        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if wanted else []))
+        """Store a snapshot of the model; replicas in agreement need only the copy of worker 0."""
+        stored = not agreed or self.rank == 0
+        vector = self.parameters.detach().clone() if stored else None
+        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if stored else []))
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         if self.evaluates(epoch):
@@ -279,9 +279,9 @@ class Replica:
 
 
 def _backward(loss: Tensor, weight: Tensor) -> None:
-    """`(weight * loss).backward()` without the product, and without the checks of `loss.backward(weight)`.
+    """Compute `(weight * loss).backward()` without the product and without the checks of `loss.backward(weight)`.
 
-    Those load half of torch's compiler (0.5 s) and then take a tenth of a small model's backward pass.
+    The checks load half of torch's compiler (0.5 s) and take a tenth of a small model's backward pass.
     """
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward((loss,), (weight,), False, False, (), allow_unreachable=True, accumulate_grad=True)
@@ -293,7 +293,7 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _pieces(tensor: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-    """`tensor` in consecutive pieces of `sizes`: views, some at a time, which takes half as long as one by one."""
+    """Yield consecutive views of `tensor` of `sizes`, created in groups, which is twice as fast as one by one."""
     begin = 0
     for first in range(0, len(sizes), _CUT_AT_ONCE):
         some = sizes[first : first + _CUT_AT_ONCE]

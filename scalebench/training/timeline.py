@@ -61,7 +61,7 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
     where = f"virtual, on {cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
     steps = outcome.facts.steps_per_epoch or 0
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
-    uneven = [] if run.execution == "native" else run.virtual.in_words(run.workers)
+    uneven = [] if run.execution == "native" else run.virtual.describe(run.workers)
     crowded = ""
     if outcome.facts.oversubscribed:  # of paced runs: more than 1 % of their steps were slower than the pace
         paced = run.execution == "paced"

@@ -11,7 +11,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.system.atomic_write import write_whole
 from scalebench.virtual.calibration import loads_up_to
-from scalebench.virtual.operation_times import OperationTimes
+from scalebench.virtual.clock import OperationTimes
 from scalebench.virtual.step_times import StepTable
 
 CALIBRATION = "calibration.json"  # in the folder of a study

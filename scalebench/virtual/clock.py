@@ -1,24 +1,53 @@
-"""A virtual worker's clock: laps are looked up, not measured."""
+"""Clock of a virtual worker: times of steps and operations are looked up, not measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
-from scalebench.virtual.operation_times import OperationTime, name_of
 from scalebench.virtual.step_times import StepTimes
 
 _T = TypeVar("_T")
 
 
-class VirtualClock:
-    """Time that passes by what was done: steps by `times`, a strategy's own operations by `operations`, by name.
+class OperationTime(BaseModel):
+    """Seconds of an operation of a strategy besides steps: on the messages of two workers, and per further one."""
 
-    `speed` multiplies every computation of this worker (2.0: half as fast), `jitter(step)` every one of that step, and
-    `slowness(now)` every one that begins at that moment.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seconds: NonNegativeFloat
+    per_member_s: NonNegativeFloat = 0.0
+
+    def scaled(self, factor: float) -> OperationTime:
+        """Return the time on a machine that takes `factor` times as long."""
+        return OperationTime(seconds=self.seconds * factor, per_member_s=self.per_member_s * factor)
+
+    def among(self, members: int) -> float:
+        """Return seconds of one call on the messages of `members` workers."""
+        return self.seconds + self.per_member_s * max(0, members - 2)
+
+
+OperationTimes = dict[str, dict[str, OperationTime]]  # by strategy with options, then by operation
+
+
+def name_of(operation: Callable[..., Any]) -> str:
+    """Return the qualified name of a function or method, also in a partial; of other objects that of the class."""
+    while isinstance(operation, partial):
+        operation = operation.func
+    return str(getattr(operation, "__qualname__", type(operation).__qualname__))
+
+
+class VirtualClock:
+    """Virtual time: steps take `times`, operations of a strategy take `operations`, by name.
+
+    `speed` multiplies every computation of this worker (2.0: half as fast), `jitter(step)` those of that step, and
+    `slowness(now)` those that begin at that moment.
     """
 
     def __init__(
@@ -34,7 +63,7 @@ class VirtualClock:
         self.now = 0.0
         self._operations = operations or {}
         self.running = False
-        self.backward_s = 0.0  # of the last step, for what is hidden behind it
+        self.backward_s = 0.0  # of the last step, for overlapped communication
         self._seconds = times.task_seconds
         self._speed = speed
         self._jitter = jitter or (lambda step: 1.0)
@@ -63,21 +92,21 @@ class VirtualClock:
         return seconds if self._slowness is None else seconds * self._slowness(self.now)
 
     def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
-        """Call `operation` on behalf of all that charge it."""
+        """Call `operation` once for all workers that charge it."""
         return operation(*arguments)
 
     def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
-        """Call `operation`, which changes nothing, where its time is measured; on so many `times` the messages."""
+        """Call the side-effect free `operation` on a multiple `times` of the messages, only on a measuring clock."""
 
     def price(self, operation: Callable[..., Any], members: int = 2) -> float:
-        """Seconds of a strategy's `operation` on what `members` workers sent, on an ordinary worker."""
+        """Return seconds of a strategy's `operation` on the messages of `members` workers, on an ordinary worker."""
         if not self.running or not self._operations:
             return 0.0
         found = self._operations.get(name_of(operation))
         return 0.0 if found is None else found.among(members)
 
     def charge(self, operation: Callable[..., Any], members: int = 2) -> None:
-        """Let the time of `operation` pass."""
+        """Advance by the time of `operation`."""
         seconds = self._slowed(self.price(operation, members))
         self.now += seconds
         self.ledger.seconds[Task.OTHER] += seconds
@@ -88,11 +117,11 @@ class VirtualClock:
         return result
 
     def seconds_of(self, task: Task, samples: int = 0) -> float:
-        """How long `task` takes on an ordinary worker, undisturbed."""
+        """Return seconds of `task` on an ordinary worker without jitter."""
         return self._seconds(task, samples)
 
     def communicated(self, until: float, waited: float) -> None:
-        """Book the time up to `until` as communication, `waited` seconds of it as waiting for others."""
+        """Record the time up to `until` as communication, `waited` seconds of it as waiting for others."""
         self.ledger.seconds[Task.COMM] += until - self.now
         self.ledger.wait += waited
         self.now = until
@@ -110,10 +139,9 @@ class VirtualClock:
 
 
 class RecordingVirtualClock(VirtualClock):
-    """One that keeps every lap; a class of its own, so that ordinary runs pay nothing for it.
+    """Virtual clock that stores every lap, without overhead for ordinary runs.
 
-    Waiting comes first in an exchange: for the others, or for one's turn. At a server it lies between the way there
-    and back, and is drawn at the beginning all the same.
+    Waiting comes first in an exchange. At a server it lies between request and reply, but is recorded at the beginning.
     """
 
     laps: list[Lap]

@@ -1,6 +1,6 @@
-"""Virtual workers meet here: real arithmetic, modelled time.
+"""Communicator of virtual workers: real arithmetic, modelled time.
 
-A collective completes at max(arrival) + cost. A non-blocking one runs beside compute and is charged when waited for.
+A collective completes at max(arrival) + cost. A non-blocking one overlaps with compute and is charged at its wait.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from scalebench.comm.wire import pack, unpack, wire_bytes
 from scalebench.errors import RunError
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.costs import Costs
-from scalebench.virtual.pairing import Lap, exchange_laps, merge_pairs_
-from scalebench.virtual.reduction import reduce_tensors
+from scalebench.virtual.reduction import ExchangeLap, exchange_laps, merge_pairs_, reduce_tensors
 from scalebench.virtual.rendezvous import Group, Rendezvous
 from scalebench.virtual.scheduler import Scheduler
 
@@ -51,9 +50,9 @@ class VirtualCommunicator:
         arithmetic: bool = True,
         parent: VirtualCommunicator | None = None,
     ) -> None:
-        """`arithmetic=False`: operations take their time and leave the tensors alone.
+        """Create the communicator of `rank`; with `arithmetic=False` operations take time and change no tensors.
 
-        What is sent over a split counts for its `parent` too, so that a worker's communicator knows all it sent.
+        Traffic of a split counts for its `parent` too, so that a worker's communicator has its total.
         """
         self.scheduler, self.clock, self.costs = scheduler, clock, costs
         self.rank, self.size = rank, len(group.ranks)
@@ -145,7 +144,7 @@ class VirtualCommunicator:
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
 
         def effect(payloads: list[Any]) -> Tensor:
-            self.clock.rehearse(combine, payloads * 2, times=2)  # for what each further one adds
+            self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
         result: Tensor | None = self._meet("allgather", tensor, effect, seconds).result
@@ -174,9 +173,9 @@ class VirtualCommunicator:
         return [row[self.rank] for row in rendezvous.payloads]
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
-        """The mean of `tensor` (the gradients), charged as if reduced bucket by bucket behind the last backward pass.
+        """Average `tensor` (the gradients), charged as bucketed allreduces overlapped with the last backward pass.
 
-        The pass ended now; each bucket was ready at a share of it that the calibration knows.
+        The pass ended now; the release share of each bucket is calibrated.
         """
 
         def effect(payloads: list[Any]) -> None:
@@ -185,7 +184,7 @@ class VirtualCommunicator:
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
         if self.size == 1:
-            self._pass_alone(overlap)
+            self._charge_engine(overlap)
             return
         self.count(wire_bytes(tensor, overlap.wire))
         start = self.clock.now - self.clock.backward_s
@@ -196,8 +195,8 @@ class VirtualCommunicator:
             rendezvous.end = max(rendezvous.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
         self.await_end(rendezvous)
 
-    def _pass_alone(self, overlap: Overlap) -> None:
-        """A lone worker averages with nobody, but its engine's hooks, wrappers and copies take their time."""
+    def _charge_engine(self, overlap: Overlap) -> None:
+        """Charge hooks, wrappers and copies of the engine on a single worker."""
         cost = self.costs.cost_of(overlap.engine)
         if cost is not None and self.clock.running:
             self.clock.communicated(self.clock.now + cost.alone_s, 0.0)
@@ -230,7 +229,7 @@ class VirtualCommunicator:
             tensor.copy_(message)
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
-        """Each different merge is made once, and each message charged at both its ends."""
+        """Merge all in pairs; each different merge is computed once, each message charged at both ends."""
 
         def cached(a: Tensor, b: Tensor) -> None:
             self.clock.execute(merge, a, b)
@@ -243,7 +242,7 @@ class VirtualCommunicator:
 
         if self.size == 1:
             return
-        laps: list[Lap] = []
+        laps: list[ExchangeLap] = []
         rendezvous = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
         if rendezvous.end is not None and self.clock.running:
             came, merging = [payload[1] for payload in rendezvous.payloads], self.clock.price(merge)
@@ -267,14 +266,14 @@ class VirtualCommunicator:
         place = group.ranks.index(self.world_rank)
         return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
 
-    # --- meetings ---------------------------------------------------------------------------------------------
+    # --- rendezvous -------------------------------------------------------------------------------------------
 
     def count(self, nbytes: int, calls: int | None = None) -> None:
         if self.clock.running and self.size > 1:
             self._tally(1, nbytes)
 
     def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
-        """Nothing carries a virtual worker's bytes but this communicator."""
+        """Unsupported: only this communicator carries a virtual worker's bytes."""
         raise NotImplementedError
 
     def _tally(self, collectives: int, nbytes: int) -> None:
@@ -309,7 +308,7 @@ class VirtualCommunicator:
         return rendezvous
 
     def await_end(self, rendezvous: Rendezvous) -> None:
-        """Sleep until the meeting is over, and book the time."""
+        """Wait for the end of a rendezvous and record the time."""
         self._sleep_through(rendezvous)
         assert rendezvous.end is not None
         if self.clock.running:
@@ -321,9 +320,9 @@ class VirtualCommunicator:
             rendezvous.sleepers.append((self.world_rank, self.clock.now))
             self.scheduler.block(self.world_rank, rendezvous.what)
         else:
-            self._rouse(rendezvous)
+            self._wake_sleepers(rendezvous)
 
-    def _rouse(self, rendezvous: Rendezvous) -> None:
+    def _wake_sleepers(self, rendezvous: Rendezvous) -> None:
         assert rendezvous.end is not None
         for rank, since in rendezvous.sleepers:
             self.scheduler.wake(rank, max(since, rendezvous.end) if self.clock.running else since)
@@ -331,5 +330,5 @@ class VirtualCommunicator:
 
 
 def there_and_back(tensor: Tensor, wire: str) -> None:
-    """Cast as a real communicator does: a copy of `tensor` for the `wire`, and the sum that comes back."""
+    """Cast like a real communicator: `tensor` to the dtype of the `wire`, and the sum back."""
     unpack(pack(tensor, None, wire), torch.empty_like(tensor), tensor.element_size())

@@ -1,10 +1,10 @@
-"""Seconds of each operation between virtual workers: the engine's own cost, and the cluster's network.
+"""Seconds of each operation between virtual workers: cost of the engine and of the network.
 
-Inside one node the measured engine is the truth: n bytes between m ranks cost what they cost there, and p ranks cost in
-proportion as the network model says. Between nodes the same holds where the engine was measured between nodes.
-Elsewhere the network model is charged, which assumes an algorithm, plus what the engine's software adds: what a small
-operation takes, ceil(lg p) times, and what n bytes take beyond that and beyond the links inside a node,
-((p-1)/p) / ((m-1)/m) times, as often as each byte is sent. Both factors are assumptions; the first may be 1 to p.
+Inside one node the measured engine cost of n bytes among m ranks is charged, scaled to p ranks by the network model.
+Between nodes the same holds if the engine was measured between nodes. Otherwise the cost is that of the network model,
+which assumes an algorithm, plus that of the engine's software: a small operation ceil(lg p) times, and the excess of
+n bytes over that and over the links inside a node ((p-1)/p) / ((m-1)/m) times, the ratio of transfers of each byte.
+Both factors are assumptions; the first may be 1 to p.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 
 ONE_SIDED = "mpi-onesided"
-SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # a request and its reply; what the server has to do for them
+SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
 _PRICES_KEPT = 1 << 14
 Ranks = tuple[int, ...]
 Model = Callable[[int, Sequence[int]], float]
@@ -26,14 +26,14 @@ Model = Callable[[int, Sequence[int]], float]
 
 @dataclass(frozen=True)
 class GradientTensor:
-    """A parameter's gradient: its size, and after which share of the backward pass it is there."""
+    """Gradient of a parameter: size, and share of the backward pass after which it is complete."""
 
     nbytes: int
     release: float
 
 
 class Costs:
-    """Prices for one run; `engine` carries its collectives."""
+    """Costs of one run, whose collectives use `engine`."""
 
     def __init__(
         self, network: Network, engines: EngineCosts, engine: str, gradients: Sequence[GradientTensor] = ()
@@ -43,9 +43,9 @@ class Costs:
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Ranks, str], float] = {}
         self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
-        links = network.cluster.links.model_copy(update={"slow": {}})  # of nodes that were measured, none is slow
+        links = network.cluster.links.model_copy(update={"slow": {}})  # measured nodes have no slow links
         self._alike = network.cluster.model_copy(update={"links": links})
-        kept = lru_cache(_PRICES_KEPT)  # (nbytes, one worker, the other): seconds; they are asked for at every step
+        kept = lru_cache(_PRICES_KEPT)  # by (nbytes, one worker, the other), looked up at every step
         self.message = kept(network.message)
         self.occupancy = kept(self._occupancy)
         self.under_way = kept(self._under_way)
@@ -73,7 +73,7 @@ class Costs:
         return self.allreduce(0, ranks)
 
     def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: Ranks) -> float:
-        """`sizes[i][j]` bytes go from worker i to worker j; whoever sends or receives most decides."""
+        """Return the cost of an exchange of `sizes[i][j]` bytes from worker i to j, by the busiest worker."""
         sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
         received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
         measured = self.cost_of(self.engine)
@@ -81,11 +81,11 @@ class Costs:
         return self.network.alltoallv(max(*sent, *received), ranks) + small
 
     def adding(self, nbytes: int) -> float:
-        """How long a worker adds `nbytes` to what it has: n gamma."""
+        """Return n gamma, the seconds in which a worker adds `nbytes` to a vector."""
         return nbytes * self.network.cluster.reduction.seconds_per_byte
 
     def _occupancy(self, nbytes: float, worker: int, host: int) -> float:
-        """How long a server at `host` is at a request, or a reply, of `nbytes`: its link, and its software."""
+        """Return seconds in which a request or reply of `nbytes` occupies a server at `host`: link and software."""
         busy = self.cost_of(SERVER_BUSY)
         if busy is not None and self.network.same_node(worker, host):
             return busy.seconds(nbytes) / 2
@@ -93,7 +93,7 @@ class Costs:
         return link + (busy.alpha_s / 2 if busy else 0.0)
 
     def _under_way(self, nbytes: float, worker: int, host: int) -> float:
-        """How long such a request or reply is under way beside that, while the server may serve others."""
+        """Return seconds of a request or reply beyond `_occupancy`, in which the server may serve others."""
         whole, busy = self.cost_of(SERVER), self.cost_of(SERVER_BUSY)
         link = self.message(0, worker, host)
         if whole is None or busy is None:
@@ -103,7 +103,7 @@ class Costs:
         return link + max(0.0, whole.alpha_s - busy.alpha_s) / 2
 
     def _exclusive(self, nbytes: int, worker: int, host: int) -> float:
-        """Lock, fetch, store and unlock a shared vector of `nbytes` that lies at `host`."""
+        """Return seconds of lock, fetch, store and unlock of a shared vector of `nbytes` at `host`."""
         measured = self.cost_of(ONE_SIDED)
         if measured is not None and self.network.same_node(worker, host):
             return measured.seconds(nbytes)
@@ -111,11 +111,11 @@ class Costs:
         return crossing + (measured.alpha_s if measured else 0.0)
 
     def cost_of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost | None:
-        """What was measured of `engine` on one node, or between several; None where nothing was."""
+        """Return the measured cost of `engine` on one node, or between several; None if not measured."""
         return self.engines.of(engine, ranks, nodes) if self.engines.has(engine, nodes) else None
 
     def _priced(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
-        """What `model` says of `nbytes` among `ranks`, corrected by what was measured as `entry`."""
+        """Return the cost by `model` of `nbytes` among `ranks`, corrected by the measured `entry`."""
         key = (model.__name__, nbytes, ranks, entry)
         seconds = self._memo.get(key)
         if seconds is None:
@@ -134,7 +134,7 @@ class Costs:
         return modelled + (self._software(inside, model.__name__, nbytes, len(ranks)) if inside else 0.0)
 
     def _as_measured(self, model: Model, nbytes: int, ranks: Ranks, measured: EngineCost) -> float:
-        """Model seconds at the ranks and nodes at which `measured` was taken."""
+        """Return model seconds at the ranks and nodes of `measured`."""
         if measured.nodes == 1:
             return model(nbytes, ranks[: measured.ranks])
         place = Network(self._alike, -(-measured.ranks // measured.nodes), self.network.collective)
@@ -142,7 +142,7 @@ class Costs:
         return priced(nbytes, range(measured.ranks))
 
     def _own_or_alike(self, model: Model, nbytes: int, ranks: Ranks, operation: str) -> float:
-        """By the engine's own measured entry, else in proportion to its allreduce."""
+        """Return the cost by the engine's entry of `operation`, else in proportion to its allreduce."""
         entry = f"{self.engine}-{operation}"
         if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(ranks)):
             return self._priced(model, nbytes, ranks, entry)
@@ -150,14 +150,14 @@ class Costs:
         return self.allreduce(nbytes, ranks) * (model(nbytes, ranks) / whole) if whole > 0 else 0.0
 
     def _software(self, measured: EngineCost, operation: str, nbytes: int, ranks: int) -> float:
-        """What the engine adds to the network's time among `ranks` on several nodes."""
+        """Return the engine's addition to the network time among `ranks` on several nodes."""
         links: Model = getattr(self._within, operation)
         inside = range(measured.ranks)
         per_byte = measured.seconds(nbytes) - measured.alpha_s - (links(nbytes, inside) - links(0, inside))
         messages, sendings = _levels(ranks), 1.0
         if measured.ranks > 1:
             sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks)
-        if operation.startswith("linear"):  # the root is at every message
+        if operation.startswith("linear"):  # the root takes part in every message
             messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
 

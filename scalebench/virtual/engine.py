@@ -16,20 +16,19 @@ from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
 from scalebench.models.registry import build_model
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.jitter import jitter_source
 from scalebench.study.spec import Run
-from scalebench.training.loop import Trainee, Verdict, evaluate, train
+from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
+from scalebench.virtual.clock import OperationTimes, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.costs import Costs, GradientTensor
-from scalebench.virtual.operation_times import OperationTimes
 from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import ReplayWorker, Trace
 from scalebench.virtual.scheduler import Scheduler
@@ -160,7 +159,7 @@ class Simulation:
 
     def __init__(self, run: Run, dataset: Dataset, cost_model: CostModel, strategy: Strategy, deadline: float) -> None:
         self.run, self.dataset, self.cost_model, self.strategy = run, dataset, cost_model, strategy
-        self.plan = Plan.of(run, run.workers, run.seed, dataset)
+        self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         self.table = cost_model.table_for(run.workers)
         self.times = StepTimes(self.table, seed=run.seed - run.repetition, repetition=run.repetition)
         self.group = Group(tuple(range(run.workers)))
@@ -235,7 +234,7 @@ class Simulation:
 
         return program
 
-    def _evaluation(self, replica: Replica) -> Callable[[], Verdict]:
+    def _evaluation(self, replica: Replica) -> Callable[[], EvaluationResult]:
         return lambda: evaluate(replica, self.strategy, self.dataset)
 
     def _watch_time(self, epoch: int) -> None:

@@ -1,7 +1,7 @@
-"""Measures what strategies compute beside their steps: runs each of them for a moment, and times those operations.
+"""Measurement of operations of strategies besides plain steps, in a short virtual run of each strategy.
 
-The run is a virtual one of the study's smallest number of workers that communicate, on a few batches, so that every
-operation is called on the very vectors that it gets in the study. No time of a native run is used.
+The run has the study's smallest number of communicating workers and a few batches, so that every operation gets vectors
+as in the study. No time of a native run is used.
 """
 
 from __future__ import annotations
@@ -18,35 +18,34 @@ import numpy as np
 import torch
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.loop import train
-from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.clock import OperationTime, OperationTimes, VirtualClock, name_of
 from scalebench.virtual.engine import CostModel, Simulation
-from scalebench.virtual.operation_times import OperationTime, OperationTimes, name_of
 
 _T = TypeVar("_T")
 _QUARTILE = 25
 _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each strategy
-Found = dict[str, list[tuple[int, float]]]  # by operation: on how many times the messages, and how long
+Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
 
 
-class _EnoughError(RunError):
-    """The time for this strategy is spent."""
+class _BudgetSpentError(RunError):
+    """End of the time for one strategy."""
 
 
 def measure(operation: Callable[[], _T]) -> tuple[_T, float]:
-    """The result of `operation` and the processor seconds it took."""
+    """Return the result of `operation` and its processor seconds."""
     began = time.thread_time()
     result = operation()
     return result, time.thread_time() - began
 
 
 class MeasuringClock(VirtualClock):
-    """A virtual clock that times the operations of its strategy into `found`."""
+    """Virtual clock that adds the times of its strategy's operations to `found`."""
 
     found: Found
     deadline: float
@@ -57,7 +56,7 @@ class MeasuringClock(VirtualClock):
         result, seconds = measure(partial(operation, *arguments))
         self.found[name_of(operation)].append((1, seconds))
         if time.thread_time() > self.deadline:
-            raise _EnoughError("measured long enough")
+            raise _BudgetSpentError("measured long enough")
         return result
 
     def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
@@ -67,34 +66,34 @@ class MeasuringClock(VirtualClock):
 
 
 class _MeasuringSimulation(Simulation):
-    """Trains on a few batches an epoch, and evaluates nothing."""
+    """Simulation with a few batches an epoch and without evaluation."""
 
     clock_kind = MeasuringClock
 
     def measure(self, size: int) -> Found:
         rows = min(self.dataset.n_train, _STEPS * size * self.run.workers)
         part = replace(self.dataset, x_train=self.dataset.x_train[:rows], y_train=self.dataset.y_train[:rows])
-        self.dataset, self.plan = part, Plan(rows, self.run.workers, seed=self.run.seed, batch_per_worker=size)
+        self.dataset, self.plan = part, BatchPlan(rows, self.run.workers, seed=self.run.seed, batch_per_worker=size)
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         found: Found = defaultdict(list)
         deadline = time.thread_time() + _BUDGET_S
         for replica in replicas:
             clock: Any = replica.clock
             clock.found, clock.deadline = found, deadline
-        with suppress(RunError):  # long enough, or diverged: what was timed until then counts
+        with suppress(RunError):  # budget spent or diverged: the times so far are kept
             self.scheduler.run({replica.rank: partial(train, replica, self.strategy) for replica in replicas})
         return found
 
 
 def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_model: CostModel) -> OperationTimes:
-    """The operations of each strategy of `runs` that has some, by the strategy with its options."""
+    """Measure the operations of each strategy of `runs`, by strategy with options."""
     smallest: dict[str, Run] = {}
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
         smallest.setdefault(str(run.strategy), run)
     times: OperationTimes = {}
     for name, run in smallest.items():
         strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
-        if strategy.arithmetic(run.workers) is not None:  # it steps and averages gradients, and nothing else
+        if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
             times[name] = {}
             continue
         torch.set_num_threads(run.threads_per_worker)
@@ -105,8 +104,8 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_m
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
-    """The lower quartile, for others can only add, and where twice as many messages were tried, what each adds."""
-    cached, twice = ([seconds for times, seconds in calls if times == wanted] for wanted in (1, 2))
-    whole = float(np.percentile(cached, _QUARTILE))
+    """Return the lower quartile, as other programs can only add time, and the cost of each further message."""
+    once, twice = ([seconds for times, seconds in calls if times == multiple] for multiple in (1, 2))
+    whole = float(np.percentile(once, _QUARTILE))
     each = max(0.0, float(np.percentile(twice, _QUARTILE)) - whole) / workers if twice else 0.0
     return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)

@@ -1,4 +1,4 @@
-"""When gradients that are averaged behind the backward pass are all there: the rules of Horovod and of DDP.
+"""Completion of gradient averages overlapped with the backward pass, by the rules of Horovod and DDP.
 
 Both have one serial communication stream. A tensor is ready when the slowest worker has computed it.
 """
@@ -12,24 +12,24 @@ from functools import lru_cache
 from scalebench.comm.base import Overlap
 from scalebench.virtual.costs import Costs, GradientTensor
 
-Passes = Sequence[tuple[float, float]]  # each worker's backward pass: when it began, how long it took
-NOMINAL_CYCLE_S = 1e-3  # the cycle time at which the period of Horovod's loop was measured
+Passes = Sequence[tuple[float, float]]  # (begin, seconds) of each worker's backward pass
+NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
 
 
 @dataclass
 class Stream:
-    """The communication stream of a group: it remembers when Horovod's loop turns next."""
+    """Communication stream of a group; `next_cycle` is the next turn of Horovod's loop."""
 
     next_cycle: float = 0.0
 
     def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
-        """The moment at which every worker has the mean of all gradients."""
+        """Return the moment at which every worker has the mean of all gradients."""
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
         return _buckets(passes, overlap, costs, ranks)
 
     def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
-        """Horovod: at each cycle, what is ready on every worker is fused up to the threshold and reduced."""
+        """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         measured = costs.cost_of(overlap.engine)
         negotiation = measured.negotiation_s * _growth(len(ranks)) if measured else 0.0
         slack = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
@@ -62,7 +62,7 @@ def _buckets(passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, .
 
 @lru_cache(maxsize=64)
 def _bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> list[tuple[int, float]]:
-    """(bytes, share of the backward pass after which it is complete) of each bucket."""
+    """Return (bytes, share of the backward pass after which it is complete) of each bucket."""
     plan: list[tuple[int, float]] = []
     size, release = 0, 0.0
     for tensor in sorted(gradients, key=lambda tensor: tensor.release):
@@ -75,7 +75,7 @@ def _bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> lis
 
 
 def _fused(sizes: list[int], threshold: int) -> list[int]:
-    """Consecutive tensors put together while they fit under the threshold."""
+    """Return the sizes of groups of consecutive tensors up to the threshold."""
     groups: list[int] = []
     for nbytes in sizes:
         if groups and groups[-1] + nbytes <= threshold:
@@ -94,5 +94,5 @@ def _travelling(nbytes: int, overlap: Overlap) -> int:
 
 
 def _growth(ranks: int) -> float:
-    """Negotiation among p ranks against two: ceil(lg p), an assumption; its range is 1 to p / 2."""
+    """Return the negotiation among p ranks relative to two: ceil(lg p), an assumption; its range is 1 to p / 2."""
     return float(max(1, (ranks - 1).bit_length()))

@@ -13,7 +13,7 @@ from typing import Any
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import in_one_line
 from scalebench.study.spec import Run
-from scalebench.system.parent_watch import follow, preloaded_forkserver, unheard
+from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import CostModel, alike, simulate_alike
@@ -127,7 +127,7 @@ def _run_in_processes(
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
-                with unheard():
+                with signals_blocked():
                     under_way[pool.submit(_simulate_here, left[place])] = place
             done, _ = wait(under_way, timeout=_POLL_S, return_when=FIRST_COMPLETED)
             for future in done:
@@ -152,7 +152,7 @@ _stop: Any = None  # likewise: the event that is set when no further run should 
 
 def _begin(simulator: Simulator, stop: Any) -> None:
     global _simulator, _stop
-    follow()
+    exit_with_parent()
     _simulator, _stop = simulator, stop
 
 

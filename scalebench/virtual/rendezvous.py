@@ -1,4 +1,4 @@
-"""Where virtual workers meet: a group, and one collective operation of it."""
+"""Groups of virtual workers and their collective operations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from scalebench.virtual.overlap import Stream
 
 
 class Rendezvous:
-    """One collective operation of `size` workers: what they brought, by rank in the group, and when it is over."""
+    """One collective operation of `size` workers: payloads by rank in the group, and end."""
 
     __slots__ = ("end", "latest", "missing", "payloads", "result", "sleepers", "what")
 
     def __init__(self, what: str, size: int) -> None:
         self.what = what
         self.payloads: list[Any] = [None] * size
-        self.result: Any = None  # of the arithmetic, which is done once for all
-        self.missing = size  # workers that have not come yet
-        self.latest = 0.0  # when the last one came
+        self.result: Any = None  # of the arithmetic, computed once for all
+        self.missing = size  # workers that have not arrived yet
+        self.latest = 0.0  # arrival of the last worker
         self.sleepers: list[tuple[int, float]] = []  # (world rank, its time)
         self.end: float | None = None
 
     def join(self, rank: int, now: float, payload: Any) -> None:
-        """`rank` comes at `now`."""
+        """Add the arrival of `rank` at `now`."""
         self.payloads[rank] = payload
         self.missing -= 1
         self.latest = max(self.latest, now)
@@ -33,8 +33,8 @@ class Rendezvous:
 
 @dataclass
 class Group:
-    """The workers of one communicator, by world rank, their meetings under way, their mail, and what one of them
-    computed for all: [result, how many have not taken it yet], by call."""
+    """Workers of one communicator by world rank, with pending rendezvous, messages, and shared results by call:
+    [result, number of workers that have not fetched it]."""
 
     ranks: tuple[int, ...]
     meetings: dict[int, Rendezvous] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.pricing.recording import RecordingWorker
 from scalebench.study.spec import Run
 from scalebench.system.clock import Clock
@@ -44,7 +44,7 @@ class ReplayWorker(RecordingWorker):
     def __init__(
         self,
         run: Run,
-        plan: Plan,
+        plan: BatchPlan,
         comm: Communicator,
         clock: Clock,
         trace: Trace,

@@ -1,8 +1,8 @@
-"""A discrete-event scheduler for workers that are plain blocking code.
+"""Discrete-event scheduler of workers written as blocking code.
 
-Each worker is a greenlet with its own virtual time. It runs ahead through its computation and comes back here only
-where it meets others; the scheduler then resumes whoever is earliest. So operations take effect in the order of
-virtual time, whatever the order in which Python happened to execute the arithmetic between them.
+Each worker is a greenlet with its own virtual time. It switches to the scheduler only at communication; the scheduler
+resumes the earliest worker, so that operations take effect in the order of virtual time, independent of the order in
+which Python executes the arithmetic between them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from scalebench.errors import RunError
 
 
 class Scheduler:
-    """Runs `workers` greenlets to their ends.
+    """Scheduler of one greenlet for each worker.
 
-    Ties in time are broken by a seeded draw (`ties="seeded"`), because a fixed order would let the same worker win
-    for ever, or by rank (`ties="rank"`), which a comparison with a reference wants. `stochastic` says that the model
-    draws random numbers while training: then each worker keeps a generator state of its own.
+    Ties in time are broken by a seeded draw (`ties="seeded"`), as a fixed order would always favour the same worker, or
+    by rank (`ties="rank"`), for comparisons with a reference. With `stochastic`, for models that draw random numbers
+    while training, each worker has a generator state of its own.
     """
 
     def __init__(self, *, seed: int, ties: str = "seeded", stochastic: bool = False) -> None:
@@ -38,11 +38,11 @@ class Scheduler:
         self._hub = greenlet.getcurrent()
 
     def run(self, programs: dict[int, Callable[[], Any]]) -> dict[int, Any]:
-        """Run each worker's program, starting at time zero; return what they return, by rank.
+        """Run each worker's program from time zero; return their results by rank.
 
         Raises:
-            RunError: all workers that are left wait for one another.
-            Exception: whatever a program raises; the others are ended first.
+            RunError: deadlock of the remaining workers.
+            Exception: an exception of a program, after the others have been ended.
         """
         self._hub = greenlet.getcurrent()
         results: dict[int, Any] = {}
@@ -63,24 +63,24 @@ class Scheduler:
         return results
 
     def turn(self, rank: int, now: float) -> None:
-        """Called by a worker: come back when nothing that happens before `now` is left to happen."""
+        """Suspend the calling worker until all events before `now` have happened."""
         self.wake(rank, now)
         self._hub.switch()
 
     def block(self, rank: int, what: str) -> None:
-        """Called by a worker: sleep until another one wakes it; `what` names the reason in a deadlock's message."""
+        """Suspend the calling worker until another one wakes it; `what` is the reason in a deadlock message."""
         self._waiting[rank] = what
         self._hub.switch()
         self._waiting.pop(rank, None)
 
     def wake(self, rank: int, time: float) -> None:
-        """Let `rank` go on at `time`."""
+        """Resume `rank` at `time`."""
         self._events += 1
         tie = float(rank) if self._random is None else self._random.random()
         heapq.heappush(self._heap, (time, tie, self._events, rank))
 
     def _resume(self, rank: int) -> None:
-        # What a thread keeps, each worker must keep for itself: greenlets share one thread.
+        # Greenlets share one thread: its grad mode and generator state are swapped for each worker.
         outside_grad = torch.is_grad_enabled()
         outside_state = torch.get_rng_state() if self.stochastic else None
         if self.stochastic and rank in self._generators:

@@ -1,4 +1,4 @@
-"""A shared model and a server for virtual workers: one visitor, one message at a time, in the order of virtual time."""
+"""Shared model and server of virtual workers, accessed one at a time in the order of virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalebench.virtual.communicator import VirtualCommunicator
 
 
 class VirtualStore:
-    """What all workers' `VirtualShared` speak to: the model, who has it, and since when it is free."""
+    """Shared model behind the `VirtualShared` of all workers."""
 
     def __init__(self, initial: Tensor, host: int = 0) -> None:
         self.model = initial.clone()
@@ -24,11 +24,11 @@ class VirtualStore:
         self.merges = 0
         self.free_at = 0.0
         self.held = False
-        self.queue: deque[int] = deque()  # who found it held, by somebody who waited for another model meanwhile
+        self.queue: deque[int] = deque()  # workers that found it held by a worker waiting for another model
 
 
 class VirtualShared:
-    """Implements `comm.base.SharedState`: lock, fetch, change, store, unlock; visitors queue."""
+    """Implements `comm.base.SharedState`: lock, fetch, change, store, unlock; workers queue."""
 
     def __init__(self, store: VirtualStore, comm: VirtualCommunicator) -> None:
         self._store, self._comm = store, comm
@@ -53,7 +53,7 @@ class VirtualShared:
         yield store.model
         store.merges += 1
         store.free_at = clock.now
-        store.held = bool(store.queue)  # it goes straight to the first in the queue
+        store.held = bool(store.queue)  # it passes to the first in the queue
         if store.queue:
             comm.scheduler.wake(store.queue.popleft(), clock.now)
 
@@ -61,7 +61,7 @@ class VirtualShared:
 class VirtualServer:
     """Implements `comm.base.Server`: requests cross the network, queue for the server and are answered by its rule.
 
-    Nothing but its bytes is asked of a payload, or of a reply: it may be any object that has `nbytes`.
+    A payload or reply may be any object with `nbytes`.
     """
 
     in_process = True
@@ -87,11 +87,11 @@ class VirtualServer:
 
 
 class ServerState:
-    """The server itself: `rule` decides, `free_at` is when it has done what came before.
+    """State of the server: `rule` answers requests, `free_at` is the end of its current work.
 
-    A request is under way, waits for its turn, occupies the server, and so does each reply. A rule may say over how
-    many `shards` (servers that work side by side) it is spread, and count its `updates`: optimizer steps, each charged
-    as a worker's. `laps`, of a traced run, are the stretches in which it was occupied.
+    A request travels, waits for its turn and occupies the server; replies occupy it and travel. A rule may have
+    `shards`, the number of parallel servers, and `updates`, a count of optimizer steps, each charged as a worker's.
+    `laps` are the intervals in which it was occupied, in a traced run.
     """
 
     def __init__(self, rule: ServerRule, host: int = 0, *, traced: bool = False) -> None:
@@ -104,13 +104,13 @@ class ServerState:
         self.shards = getattr(rule, "shards", 1)
 
     def answer_now(self, comm: VirtualCommunicator, payload: Any) -> Tensor:
-        """The reply to a request outside the training time; the rule must not defer it."""
+        """Return the reply to a request outside the training time; the rule must not defer it."""
         ((worker, tensor),) = self.rule(comm.world_rank, payload, comm.clock.now)
         assert worker == comm.world_rank
         return tensor  # type: ignore[no-any-return]
 
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
-        """Take one request at `arrival`, in turn, and send off every reply that the rule releases."""
+        """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""
         nbytes = 0 if payload is None else payload.nbytes
         begin = max(arrival, self.free_at)
         updates = getattr(self.rule, "updates", 0)

@@ -1,4 +1,4 @@
-"""How long one local step takes: measured tables, one repetition's draw from them, and the jitter of single steps."""
+"""Seconds of local steps: measured or stated tables, and the draw of one repetition from them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from scalebench.cluster.spec import Cluster
+from scalebench.study.spec import Training
 from scalebench.system.clock import Task
 
-_LEFT_OUT = 0.2  # of the blocks, at either end
+_TRIMMED = 0.2  # share of the blocks at either end
 
 _TASK_COLUMNS = ("data_s", "forward_s", "backward_s", "update_s")
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
+# A backward pass has two matrix products for each one of the forward pass; the update is neglected.
+FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 
 
 class BatchTimes(BaseModel):
-    """Seconds per step at one batch size, as the means of consecutive blocks of steps, by task."""
+    """Seconds per step and task at one batch size, as means of consecutive blocks of steps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,26 +32,26 @@ class BatchTimes(BaseModel):
     update_s: list[float]
 
     def blocks(self) -> NDArray[np.float64]:
-        """(4, blocks) in the order of STEP_TASKS."""
+        """Return (4, blocks) in the order of STEP_TASKS."""
         return np.array([getattr(self, name) for name in _TASK_COLUMNS])
 
 
 class StepTable(BaseModel):
-    """What was measured, or stated, of one model on one kind of node under one load."""
+    """Measured or stated step times of one model on one kind of node under one load."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
-    busy_workers: int  # how many workers computed on the node at the same time
+    busy_workers: int  # workers that computed on the node at the same time
     batches: list[BatchTimes]
     shuffle_s_per_sample: float
-    release: list[float]  # share of the backward pass after which each parameter's gradient is there
-    jitter: list[float]  # step time divided by its mean, a sample of the distribution
-    outliers: float = 0.0  # share of the steps that were left out of it
-    others_load: float | None = None  # share of the cores' time that other programs took while it was measured
+    release: list[float]  # share of the backward pass after which each parameter's gradient is complete
+    jitter: list[float]  # sample of step times divided by their mean
+    outliers: float = 0.0  # share of steps excluded from it
+    others_load: float | None = None  # share of the cores used by other programs during the measurement
 
     def scaled(self, factor: float) -> StepTable:
-        """The table of a machine that takes `factor` times as long for everything."""
+        """Return the table of a machine that takes `factor` times as long."""
         batches = [
             batch.model_copy(
                 update={name: [factor * value for value in getattr(batch, name)] for name in _TASK_COLUMNS}
@@ -58,11 +62,36 @@ class StepTable(BaseModel):
         return self.model_copy(update={"batches": batches, "shuffle_s_per_sample": shuffle})
 
 
-class StepTimes:
-    """One repetition's step times: the table with its blocks resampled once, for all strategies and worker counts.
+def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepTable:
+    """Return the table of the study's `device_step_time` (of a full batch of `batch_size`), else of the cluster file.
 
-    Of the resampled blocks the fifth with the shortest steps and the fifth with the longest are left out, and the rest
-    averaged: what held up single blocks while the machine was measured is not part of the program that is simulated.
+    A stated step time is split 1:2 into forward and backward pass and assumed to be proportional to the samples of a
+    batch. Stated times have no spread, hence no jitter unless the study states one.
+    """
+    busy = cluster.node.workers_per_node
+    seconds = training.device_step_time
+    if seconds is not None:
+        batches = [
+            _batch(n, seconds * n / batch_size * FORWARD_SHARE, seconds * n / batch_size * BACKWARD_SHARE, 0.0)
+            for n in sorted({1, batch_size})
+        ]
+        source = f"stated: {seconds:g} s a step of {batch_size} samples"
+    else:
+        entries = cluster.step_times_of(str(training.model), training.dtype)
+        batches = [_batch(n, entry.forward_s, entry.backward_s, entry.update_s) for n, entry in sorted(entries.items())]
+        source = f"cluster file {cluster.name}"
+    return StepTable(source=source, busy_workers=busy, batches=batches, shuffle_s_per_sample=0.0, release=[], jitter=[])
+
+
+def _batch(samples: int, forward: float, backward: float, update: float) -> BatchTimes:
+    return BatchTimes(samples=samples, data_s=[0.0], forward_s=[forward], backward_s=[backward], update_s=[update])
+
+
+class StepTimes:
+    """Step times of one repetition: the table with its blocks resampled once, for all strategies and worker counts.
+
+    The mean of the resampled blocks is trimmed by the fifth with the shortest and the fifth with the longest steps, as
+    delays of single blocks belong to the measuring machine and not to the simulated program.
     """
 
     def __init__(self, table: StepTable, *, seed: int, repetition: int) -> None:
@@ -78,7 +107,7 @@ class StepTimes:
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
     def _task_seconds(self, task: Task, samples: int) -> float:
-        """Seconds of `task` on a batch of `samples`; between and beyond the measured sizes linear in samples."""
+        """Return seconds of `task` on a batch of `samples`, linear between and beyond the measured sizes."""
         if task == Task.SHUFFLE:
             return self.table.shuffle_s_per_sample * samples
         if task not in STEP_TASKS:
@@ -91,7 +120,7 @@ class StepTimes:
 
 
 def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle three fifths of `blocks` (..., tasks, blocks) by the time of a whole step; all of fewer than five."""
+    """Return the middle three fifths of `blocks` (..., tasks, blocks) by whole steps; all of fewer than five."""
     order = np.argsort(blocks.sum(axis=-2, keepdims=True), axis=-1, kind="stable")
-    cut = int(_LEFT_OUT * blocks.shape[-1])
+    cut = int(_TRIMMED * blocks.shape[-1])
     return np.take_along_axis(blocks, order, axis=-1)[..., cut : blocks.shape[-1] - cut]

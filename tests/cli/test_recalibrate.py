@@ -9,8 +9,8 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import DisturbedError
 from scalebench.launch import engines
-from scalebench.virtual.calibration import Measured
 from scalebench.virtual.calibration_file import Calibration, read_calibration
+from scalebench.virtual.step_statistics import Measured
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
        "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip

@@ -297,7 +297,7 @@ def test_retry_refuses_a_renamed_folder(half_failed, tmp_path):
 def test_status_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "sklearn", "matplotlib", "mpi4py", "rich")
     program = (
-        "import sys, scalebench.cli.status, scalebench.records.lock, scalebench.records.newest, "
+        "import sys, scalebench.cli.status, scalebench.records.lock, scalebench.records.folder, "
         f"scalebench.records.progress; print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

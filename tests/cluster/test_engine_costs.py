@@ -1,4 +1,4 @@
-"""Costs between measured points lie between them, never fall, and survive a file."""
+"""Engine costs are interpolated, monotone, and survive a round trip through a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_more_bytes_never_cost_less(first: float, second: float) -> None:
     assert MPI.seconds(low) <= MPI.seconds(high) * (1 + 1e-12)  # rounding of the interpolation
 
 
-def test_measured_points_are_met_but_for_noise_that_falls() -> None:
+def test_measured_points_are_met_except_falling_noise() -> None:
     assert [MPI.seconds(n) for n in (4, 1000, 2000, 4000)] == pytest.approx([1e-6, 3e-6, 3e-6, 8e-6], rel=1e-12)
 
 
-def test_between_and_beyond_the_points_it_is_straight() -> None:
+def test_costs_are_linear_between_and_beyond_points() -> None:
     assert MPI.seconds(502) == pytest.approx(2e-6)
     assert MPI.seconds(3000) == pytest.approx(5.5e-6)
     assert MPI.seconds(6000) == pytest.approx(8e-6 + 2000 * (8e-6 - 3e-6) / 2000)
@@ -42,7 +42,7 @@ def test_points_out_of_order_are_refused() -> None:
         EngineCost(engine="mpi", ranks=2, alpha_s=0, points=[(8, 1), (4, 1)], source="a test")
 
 
-def test_the_entry_nearest_in_ranks_is_taken() -> None:
+def test_nearest_rank_count_is_used() -> None:
     costs = EngineCosts(entries=[MPI, MPI.model_copy(update={"ranks": 8})])
     assert costs.of("mpi", 2).ranks == 2
     assert costs.of("mpi", 64).ranks == 8
@@ -52,7 +52,7 @@ def test_the_entry_nearest_in_ranks_is_taken() -> None:
         costs.of("gloo")
 
 
-def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
+def test_saved_costs_load_equal(tmp_path: Path) -> None:
     costs = EngineCosts(entries=[MPI])
     path = tmp_path / "deeper" / "costs.json"
     costs.save(path)
@@ -60,20 +60,20 @@ def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"entries": [{"engine": "mpi"}]}', '{"entrys": []}', "[1]"])
-def test_a_damaged_file_is_one_line(tmp_path: Path, content: str) -> None:
+def test_damaged_file_is_a_one_line_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content)
     with pytest.raises(ClusterError, match=r"costs\.json.*delete the file to measure again"):
         EngineCosts.load(path)
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_missing_file_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot read the engine costs .*No such file"):
         EngineCosts.load(tmp_path / "none.json")
 
 
 def test_more_ranks_never_cost_less_than_fewer():
-    """A cost among 8 ranks that lies 20 % below that among 2 is a contradiction; 2 % are noise, and are raised."""
+    """A cost among 8 ranks 20 % below that among 2 is refused; 2 % are noise and raised."""
     two = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5), (1024, 2e-5)], source="test")
     low = two.model_copy(update={"ranks": 8, "points": [(4, 1e-5), (1024, 1.6e-5)]})
     noisy = two.model_copy(update={"ranks": 8, "points": [(4, 3e-5), (1024, 1.96e-5)]})
@@ -81,7 +81,7 @@ def test_more_ranks_never_cost_less_than_fewer():
     assert noisy.at_least(two).points == [(4, 3e-5), (1024, 2e-5)]
 
 
-def test_costs_of_several_rank_counts_are_compared_at_one_machine_speed():
+def test_rank_counts_are_compared_at_one_machine_speed():
     two = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="test")
     slow = EngineCosts(entries=[two], reference_s=2e-4)
     fast = EngineCosts(entries=[two.model_copy(update={"ranks": 8, "points": [(4, 0.6e-5)]})], reference_s=1e-4)
@@ -89,7 +89,7 @@ def test_costs_of_several_rank_counts_are_compared_at_one_machine_speed():
     assert at_least(fast, slow).entries[0].points == [(4, 0.6e-5)]
 
 
-def test_an_operation_of_few_bytes_costs_its_latency_and_each_further_message_the_least() -> None:
+def test_small_operation_costs_latency_and_further_messages() -> None:
     engine = MPI.model_copy(update={"message_s": 0.25e-6})
     assert [engine.small_s(n) for n in (0, 1, 2, 5)] == pytest.approx([0.0, 1e-6, 1.25e-6, 2e-6])
     assert MPI.small_s(5) == pytest.approx(5e-6), "nothing less was measured"
@@ -100,7 +100,7 @@ def test_an_operation_of_few_bytes_costs_its_latency_and_each_further_message_th
 TIMED = {"message_s": 5e-7, "negotiation_s": 2e-4, "cycle_s": 1e-3, "per_step_s": 3e-5, "alone_s": 4e-5}
 
 
-def test_costs_follow_the_machine_but_timers_and_waits_for_the_scheduler_do_not() -> None:
+def test_costs_scale_with_machine_speed_except_timers_and_gloo() -> None:
     mpi, horovod, gloo = (MPI.model_copy(update={"engine": name, **TIMED}) for name in ("mpi", "horovod", "gloo"))
     for entry in (mpi, horovod):
         twice = entry.at(2.0)
@@ -115,7 +115,7 @@ def test_costs_follow_the_machine_but_timers_and_waits_for_the_scheduler_do_not(
     assert MPI.at(2.0).message_s is None
 
 
-def test_costs_of_a_known_machine_speed_are_told_at_another() -> None:
+def test_costs_convert_to_another_machine_speed() -> None:
     costs = EngineCosts(entries=[MPI], reference_s=1e-3, others_load=0.1)
     slower = costs.at(3e-3)
     assert (slower.reference_s, slower.others_load) == (3e-3, 0.1)
@@ -124,7 +124,7 @@ def test_costs_of_a_known_machine_speed_are_told_at_another() -> None:
     assert unknown.at(3e-3) is unknown
 
 
-def test_parts_are_joined_at_the_speed_of_the_first() -> None:
+def test_joined_parts_have_the_speed_of_the_first() -> None:
     first, second = (EngineCosts(entries=[MPI], reference_s=seconds) for seconds in (2e-3, 1e-3))
     both = joined([EngineCosts(entries=[MPI]), first, second])
     assert both.reference_s == 2e-3

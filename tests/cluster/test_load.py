@@ -1,4 +1,4 @@
-"""Shipped clusters parse and say their sources; strangers' files are refused in one line."""
+"""Shipped clusters parse and have sources; invalid files are one-line errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_shipped_names() -> None:
     assert cluster_names() == ["dgx-h100", "ethernet-10g", "juwels-booster", "marenostrum5-acc", "this-machine"]
 
 
-def test_this_machine_is_read_from_the_machine() -> None:
+def test_this_machine_has_values_of_the_machine() -> None:
     node = load_cluster("this-machine").node
     assert node.cores == node.workers_per_node == len(os.sched_getaffinity(0))
     assert node.memory_gib is not None
@@ -49,7 +49,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert load_cluster(path).links.intra.latency_s == 1e-6
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(
         ClusterError, match=r"unknown cluster 'juwel-booster', and no such file; did you mean 'juwels-booster'\?"
     ):
@@ -69,12 +69,12 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         (
             "latency_s: 1e-6, ",
             "",
-            r"key 'links.in(tra|ter).latency_s' is missing \(seconds that a message of no bytes takes\)",
+            r"key 'links.in(tra|ter).latency_s' is missing \(seconds of an empty message\)",
         ),
         ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': expected a number"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_invalid_key_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(MINIMAL.replace(old, new))
     with pytest.raises(ClusterError, match=message) as caught:
@@ -88,7 +88,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_cluster(tmp_path / "none.yaml")
 
 
-def test_more_workers_than_the_cluster_holds() -> None:
+def test_too_many_workers_are_refused() -> None:
     cluster = load_cluster("juwels-booster")
     assert cluster.nodes_for(1) == 1
     assert cluster.nodes_for(64) == 16
@@ -97,7 +97,7 @@ def test_more_workers_than_the_cluster_holds() -> None:
 
 
 @pytest.mark.parametrize("name", ["marenostrum5-acc", "juwels-booster", "dgx-h100"])
-def test_nobodys_machine_is_refused(name: str) -> None:
+def test_cluster_without_step_times_is_refused(name: str) -> None:
     cluster = load_cluster(name)
     with pytest.raises(ClusterError, match=r"no measured step time for model 'mlp\(hidden=\[128\]\)'.*--device-step"):
         require_step_times(cluster, Study())
@@ -105,11 +105,11 @@ def test_nobodys_machine_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["this-machine", "ethernet-10g"])
-def test_machines_like_this_one_are_measured_here(name: str) -> None:
+def test_this_machine_clusters_need_no_step_times(name: str) -> None:
     require_step_times(load_cluster(name), Study())
 
 
-def test_a_table_of_step_times_answers_for_its_batches() -> None:
+def test_step_times_apply_to_their_batches() -> None:
     entry = {
         "model": "mlp(hidden=[128])",
         "batch": 8,

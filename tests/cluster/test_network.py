@@ -1,4 +1,4 @@
-"""The costs follow the closed forms, grow with bytes and ranks, and know who shares a node."""
+"""Network costs follow the closed forms, are monotone, and depend on node placement."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_hierarchical_costs_rings_inside_and_between_nodes() -> None:
 
 
 @given(n=sizes, ranks=st.integers(1, 300))
-def test_all_of_a_linear_collective_crosses_the_link_of_its_root(n: int, ranks: int) -> None:
+def test_linear_collective_crosses_the_link_of_its_root(n: int, ranks: int) -> None:
     network = Network(PRESETS["ethernet-10g"])
     messages = (ranks - 1) * (ALPHA + n / BANDWIDTH)
     assert network.linear_broadcast(n, range(ranks)) == pytest.approx(messages, rel=1e-12)
     assert network.linear_reduce(n, range(ranks)) == pytest.approx(messages + (ranks - 1) * n * GAMMA, rel=1e-12)
 
 
-def test_of_a_linear_collective_only_what_comes_from_other_nodes_crosses_the_roots_card() -> None:
+def test_linear_collective_crosses_the_card_for_other_nodes_only() -> None:
     cluster = PRESETS["marenostrum5-acc"]
     intra, inter, n = cluster.links.intra, cluster.links.inter, 80_000_000
     inside = 3 * (intra.latency_s + n / intra.bandwidth_bytes_per_s)
@@ -97,7 +97,7 @@ def test_more_bytes_or_ranks_never_cost_less(preset: str, small: int, more: int,
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_alone_costs_nothing(preset: str) -> None:
+def test_single_rank_costs_nothing(preset: str) -> None:
     network = Network(PRESETS[preset])
     costs = [network.allreduce(1000, [3]), network.broadcast(1000, [3]), network.barrier([3]), network.message(9, 3, 3)]
     assert costs == [0.0] * 4
@@ -112,7 +112,7 @@ def test_workers_fill_nodes_in_order() -> None:
     assert Network(PRESETS["juwels-booster"], ranks_per_node=2).same_node(2, 3)
 
 
-def test_ranks_that_send_at_once_share_their_nodes_cards() -> None:
+def test_concurrent_ranks_share_network_cards() -> None:
     one_card = PRESETS["juwels-booster"].model_copy(
         update={"node": PRESETS["juwels-booster"].node.model_copy(update={"network_cards": 1})}
     )
@@ -123,7 +123,7 @@ def test_ranks_that_send_at_once_share_their_nodes_cards() -> None:
     assert one.allreduce(n, ranks, "ring") == many.allreduce(n, ranks, "ring")  # one flow crosses each card
 
 
-def test_auto_switches_where_mpich_does_and_can_be_forced() -> None:
+def test_auto_switches_algorithm_like_mpich() -> None:
     network = Network(PRESETS["ethernet-10g"])
     for n, algorithm in ((SHORT_MESSAGE, "recursive_doubling"), (SHORT_MESSAGE + 1, "rabenseifner")):
         assert network.allreduce(n, range(16)) == network.allreduce(n, range(16), algorithm)
@@ -131,12 +131,12 @@ def test_auto_switches_where_mpich_does_and_can_be_forced() -> None:
     assert forced.allreduce(10**6, range(16)) == network.allreduce(10**6, range(16), "tree")
 
 
-def test_an_unknown_collective_names_the_nearest() -> None:
+def test_unknown_collective_suggests_the_nearest() -> None:
     with pytest.raises(ClusterError, match="unknown collective 'rign'; did you mean 'ring'"):
         Network(PRESETS["ethernet-10g"], collective="rign")
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=20, unique=True))
-def test_a_group_costs_the_same_however_it_is_written(group: list[int]) -> None:
+def test_cost_does_not_depend_on_the_sequence_type(group: list[int]) -> None:
     network = Network(PRESETS["this-machine"], ranks_per_node=2)
     assert network.allreduce(5000, group) == network.allreduce(5000, tuple(reversed(group)))

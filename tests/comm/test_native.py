@@ -23,7 +23,7 @@ def run(program, ranks, *arguments):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request):
-    """What one launch found of every engine that is here."""
+    """Results of one launch for each available engine."""
     here = [engine for engine in LACKS if available(engine) is None]
     return request.param, run("operations.py", request.param, *here) if here else {}
 
@@ -54,7 +54,7 @@ def test_every_operation_equals_numpy(found, engine):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shared_state_conserves_and_server_keeps_the_order_of_arrival(ranks):
+def test_shared_state_loses_no_merge_and_server_keeps_arrival_order(ranks):
     if reason := available("mpi"):
         pytest.skip(reason)
     found = run("shared_and_server.py", ranks)

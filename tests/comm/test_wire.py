@@ -1,4 +1,4 @@
-"""What travels is exactly what was asked for."""
+"""Conversions for the wire are exact."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POWERS = st.integers(-126, 126).map(lambda exponent: 2.0**exponent)
     st.one_of(POWERS, st.integers(1, 1024), st.floats(1e-3, 1e9)),
     st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
 )
-def test_division_by_any_number_is_that_of_torch_bit_for_bit(numbers, divisor, dtype):
+def test_divide_equals_torch_bit_for_bit(numbers, divisor, dtype):
     tensor = torch.tensor(numbers).to(dtype)
     expected = tensor / divisor
     divide_(tensor, divisor)
     torch.testing.assert_close(tensor, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_whole_numbers_are_not_divided_silently():
+def test_division_of_integers_is_refused():
     with pytest.raises(RuntimeError, match="result type Float can't be cast"):
         divide_(torch.tensor([4, 6]), 2)

@@ -1,4 +1,4 @@
-"""Data sets are built once, whole, and found again; what is broken is said in one line."""
+"""Data sets are built once and cached; damage is a one-line error."""
 
 import json
 import os
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from scalebench.data.builder import DATASETS, Arrays, DatasetBuilder, check
-from scalebench.data.catalog import dataset_names, default_cache_dir, describe_datasets, open_dataset, prepare
+from scalebench.data.catalog import dataset_names, describe_datasets, open_dataset, prepare
 from scalebench.data.dataset import ARRAY_NAMES
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
+from scalebench.system.cache import cache_folder
 
 
 def training(dataset, **options):
@@ -32,7 +33,7 @@ def test_every_data_set_has_a_name_and_a_summary():
     assert all(summary and "\n" not in summary for _, summary in describe_datasets())
 
 
-def test_a_name_is_taken_once():
+def test_registering_a_name_twice_is_refused():
     with pytest.raises(ValueError, match="'digits' is registered twice"):
         DATASETS.add(type("Copy", (DatasetBuilder,), {"name": "digits", "summary": "", "__module__": __name__}))
 
@@ -47,7 +48,7 @@ def test_listing_imports_neither_torch_nor_sklearn():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_second_preparation_finds_the_first(tmp_path):
+def test_second_preparation_uses_the_cache(tmp_path):
     first = prepare(training("digits"), 1, tmp_path)
     written = (first / "x_train.npy").stat().st_mtime_ns
     assert prepare(training("digits"), 64, tmp_path) == first
@@ -65,7 +66,7 @@ def test_arrays_are_memory_mapped_and_named(tmp_path):
     assert stat.S_IMODE(dataset.folder.stat().st_mode) & 0o555 == 0o555
 
 
-def test_the_checksum_is_that_of_the_contents(tmp_path):
+def test_checksum_covers_the_content(tmp_path):
     small = {"synthetic": {"n_train": 40, "n_test": 8}}
     sums = {load(tmp_path / str(copy), small).sha256 for copy in range(2)}
     assert len(sums) == 1
@@ -98,7 +99,7 @@ def test_a_damaged_cache_is_refused_and_rebuilt(tmp_path, damage):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_processes_may_prepare_at_once(tmp_path):
+def test_concurrent_processes_prepare_one_data_set(tmp_path):
     code = (
         "import sys; from pathlib import Path; from scalebench.data.catalog import prepare\n"
         "from scalebench.study.spec import Training\n"
@@ -115,14 +116,14 @@ def test_processes_may_prepare_at_once(tmp_path):
     assert open_dataset(tmp_path / folders[0]).n_train == 7185
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path):
+def test_failed_build_leaves_no_files(tmp_path):
     np.savez(tmp_path / "bad.npz", x=np.full((10, 2), np.nan), y=np.zeros(10))
     with pytest.raises(DataError, match="hold NaN"):
         load(tmp_path, "npz", data_dir=tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+def test_unwritable_cache_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be cached in .*set XDG_CACHE_HOME"):
         prepare(training("wine"), 1, tmp_path / "file" / "cache")
@@ -130,11 +131,11 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path):
 
 def test_default_cache_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "scalebench" / "datasets"
-    assert prepare(training("wine"), 1).parent == default_cache_dir()
+    assert cache_folder("datasets") == tmp_path / "scalebench" / "datasets"
+    assert prepare(training("wine"), 1).parent == cache_folder("datasets")
 
 
-def test_a_changed_file_is_read_again(tmp_path):
+def test_changed_file_rebuilds_the_cache(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.ones((10, 2)), y=np.arange(10) % 2)
     assert load(tmp_path, "npz", data_dir=tmp_path).x_train.max() == 1
@@ -159,7 +160,7 @@ def test_unknown_names_and_options(tmp_path, dataset, message):
         load(tmp_path, dataset)
 
 
-def test_weak_scaling_multiplies_the_samples_of_a_set_that_grows(tmp_path):
+def test_weak_scaling_multiplies_samples(tmp_path):
     four = load(tmp_path, {"synthetic": {"n_train": 1100, "n_test": 10}}, workers=4, scaling="weak")
     one = load(tmp_path, {"synthetic": {"n_train": 1100, "n_test": 10}}, workers=1, scaling="weak")
     assert (four.n_train, four.n_test, one.n_train) == (4400, 10, 1100)
@@ -188,7 +189,7 @@ def arrays(**changes):
         ({"x_train": np.array([[0, 0]] * 5 + [[0, np.inf]], np.float32)}, "row 5 .* NaN or infinity"),
     ],
 )
-def test_arrays_that_cannot_be_trained_on(changes, message):
+def test_invalid_arrays_are_refused(changes, message):
     check("made", arrays())
     with pytest.raises(DataError, match=message):
         check("made", arrays(**changes))

@@ -1,4 +1,4 @@
-"""Laws of the plan: samples are conserved, batches are even, steps are equal, order depends on the seed alone."""
+"""Properties of the batch plan: conserved samples, even batches, equal steps, seeded order."""
 
 from fractions import Fraction
 from math import ceil
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scalebench.data.plan import SHUFFLES, Plan
+from scalebench.data.plan import SHUFFLES, BatchPlan
 from scalebench.errors import DataError
 from scalebench.study.spec import Component, Study
 
@@ -24,7 +24,7 @@ def plans(draw):
     name = draw(st.sampled_from(["batch_per_worker", "batch_global"]))
     labels = np.random.default_rng(n).integers(0, 3, n)
     try:
-        return Plan(
+        return BatchPlan(
             n,
             workers,
             seed=draw(st.integers(0, 5)),
@@ -68,7 +68,7 @@ def test_all_workers_take_the_same_steps_with_even_batches(plan, epoch):
 
 @settings(max_examples=200, deadline=None)
 @given(plan=plans(), epoch=st.integers(0, 4))
-def test_moves_lead_from_the_owners_before_to_those_after(plan, epoch):
+def test_moved_counts_agree_with_owners(plan, epoch):
     moved = plan.moved(epoch)
     assert (np.diag(moved) == 0).all()
     if epoch == 0 or plan.shuffle in ("none", "in_block"):
@@ -82,7 +82,7 @@ def test_moves_lead_from_the_owners_before_to_those_after(plan, epoch):
 @settings(max_examples=100, deadline=None)
 @given(plan=plans(), epoch=st.integers(0, 3))
 def test_blocks_keep_their_rows_together(plan, epoch):
-    """Unless the shuffle mixes blocks, a block has the same rows in every epoch, whoever visits it."""
+    """Without mixing shuffles a block has the same rows in every epoch."""
     assume(plan.shuffle not in ("pairwise", "global"))
 
     def blocks(of_epoch):
@@ -97,15 +97,15 @@ def test_blocks_keep_their_rows_together(plan, epoch):
 
 
 def test_block_k_goes_to_worker_k_mod_workers_in_file_order():
-    plan = Plan(11, 2, seed=0, batch_per_worker=2, blocks=4, shuffle="none", partition=PARTITIONS[1])
+    plan = BatchPlan(11, 2, seed=0, batch_per_worker=2, blocks=4, shuffle="none", partition=PARTITIONS[1])
     assert plan.indices(0, 0).tolist() == [0, 1, 2, 6, 7, 8]
     assert plan.indices(0, 1).tolist() == [3, 4, 5, 9, 10]
     assert plan.block_starts(0, 0).tolist() == [0, 3]
     assert plan.indices(3, 1).tolist() == plan.indices(0, 1).tolist()
 
 
-def test_in_block_permutes_inside_blocks_only_and_anew_each_epoch():
-    plan = Plan(200, 2, seed=0, batch_per_worker=10, blocks=4, partition=PARTITIONS[1])
+def test_in_block_permutes_inside_blocks_each_epoch():
+    plan = BatchPlan(200, 2, seed=0, batch_per_worker=10, blocks=4, partition=PARTITIONS[1])
     first, second = plan.indices(0, 0), plan.indices(1, 0)
     assert sorted(first[:50]) == sorted(second[:50]) == list(range(50))
     assert first.tolist() != second.tolist()
@@ -113,7 +113,7 @@ def test_in_block_permutes_inside_blocks_only_and_anew_each_epoch():
 
 
 def test_rotation_moves_whole_blocks():
-    plan = Plan(64, 4, seed=1, batch_per_worker=4, blocks=8, shuffle="rotate_blocks")
+    plan = BatchPlan(64, 4, seed=1, batch_per_worker=4, blocks=8, shuffle="rotate_blocks")
     moved = sum(plan.moved(epoch) for epoch in range(1, 6))
     assert moved.sum() > 0
     assert (moved % 8 == 0).all()
@@ -122,7 +122,7 @@ def test_rotation_moves_whole_blocks():
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_order_is_a_function_of_seed_epoch_and_worker(shuffle):
     def orders(seed, epochs):
-        plan = Plan(100, 4, seed=seed, batch_per_worker=5, shuffle=shuffle)
+        plan = BatchPlan(100, 4, seed=seed, batch_per_worker=5, shuffle=shuffle)
         return {(epoch, worker): plan.indices(epoch, worker).tolist() for epoch in epochs for worker in (3, 0, 2, 1)}
 
     forward, backward = orders(7, range(8)), orders(7, reversed(range(8)))
@@ -132,19 +132,19 @@ def test_order_is_a_function_of_seed_epoch_and_worker(shuffle):
 
 def test_global_batch_is_shared_exactly():
     """7185 samples, 48 in all over 10 workers: b = 4.8, S = ceil(719 / 4.8) = 150."""
-    plan = Plan(7185, 10, seed=0, batch_global=48)
+    plan = BatchPlan(7185, 10, seed=0, batch_global=48)
     assert plan.steps(0) == ceil(719 / Fraction(48, 10)) == 150
     assert plan.batch_size == 5
     assert plan.all_batch_sizes(3) == {4, 5}
 
 
 def test_too_large_batches_are_reduced_and_noted():
-    plan = Plan(600, 2, seed=0, batch_per_worker=512)
+    plan = BatchPlan(600, 2, seed=0, batch_per_worker=512)
     assert plan.notes == ["batch 512 is larger than the shard of 300: reduced to 300"]
     assert (plan.batch_size, plan.steps(0)) == (300, 1)
-    plan = Plan(600, 2, seed=0, batch_global=1000)
+    plan = BatchPlan(600, 2, seed=0, batch_global=1000)
     assert plan.notes == ["batch_global 1000 is larger than the 600 samples: reduced to 600"]
-    assert Plan(600, 2, seed=0, batch_per_worker=300).notes == []
+    assert BatchPlan(600, 2, seed=0, batch_per_worker=300).notes == []
 
 
 @pytest.mark.parametrize(
@@ -168,17 +168,17 @@ def test_too_large_batches_are_reduced_and_noted():
         ({"workers": 1, "partition": Component(name="dirichlet", options={"alpha": 0})}, "greater than 0, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options, message):
+def test_impossible_plan_is_a_one_line_error(options, message):
     with pytest.raises(DataError, match=message) as caught:
-        Plan(100, seed=0, **{"batch_per_worker": 8, **options})
+        BatchPlan(100, seed=0, **{"batch_per_worker": 8, **options})
     assert "\n" not in str(caught.value)
 
 
-def test_dirichlet_skews_labels_more_the_smaller_alpha_is():
+def test_smaller_alpha_skews_labels_more():
     labels = np.repeat(np.arange(10), 500)
 
     def largest_share(alpha):
-        plan = Plan(
+        plan = BatchPlan(
             5000,
             5,
             seed=3,
@@ -193,16 +193,18 @@ def test_dirichlet_skews_labels_more_the_smaller_alpha_is():
     assert largest_share(0.3) > 0.25
 
 
-def test_dirichlet_refuses_to_leave_a_worker_empty():
+def test_dirichlet_refuses_an_empty_worker():
     one_class = Component(name="dirichlet", options={"alpha": 0.001})
     with pytest.raises(DataError, match=r"leaves worker .* of 8 with 0 samples"):
-        Plan(100, 8, seed=0, batch_per_worker=8, labels=np.zeros(100, dtype=int), partition=one_class)
+        BatchPlan(100, 8, seed=0, batch_per_worker=8, labels=np.zeros(100, dtype=int), partition=one_class)
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_grid_is_as_many_blocks_visited_row_by_row(shuffle, blobs, make_run):
-    """[rows, columns]: none repeated, none lost, block (i, j) with worker (columns i + j) mod K."""
-    plans = [Plan.of(make_run("serial", 4, shuffle=shuffle, blocks=blocks), 4, 0, blobs) for blocks in ([4, 3], 12)]
+def test_grid_blocks_are_visited_row_by_row(shuffle, blobs, make_run):
+    """[rows, columns]: every sample once, block (i, j) with worker (columns i + j) mod K."""
+    plans = [
+        BatchPlan.of(make_run("serial", 4, shuffle=shuffle, blocks=blocks), 4, 0, blobs) for blocks in ([4, 3], 12)
+    ]
     assert plans[0].blocks == 12
     for epoch in range(3):
         chains = [[plan.indices(epoch, worker) for worker in range(4)] for plan in plans]
@@ -211,4 +213,4 @@ def test_a_grid_is_as_many_blocks_visited_row_by_row(shuffle, blobs, make_run):
     study = Study.model_validate({"blocks": [4, 3]})
     assert Study.model_validate_json(study.model_dump_json()).blocks == (4, 3)
     with pytest.raises(DataError, match="12 blocks but 16 workers"):
-        Plan.of(make_run("serial", 16, blocks=[4, 3]), 16, 0, blobs)
+        BatchPlan.of(make_run("serial", 16, blocks=[4, 3]), 16, 0, blobs)

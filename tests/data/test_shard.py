@@ -1,4 +1,4 @@
-"""A shard that trades rows with its peers holds what it would hold had it read them."""
+"""A shard with exchanged rows equals one that reads them."""
 
 import threading
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import SHUFFLES, Plan
+from scalebench.data.plan import SHUFFLES, BatchPlan
 from scalebench.data.shard import Shard
 
 
@@ -21,7 +21,7 @@ def make_dataset(n, task="classification"):
 
 
 class Exchange:
-    """An alltoallv between threads that stand for workers."""
+    """An alltoallv between threads as workers."""
 
     def __init__(self, workers):
         self.given = [None] * workers
@@ -43,7 +43,7 @@ class Exchange:
 
 
 def run_epochs(dataset, plan, epochs, dtype=torch.float64):
-    """What each worker holds in each epoch, trading rows for real; and how often each called the exchange."""
+    """Return the shards of all workers and epochs with real exchanges, and the number of exchanges."""
     exchange = Exchange(plan.workers)
     held = [[] for _ in range(plan.workers)]
 
@@ -70,9 +70,9 @@ def run_epochs(dataset, plan, epochs, dtype=torch.float64):
     seed=st.integers(0, 3),
     task=st.sampled_from(["classification", "regression"]),
 )
-def test_trading_rows_equals_reading_them(n, workers, blocks_each, shuffle, seed, task):
+def test_exchanged_rows_equal_read_rows(n, workers, blocks_each, shuffle, seed, task):
     dataset = make_dataset(n, task)
-    plan = Plan(n, workers, seed=seed, batch_per_worker=6, blocks=workers * blocks_each, shuffle=shuffle)
+    plan = BatchPlan(n, workers, seed=seed, batch_per_worker=6, blocks=workers * blocks_each, shuffle=shuffle)
     held, calls = run_epochs(dataset, plan, 4)
     moves = sum(bool(plan.moved(epoch).any()) for epoch in range(4))
     assert calls == [2 * moves] * workers
@@ -86,16 +86,16 @@ def test_trading_rows_equals_reading_them(n, workers, blocks_each, shuffle, seed
 
 
 @pytest.mark.parametrize("shuffle", ["rotate_blocks", "pairwise", "global"])
-def test_rows_do_move_in_these_shuffles(shuffle):
-    """Guards the property above against passing because nothing happens."""
-    plan = Plan(60, 4, seed=0, batch_per_worker=5, shuffle=shuffle)
+def test_moving_shuffles_move_rows(shuffle):
+    """Ensures that the property above is not trivially true."""
+    plan = BatchPlan(60, 4, seed=0, batch_per_worker=5, shuffle=shuffle)
     _, calls = run_epochs(make_dataset(60), plan, 4)
     assert min(calls) >= 4
 
 
 def test_dtypes_and_layout():
     dataset = make_dataset(12, "regression")
-    plan = Plan(12, 3, seed=0, batch_per_worker=2)
+    plan = BatchPlan(12, 3, seed=0, batch_per_worker=2)
     x, y = Shard(dataset, plan, 1, torch.bfloat16, torch.device("cpu")).epoch(0)
     assert (x.dtype, y.dtype) == (torch.bfloat16, torch.bfloat16)
     assert (tuple(x.shape), tuple(y.shape)) == ((4, 2, 3), (4, 2))
@@ -107,15 +107,19 @@ def test_dtypes_and_layout():
 
 def test_tensors_are_reused_when_nothing_changes():
     shard = Shard(
-        make_dataset(12), Plan(12, 3, seed=0, batch_per_worker=2, shuffle="none"), 0, torch.float32, torch.device("cpu")
+        make_dataset(12),
+        BatchPlan(12, 3, seed=0, batch_per_worker=2, shuffle="none"),
+        0,
+        torch.float32,
+        torch.device("cpu"),
     )
     assert shard.epoch(0)[0].data_ptr() == shard.epoch(1)[0].data_ptr()
 
 
 def test_rows_are_read_at_the_first_epoch_only(tmp_path):
-    """After the first epoch the data set may be gone."""
+    """The data set may be deleted after the first epoch."""
     dataset = make_dataset(12)
-    shard = Shard(dataset, Plan(12, 1, seed=0, batch_per_worker=2), 0, torch.float32, torch.device("cpu"))
+    shard = Shard(dataset, BatchPlan(12, 1, seed=0, batch_per_worker=2), 0, torch.float32, torch.device("cpu"))
     shard.epoch(0)
     dataset.x_train[:] = np.nan
     assert torch.isfinite(shard.epoch(1)[0]).all()

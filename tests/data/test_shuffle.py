@@ -1,4 +1,4 @@
-"""The pairwise shuffle: pairs of blocks exchange rows, everybody else's stay; nothing is lost; rounds add up."""
+"""Pairwise shuffle: pairs of blocks exchange rows, all rows are kept, rounds compose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.data.shuffle import PairwiseRounds, mix_pairs
 from scalebench.study.spec import Component
 
@@ -32,7 +32,7 @@ def test_blocks_exchange_rows_in_pairs_and_an_odd_block_stays_alone(sizes, seed)
         assert partners == [{0}]
 
 
-def test_most_pairs_do_mix_and_partners_change():
+def test_pairs_mix_and_partners_change():
     rows, sizes = np.arange(400), np.full(8, 50)
     rounds = PairwiseRounds(rows, sizes, np.random.default_rng)
     seen = set()
@@ -52,7 +52,7 @@ def test_an_odd_block_is_permuted_too():
     assert mixed.tolist() != list(range(50))
 
 
-def test_a_round_is_a_function_of_its_number_whatever_was_asked_before():
+def test_round_does_not_depend_on_previous_queries():
     sizes = np.array([5, 6, 7])
     forward = PairwiseRounds(np.arange(18), sizes, np.random.default_rng)
     in_order = [forward.rows_after(number).tolist() for number in range(40)]
@@ -62,8 +62,8 @@ def test_a_round_is_a_function_of_its_number_whatever_was_asked_before():
     assert len(forward._kept) <= 5
 
 
-def test_rows_wander_through_all_workers_in_some_epochs():
-    plan = Plan(64, 4, seed=0, batch_per_worker=8, shuffle="pairwise", partition=Component(name="by_order"))
+def test_rows_reach_all_workers():
+    plan = BatchPlan(64, 4, seed=0, batch_per_worker=8, shuffle="pairwise", partition=Component(name="by_order"))
     owners = [set(np.flatnonzero(plan.owners(epoch) == 0).tolist()) for epoch in range(8)]
     assert len(owners[0] & owners[1]) > 2  # half of them stay ...
     assert plan.moved(1).sum() < 64 * 0.8
@@ -71,13 +71,13 @@ def test_rows_wander_through_all_workers_in_some_epochs():
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("epoch_average", 4), ("allreduce", 3)])
-def test_the_bytes_that_move_are_charged(play, strategy, workers, blobs):
+def test_moved_bytes_are_charged(play, strategy, workers, blobs):
     """2 float64 features and an int64 class: 24 bytes a row that leaves its worker."""
     epochs = 4
     options = {"epochs": epochs, "shuffle": "pairwise", "blocks": 2 * workers}
     still, _ = play(strategy, workers, **{**options, "shuffle": "in_block"})
     moving, _ = play(strategy, workers, **options)
-    plan = Plan(96, workers, seed=3, batch_per_worker=8, shuffle="pairwise", blocks=2 * workers)
+    plan = BatchPlan(96, workers, seed=3, batch_per_worker=8, shuffle="pairwise", blocks=2 * workers)
     moved = sum(plan.moved(epoch) for epoch in range(1, epochs))
     assert moved.sum() > 0
     for worker in range(workers):

@@ -1,4 +1,4 @@
-"""A ds-tensor over real MPI ranks is the one of a single process, each rank holding its own blocks only."""
+"""A ds-tensor over real MPI ranks equals that of one process; each rank holds its blocks only."""
 
 import json
 import re
@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parent / "programs/spread.py"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_over_real_ranks_it_is_what_one_process_has(ranks, tmp_path):
+def test_tensor_over_real_ranks_equals_one_process(ranks, tmp_path):
     """Every operation bit for bit on uneven, empty and few blocks, grids and files; bad input ends on every rank."""
     if reason := available("mpi"):
         pytest.skip(reason)
@@ -48,7 +48,7 @@ def test_the_documented_example_runs(tmp_path):
 
 
 class Threads:
-    """An alltoallv between threads that stand for ranks, and how many of them there were."""
+    """An alltoallv between threads as ranks, with a count of calls."""
 
     def __init__(self, size):
         self.barrier = threading.Barrier(size, timeout=300)
@@ -70,7 +70,7 @@ class Threads:
         return peers
 
     def all_do(self, act):
-        """What `act(comm)` returns, or raises, on each rank."""
+        """Return the result or exception of `act(comm)` on each rank."""
         found = [None] * len(self.given)
 
         def work(rank):
@@ -116,7 +116,7 @@ def test_any_blocks_over_any_number_of_ranks(sizes, other, ranks, how, seed):
 
 
 @pytest.mark.parametrize("how", SHUFFLES)
-def test_rows_travel_only_in_a_shuffle_that_moves_them_and_then_in_one_alltoallv(how):
+def test_moving_shuffle_makes_one_alltoallv(how):
     threads = Threads(3)
     tensors = threads.all_do(lambda comm: DsTensor(np.arange(30), 6, comm))
     before = threads.calls
@@ -124,7 +124,7 @@ def test_rows_travel_only_in_a_shuffle_that_moves_them_and_then_in_one_alltoallv
     assert threads.calls - before == 1 + (how in MOVING)  # one more: all ask for the same
 
 
-def test_only_the_rows_of_its_own_blocks_are_read():
+def test_rank_reads_only_its_own_blocks():
     read = {}
 
     class Array(np.ndarray):
@@ -141,7 +141,7 @@ def test_only_the_rows_of_its_own_blocks_are_read():
     assert read == {"rank 0": [(0, 4), (7, 7)], "rank 1": [(4, 7), (7, 10)]}
 
 
-def test_a_rank_that_fails_keeps_its_own_error_and_the_others_name_it():
+def test_other_ranks_name_the_failing_rank():
     def act(comm):
         def halve(block):
             if comm.rank == 1:
@@ -157,7 +157,7 @@ def test_a_rank_that_fails_keeps_its_own_error_and_the_others_name_it():
         assert str(error) == "rank 1: in two"
 
 
-def test_what_no_rank_can_cut_is_the_same_error_on_every_rank():
+def test_impossible_blocks_raise_equally_on_every_rank():
     for array, blocks in [([[1, 2], [3, 4]], [[6, 7]]), (np.zeros(13), 2.5), (np.zeros((0, 3)), None), ([[1], []], 1)]:
         errors = Threads(3).all_do(lambda comm, array=array, blocks=blocks: DsTensor(array, blocks, comm))
         assert {type(error) for error in errors} == {DataError}

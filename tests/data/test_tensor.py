@@ -1,4 +1,4 @@
-"""The ds-tensor keeps every row, once, in blocks that differ by at most one."""
+"""The ds-tensor holds every row once, in blocks that differ by at most one."""
 
 import sys
 
@@ -15,7 +15,7 @@ from scalebench.errors import DataError
 
 
 @given(length=st.integers(0, 10_000), parts=st.integers(1, 300))
-def test_cut_loses_nothing_and_is_even(length, parts):
+def test_cut_is_complete_and_even(length, parts):
     sizes = cut(length, parts)
     assert sizes.sum() == length
     assert sizes.max() - sizes.min() <= 1
@@ -35,7 +35,7 @@ def test_blocks_keep_the_remainder_whatever_the_columns(shape):
 
 
 @given(rows=st.integers(1, 4), columns=st.integers(1, 4), extra=st.integers(0, 9))
-def test_a_grid_of_blocks_is_row_major_and_neither_repeats_nor_loses_rows(rows, columns, extra):
+def test_grid_is_row_major_and_has_every_row_once(rows, columns, extra):
     array = np.arange(rows * columns + extra)
     tensor = DsTensor(array, (rows, columns))
     assert tensor.n_blocks == rows * columns
@@ -97,28 +97,28 @@ def test_impossible_blocks_are_refused(blocks, message):
         (np.ones((1, 3), dtype=int), "array([[1, 1, 1]])"),
     ],
 )
-def test_what_says_no_blocks_is_refused_by_what_would(blocks, got):
+def test_invalid_blocks_error_names_valid_forms(blocks, got):
     for act in (lambda: DsTensor(np.zeros(3), blocks), lambda: DsTensor(np.zeros(3)).rechunk(blocks)):
         with pytest.raises(DataError) as raised:
             act()
         assert str(raised.value) == f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
 
 
-def test_no_rows_have_blocks_only_where_sizes_say_so():
+def test_empty_tensor_needs_explicit_sizes():
     for blocks in (None, 1, (1, 1)):
         with pytest.raises(DataError, match=r"^there are no rows to cut into blocks; give rows, or sizes of 0"):
             DsTensor(np.zeros((0, 3)), blocks)
     assert [block.shape for block in DsTensor(np.zeros((0, 3)), [0, 0])] == [(0, 3), (0, 3)]
 
 
-def test_what_numpy_makes_an_array_of_is_one():
+def test_array_likes_are_accepted():
     tensor = DsTensor([[1, 2], [3, 4], [5, 6]], 2)
     assert [block.tolist() for block in tensor] == [[[1, 2], [3, 4]], [[5, 6]]]
     with pytest.raises(DataError, match="a ds-tensor needs an array, got a list: "):
         DsTensor([[1], [2, 3]], 1)
 
 
-def test_unreadable_files_are_one_line(tmp_path):
+def test_unreadable_file_is_a_one_line_error(tmp_path):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY junk")
     (tmp_path / "x.npz").write_bytes(b"PK junk")
     np.save(tmp_path / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
@@ -150,7 +150,7 @@ def test_indexing_is_that_of_the_array():
         tensor[8]
 
 
-def test_map_goes_block_by_block_and_may_change_rows_and_shape():
+def test_map_applies_to_blocks_and_may_change_their_shape():
     tensor = DsTensor(np.arange(10.0), [5, 3, 2])
     sums = tensor.map(lambda block: block.sum(keepdims=True))
     assert sums.collect().tolist() == [10.0, 18.0, 17.0]
@@ -164,7 +164,7 @@ def test_map_goes_block_by_block_and_may_change_rows_and_shape():
 
 
 @given(rows=st.integers(1, 4), columns=st.integers(1, 4), how=st.sampled_from(SHUFFLES))
-def test_a_grid_survives_what_keeps_its_blocks(rows, columns, how):
+def test_operations_on_blocks_keep_the_grid(rows, columns, how):
     tensor = DsTensor(np.arange(rows * columns * 2 + 1), (rows, columns))
     doubled = tensor.map(lambda block: 2 * block)
     assert doubled.grid == tensor.shuffle(how, 1).grid == (rows, columns)
@@ -190,7 +190,7 @@ def test_rechunk_shares_the_rows():
     how=st.sampled_from(SHUFFLES),
     seed=st.integers(0, 4),
 )
-def test_a_shuffle_loses_nothing_and_moves_what_its_name_says(sizes, how, seed):
+def test_shuffle_keeps_rows_and_moves_by_its_rule(sizes, how, seed):
     array = np.arange(sum(sizes) * 2).reshape(-1, 2)
     tensor = DsTensor(array.copy(), sizes)
     mixed = tensor.shuffle(how, seed)
@@ -253,7 +253,7 @@ def test_hdf5_contiguous_data_are_mapped_and_packed_ones_read(tmp_path):
             DsTensor.from_hdf5(tmp_path / name, "x")
 
 
-def test_hdf5_without_h5py_says_what_to_install(tmp_path, monkeypatch):
+def test_hdf5_without_h5py_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r"need h5py; install it with pip install 'scalebench\[hdf5\]'"):
         DsTensor.from_hdf5(tmp_path / "x.h5", "x")

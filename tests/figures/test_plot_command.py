@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from scalebench.cli.plot import plot
 from scalebench.cli.report import report
 from scalebench.errors import ResultsError
-from scalebench.records.newest import newest_study
+from scalebench.records.folder import newest_study
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 

@@ -1,4 +1,4 @@
-"""Horovod's wheel serves any environment of the same kind; what stops an installation is said in one line."""
+"""Horovod's wheel is relocatable between equal environments; failures are one-line errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scalebench.install.wheels import default_cache, find_wheel, relative_runpat
 HERE = find_toolchain()
 
 
-def test_the_key_tells_torch_python_mpi_and_compiler_apart() -> None:
+def test_key_depends_on_torch_python_mpi_and_compiler() -> None:
     others = {"torch": "2.14.0", "python": "cpython-312", "mpi": "MPICH-4", "compiler": "clang-18", "layout": "lib64/x"}
     keys = {HERE.key, *(replace(HERE, **{part: value}).key for part, value in others.items())}
     assert len(keys) == 1 + len(others)
@@ -31,7 +31,7 @@ def test_the_key_tells_torch_python_mpi_and_compiler_apart() -> None:
     assert len(HERE.key) < 250  # a file name
 
 
-def test_paths_into_the_environment_become_relative_and_others_stay() -> None:
+def test_runpaths_into_the_environment_become_relative() -> None:
     site = Path(sysconfig.get_path("platlib"))
     paths = [f"{sys.prefix}/lib", "", "/usr/lib/openmpi", str(site / "torch/lib"), "$ORIGIN/../near"]
     said = relative_runpath(paths, Path("horovod/torch"))
@@ -40,7 +40,7 @@ def test_paths_into_the_environment_become_relative_and_others_stay() -> None:
     assert relative_runpath([], Path("horovod/torch")) == ["$ORIGIN/../../torch/lib"]
 
 
-def test_the_build_sees_its_tools_first_and_the_users_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_environment_has_tools_first_and_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MAKEFLAGS", "-j7")
     monkeypatch.setenv("HOROVOD_WITH_TENSORFLOW", "")
     env = build_environment(replace(HERE, cuda=None), tmp_path / "tools", tmp_path / "c++")
@@ -52,7 +52,7 @@ def test_the_build_sees_its_tools_first_and_the_users_settings(monkeypatch: pyte
     assert build_environment(replace(HERE, cuda="13.0"), tmp_path, tmp_path)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
 
 
-def test_the_cache_keeps_a_wheel_whole(tmp_path: Path) -> None:
+def test_cache_stores_wheels_atomically(tmp_path: Path) -> None:
     wheel = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     wheel.write_bytes(b"a wheel")
     kept = store_wheel(wheel, tmp_path / "cache" / "key")
@@ -62,7 +62,7 @@ def test_the_cache_keeps_a_wheel_whole(tmp_path: Path) -> None:
     assert find_wheel(tmp_path / "nothing") is None
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = CliRunner().invoke(main, ["install", "horovod", "--force", "--cache", str(tmp_path / "file" / "below")])
     assert result.exit_code == 2
@@ -77,7 +77,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         ("find_mpirun", lambda: None, r'an MPI.*run: pip install "scalebench\[mpi\]"'),
     ],
 )
-def test_a_missing_part_names_what_adds_it(
+def test_missing_requirement_names_the_command_that_adds_it(
     monkeypatch: pytest.MonkeyPatch, path: str, value: object, message: str
 ) -> None:
     monkeypatch.setattr(toolchain, path, value)
@@ -85,27 +85,27 @@ def test_a_missing_part_names_what_adds_it(
         install_horovod()
 
 
-def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"no C\+\+ compiler is here; run: apt-get install g\+\+"):
         find_toolchain()
 
 
-def test_a_compiler_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     with pytest.raises(EngineError, match=r"`/nonexistent/c\+\+ --version` does not work"):
         find_toolchain()
 
 
-def test_a_failing_pip_says_the_last_error_and_the_log(tmp_path: Path) -> None:
+def test_failing_pip_names_the_last_error_and_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "build.log"
     with pytest.raises(BuildError, match=r"pip install failed: ERROR: .*no_such_folder.*; its log is .*build\.log"):
         horovod._pip(["install", "--no-index", "./no_such_folder"], os.environ.copy(), log)
     assert "no_such_folder" in log.read_text()
 
 
-def test_the_compilers_error_is_found_below_the_noise() -> None:
+def test_last_error_skips_noise() -> None:
     log = """
       mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory
       compilation terminated.
@@ -118,7 +118,7 @@ def test_the_compilers_error_is_found_below_the_noise() -> None:
     assert horovod._last_error("nothing\nat all\n") == "at all"
 
 
-def test_a_horovod_that_does_not_load_is_told(tmp_path: Path) -> None:
+def test_horovod_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho 'ImportError: libtorch_cpu.so: no such file' >&2\nexit 1\n")
     mpirun.chmod(0o755)
@@ -126,12 +126,12 @@ def test_a_horovod_that_does_not_load_is_told(tmp_path: Path) -> None:
         check_horovod(mpirun)
 
 
-def test_two_processes_add_up() -> None:
+def test_check_horovod_sums_over_two_processes() -> None:
     assert check_horovod(HERE.mpirun).startswith("MPI True Gloo True")
 
 
-def test_the_wheel_serves_a_second_environment_without_the_first(tmp_path: Path) -> None:
-    """Every file of this environment is linked into another one, which then loads nothing from here."""
+def test_wheel_works_in_a_second_environment(tmp_path: Path) -> None:
+    """Every file of this environment is linked into another one, which then loads nothing from this one."""
     wheel = find_wheel(default_cache() / f"horovod-{horovod.VERSION}" / HERE.key)
     if wheel is None:
         pytest.skip("no cached wheel of this toolchain; run: scalebench install horovod")
@@ -167,7 +167,7 @@ def test_the_wheel_serves_a_second_environment_without_the_first(tmp_path: Path)
     assert sys.prefix not in mapped
 
 
-def test_what_a_build_took_is_known_of_this_toolchain_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_seconds_are_recorded_by_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "find_toolchain", lambda: HERE)
     assert horovod.build_seconds(tmp_path) is None
     folder = tmp_path / f"horovod-{horovod.VERSION}" / HERE.key

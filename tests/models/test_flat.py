@@ -1,4 +1,4 @@
-"""One flat vector: what lies in it, in which order, and whether it is finite."""
+"""Flat vector of parameters, statistics and room, and its finiteness."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def floating(model):
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_parameters_statistics_and_room_are_one_stretch_of_memory(room):
+def test_parameters_statistics_and_room_are_contiguous(room):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
     held = [*model.parameters(), *floating(model)]
@@ -54,7 +54,7 @@ class Sharing(nn.Module):
         self.same = self.alone
 
 
-def test_buffers_that_share_memory_stay_where_they_are():
+def test_buffers_that_share_memory_are_not_moved():
     model = Sharing()
     places = [model.both.data_ptr(), model.upper.data_ptr(), model.count.data_ptr()]
     parameters, _, _ = side_by_side(model)

@@ -1,4 +1,4 @@
-"""Losses and metrics are those of the textbooks, and measuring changes nothing."""
+"""Losses and metrics agree with references, and evaluation has no side effects."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_metrics_agree_with_scikit_learn():
     )
 
 
-def test_a_constant_target_counts_one_or_nothing():
+def test_constant_target_has_r2_of_one_or_zero():
     targets = torch.tensor([[2.0, 1.0], [2.0, 3.0]])
     assert metric("regression", targets, targets) == 1
     assert metric("regression", targets + torch.tensor([1.0, 0.0]), targets) == 0.5
@@ -52,7 +52,7 @@ class Watched(nn.Module):
         return self.layers(x)
 
 
-def test_evaluation_is_batched_and_leaves_no_trace():
+def test_evaluation_is_batched_without_side_effects():
     model = Watched()
     x, y = torch.randn(10, 4), torch.randint(0, 3, (10,))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -67,7 +67,7 @@ def test_evaluation_is_batched_and_leaves_no_trace():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_mode_is_put_back_after_a_failure():
+def test_mode_is_restored_after_a_failure():
     model = Watched()
     with pytest.raises(RuntimeError):
         evaluate(model, torch.randn(10, 5), torch.zeros(10), "classification")

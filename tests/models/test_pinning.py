@@ -1,4 +1,4 @@
-"""The content of the files that a study's model and cluster come from belongs to the study."""
+"""A study is bound to the content of its model and cluster files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def change(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_study_does_not_go_on_with_another_content(scalebench, key):
+def test_resume_refuses_a_changed_file(scalebench, key):
     scalebench(*RUN, *FILES)
     before = sha256(KEYS[key])
     row = load("results/mine").runs.iloc[0]
@@ -89,7 +89,7 @@ def test_a_study_does_not_go_on_with_another_content(scalebench, key):
     scalebench("run", "results/mine/study.yaml", "--name", "theirs", *FILES)  # a flag names another file
 
 
-def test_a_content_that_changes_while_the_study_runs_ends_the_run_that_meets_it(scalebench):
+def test_file_changed_during_the_study_fails_the_run(scalebench):
     stated = {"model": "net.py:build", "dataset": "wine", "init_weights": "start.npz", "cluster": "ours.yaml"}
     stated |= {"device_step_time": 0.002, "workers": [1, 2], "execution": "virtual"}
     run = plan_study(load_study(None, stated, [])).sweep.runs[0]
@@ -107,7 +107,7 @@ def test_a_content_that_changes_while_the_study_runs_ends_the_run_that_meets_it(
         require_unchanged(run)
 
 
-def test_a_checksum_may_be_stated_and_is_held(scalebench):
+def test_stated_checksum_is_enforced(scalebench):
     stated = {"model": "net.py:build", "model_sha256": sha256("net.py")}
     assert pinned(load_study(None, stated, [])).model_sha256 == sha256("net.py")
     with pytest.raises(ModelError, match="has changed since"):
@@ -118,7 +118,7 @@ def test_a_checksum_may_be_stated_and_is_held(scalebench):
         pinned(load_study(None, {"model": "mlp", "model_sha256": "0" * 64}, []))
 
 
-def test_rows_of_two_contents_are_not_mixed_nor_compared(scalebench):
+def test_rows_of_different_file_contents_are_separated(scalebench):
     scalebench(*RUN, *FILES)
     Path("net.py").write_text(OTHER)
     scalebench(*RUN, *FILES, "--name", "other")
@@ -131,7 +131,7 @@ def test_rows_of_two_contents_are_not_mixed_nor_compared(scalebench):
     assert [one.rule for one in found if "model_sha256 is" in one.what] == ["mixed-configurations"]
 
 
-def test_an_artifact_finds_the_files_from_wherever_it_is_packed(scalebench, tmp_path, monkeypatch):
+def test_artifact_finds_files_from_any_folder(scalebench, tmp_path, monkeypatch):
     scalebench(*RUN, *FILES)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -140,7 +140,7 @@ def test_an_artifact_finds_the_files_from_wherever_it_is_packed(scalebench, tmp_
     assert made.description.shipment.missing == []
 
 
-def test_an_artifact_has_the_files_that_ran_and_no_other(scalebench, tmp_path, monkeypatch):
+def test_artifact_ships_the_files_that_ran_without_credentials(scalebench, tmp_path, monkeypatch):
     monkeypatch.setenv("USER", "nn")  # called as a module in the code is
     secret = "# https://carla:pw@example.org\n"
     Path("net.py").write_text(secret + NET)

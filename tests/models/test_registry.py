@@ -1,4 +1,4 @@
-"""Models are built as asked, from the seed, without disturbing anybody's random numbers."""
+"""Models are built from the seed without changing global random state."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_list_says_how_to_bring_ones_own():
+def test_list_describes_user_models():
     assert {"mlp", "cnn"} <= set(model_names())
     assert dict(describe_models())["file.py:factory"].startswith("your own")
 
@@ -34,7 +34,7 @@ def test_mlp_of_any_widths(hidden, parameters):
 @pytest.mark.parametrize(
     ("name", "function"), [("relu", torch.relu), ("tanh", torch.tanh), ("gelu", nn.functional.gelu)]
 )
-def test_mlp_computes_what_it_says(name, function):
+def test_mlp_computes_its_formula(name, function):
     model = build({"mlp": {"hidden": [5], "activation": name}}, (3,), 2)
     first, second = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     x = torch.randn(7, 3)
@@ -50,7 +50,7 @@ def test_cnn_takes_images_of_any_size_and_form(shape):
     assert model(torch.zeros(3, *shape)).shape == (3, 4)
 
 
-def test_cnn_sees_a_flat_image_as_the_square_it_is():
+def test_cnn_reads_a_flat_image_as_a_square():
     flat, square = build("cnn", (64,)), build("cnn", (1, 8, 8))
     x = torch.randn(5, 64)
     assert torch.equal(flat(x), square(x.reshape(5, 1, 8, 8)))
@@ -61,7 +61,7 @@ def test_cnn_on_mnist_has_the_layers_of_lenet():
     assert shapes == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 16 * 7 * 7), (84, 120), (10, 84)]
 
 
-def test_weights_are_a_function_of_the_seed_and_leave_global_randomness_alone():
+def test_weights_depend_on_the_seed_only():
     torch.manual_seed(123)
     expected = torch.randn(3)
     torch.manual_seed(123)
@@ -97,12 +97,12 @@ def test_unknown_models_and_options(component, message):
         check_model(Component.model_validate(component))
 
 
-def test_a_model_beyond_any_memory_is_refused_in_one_line():
+def test_model_beyond_memory_is_a_one_line_error():
     with pytest.raises(ModelError, match=r"^model mlp\(hidden=\[1e?\+?[0-9]+\]\): cannot be built: RuntimeError"):
         build({"mlp": {"hidden": [10**14]}})  # 25.6 PB
 
 
-def test_cnn_refuses_what_is_no_image():
+def test_cnn_refuses_samples_that_are_not_images():
     with pytest.raises(ModelError, match=r"cannot read samples of shape \(30,\) as images; .* use model: mlp"):
         build("cnn", (30,))
 
@@ -145,7 +145,7 @@ def own(tmp_path):
     return path
 
 
-def test_a_users_own_model(own):
+def test_user_model_is_built(own):
     model = build({"name": f"{own}:build", "width": 9})
     assert count(model) == 64 * 9 + 9 + 9 + 9 + 9 * 10 + 10
     assert model.training
@@ -166,19 +166,19 @@ def test_a_users_own_model(own):
         ("not a name", "expected file.py:factory"),
     ],
 )
-def test_a_users_own_model_that_fails(own, factory, message):
+def test_failing_user_model_is_a_one_line_error(own, factory, message):
     with pytest.raises(ModelError, match=message) as caught:
         build(f"{own}:{factory}")
     assert "\n" not in str(caught.value)
 
 
-def test_options_the_factory_does_not_take(own):
+def test_unknown_factory_options_are_refused(own):
     with pytest.raises(ModelError, match=r"build\(input_shape=\(64,\), outputs=10, depth=2\) raised TypeError"):
         build({"name": f"{own}:build", "depth": 2})
 
 
 @pytest.mark.parametrize("text", ["import nothing_like_this", "def f(:", "raise SystemExit(3)"])
-def test_a_users_file_that_cannot_be_imported(tmp_path, text):
+def test_user_file_with_import_error_is_refused(tmp_path, text):
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(ModelError, match=r"bad\.py: cannot be imported, it raised") as caught:
         build(f"{tmp_path}/bad.py:build")
@@ -189,7 +189,7 @@ def test_a_users_file_that_cannot_be_imported(tmp_path, text):
     ("name", "message"),
     [("nowhere.py:build", "no file .*nowhere.py"), ("model.py", "expected file.py:factory"), (":f", "expected file")],
 )
-def test_a_users_file_that_is_not_there(name, message):
+def test_missing_user_file_is_refused(name, message):
     for refuse in (build, lambda component: check_model(Component.model_validate(component))):
         with pytest.raises(ModelError, match=message):
             refuse(name)

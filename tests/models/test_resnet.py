@@ -35,7 +35,7 @@ def test_resnets_have_the_depth_and_the_size_of_the_paper(depth, layers):
     assert {20: 0.27, 56: 0.85}[depth] == round(expected / 1e6, 2)  # He et al., table 6
 
 
-def test_a_stage_halves_the_image_and_its_shortcut_adds_zero_planes():
+def test_stage_halves_the_image_and_pads_the_shortcut():
     model = build({"resnet": {"depth": 8}}).eval()
     block = model[4]
     with torch.no_grad():
@@ -68,14 +68,14 @@ def test_nfnet_has_no_buffers_and_keeps_the_variance():
             assert 0.3 < x.var().item() < 3.0
 
 
-def test_a_fresh_nfnet_block_is_the_identity_where_shapes_stay():
+def test_initial_nfnet_block_is_the_identity():
     block = build({"nfnet": {"widths": [8], "blocks": [2]}}, (1, 8, 8))[2]
     x = torch.randn(2, 8, 8, 8)
     assert torch.equal(block(x), x)
 
 
 @pytest.mark.parametrize("name", ["resnet", "nfnet"])
-def test_they_learn(name):
+def test_residual_networks_learn(name):
     options = {"resnet": {"depth": 8, "width": 4}, "nfnet": {"widths": [8], "blocks": [1]}}[name]
     torch.manual_seed(0)
     model = build({name: options}, (1, 6, 6), 2, torch.float64)
@@ -100,6 +100,6 @@ def test_they_learn(name):
         ("resnet", (10,), r"model resnet: cannot read samples of shape \(10,\) as images"),
     ],
 )
-def test_what_cannot_be_is_refused(component, shape, message):
+def test_invalid_options_and_inputs_are_refused(component, shape, message):
     with pytest.raises(ModelError, match=message):
         build(component, shape)

@@ -1,4 +1,4 @@
-"""ResNet-50 and ViT-B/16 of transformers: published sizes, plain outputs, one line where they cannot be."""
+"""ResNet-50 and ViT-B/16 of transformers: published sizes, plain outputs, one-line errors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_sizes_are_the_published_ones(name, side, parameters):
     assert any(buffer.is_floating_point() for buffer in model.buffers()) == (name == "resnet50")
 
 
-def test_sides_that_patches_do_not_fill_are_refused():
+def test_side_not_divisible_by_the_patch_is_refused():
     with pytest.raises(ModelError, match="vit_b16: images of 28 x 28; expected a square with sides of 16, 32"):
         build("vit_b16", (1, 28, 28))
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b16"])
-def test_without_the_extra_it_is_named(name, monkeypatch):
+def test_missing_extra_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     check_model(Component(name=name))
     with pytest.raises(ModelError, match=rf"model {name} needs transformers; .* 'scalebench\[models\]'"):

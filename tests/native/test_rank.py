@@ -80,7 +80,7 @@ def reference():
     import torch
 
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import Plan
+    from scalebench.data.plan import BatchPlan
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
 
@@ -95,7 +95,7 @@ def reference():
     def train(workers, per_batch):
         run = make_run("mpi", "allreduce", workers)
         dataset = open_dataset(prepare(run, workers))
-        plan = Plan.of(run, workers, run.seed, dataset)
+        plan = BatchPlan.of(run, workers, run.seed, dataset)
         replicas = []
         for rank in range(workers):
             replica = Replica(run, dataset, plan, Alone(rank), WallClock())

@@ -8,13 +8,13 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.stated import stated_table
+from scalebench.virtual.step_times import stated_table
 
 WORKERS, SLOW, STEP_S = 4, 1, 0.02
 LOCKSTEP = ["allreduce", "bsp", "epoch_average", "gossip", "hierarchical_local_sgd"]
@@ -53,7 +53,7 @@ def virtual():
     said, cluster = study("virtual"), load_cluster("this-machine")
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
     for run in expand(said, cluster).runs:
-        batch = Plan.of(said, WORKERS, run.seed, dataset).batch_size
+        batch = BatchPlan.of(said, WORKERS, run.seed, dataset).batch_size
         cost_model = CostModel(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
         outcomes[run.strategy.name], _ = simulate(run, dataset, cost_model)
     return outcomes

@@ -1,4 +1,4 @@
-"""Credentials are known by their names and by their shapes; what only looks a little like one stays."""
+"""Credentials are detected by name and by shape; similar ordinary text is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_secret_names(name):
     assert is_private(name)
 
 
-def test_a_session_of_a_desktop_is_a_word_like_any_but_one_of_a_library_is_not_recorded():
+def test_session_variables_are_private_but_not_secret():
     assert is_private("UCX_SESSION")
     assert is_private("UCX_SESSION_ID")
     assert not is_secret("GDMSESSION")
@@ -43,7 +43,7 @@ def test_other_names(name):
         ("a -----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- b", "a <secret> b"),
     ],
 )
-def test_what_has_the_shape_of_a_credential_is_masked_in_any_text(text, left):
+def test_text_with_the_shape_of_a_credential_is_masked(text, left):
     assert mask(text) == left
     assert mask(left) == left
 
@@ -58,7 +58,7 @@ def test_what_has_the_shape_of_a_credential_is_masked_in_any_text(text, left):
         "shm,tcp eyJ AKIA task-allreduce-with-a-very-long-name",
     ],
 )
-def test_other_texts_stay_as_they_are(text):
+def test_other_texts_are_kept(text):
     assert mask(text) == text
 
 
@@ -73,11 +73,11 @@ def test_other_texts_stay_as_they_are(text):
         ("AccountKey=abc==;x=1", "AccountKey=<secret>;x=1"),
     ],
 )
-def test_what_is_assigned_to_a_secret_name_is_masked(text, left):
+def test_value_assigned_to_a_secret_name_is_masked(text, left):
     assert mask_assigned(text) == left
     assert mask_assigned(left) == left
 
 
 @pytest.mark.parametrize("text", ["auth=none", "token=0", "btl=tcp,self", "btl_tcp_if_include=eth0", "a:b:c", "key="])
-def test_switches_and_other_options_stay(text):
+def test_switches_and_other_options_are_kept(text):
     assert mask_assigned(text) == text

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine, read from folders that look like its own."""
+"""Facts about the machine, read from synthetic /sys and /proc folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_numa_nodes_and_governor_are_those_of_the_kernel(tmp_path):
     assert (facts["governor"], facts["model"]) == ("performance", "A CPU")
 
 
-def test_cards_that_are_up_are_told_with_driver_and_speed_and_virtual_ones_are_not(tmp_path):
+def test_network_lists_active_physical_cards(tmp_path):
     net = tmp_path / "sys/class/net"
     for name, state in (("eth0", "up"), ("eth1", "down"), ("lo", "unknown")):
         write(net, **{f"{name}/operstate": state, f"{name}/speed": "25000\n"})
@@ -44,13 +44,13 @@ def test_cards_that_are_up_are_told_with_driver_and_speed_and_virtual_ones_are_n
     ]
 
 
-def test_a_card_that_does_not_tell_its_speed_has_none(tmp_path):
+def test_card_without_speed_has_none(tmp_path):
     write(tmp_path, **{"sys/class/net/eth0/operstate": "up", "sys/class/net/eth0/speed": "-1\n"})
     (tmp_path / "sys/class/net/eth0/device").mkdir()
     assert network(tmp_path) == [{"name": "eth0", "driver": None, "speed_mbit_s": None}]
 
 
-def test_no_container_is_none(tmp_path):
+def test_no_container_outside_of_one(tmp_path):
     assert container({}, tmp_path) is None
 
 
@@ -72,12 +72,12 @@ def test_no_container_is_none(tmp_path):
         ({}, {"SCALEBENCH_IMAGE_DIGEST": "sha256:ab"}, ("stated", None, "sha256:ab")),
     ],
 )
-def test_containers_are_told_by_what_they_leave(tmp_path, files, environment, expected):
+def test_container_kinds_are_detected(tmp_path, files, environment, expected):
     told = container(environment, write(tmp_path, **files))
     assert tuple(told.values()) == expected
 
 
-def test_an_apptainer_image_is_told_by_its_name_and_the_id_in_its_header(tmp_path):
+def test_apptainer_image_has_name_and_header_id(tmp_path):
     own = uuid.uuid4()
     image = tmp_path / "bench.sif"
     image.write_bytes(
@@ -89,6 +89,6 @@ def test_an_apptainer_image_is_told_by_its_name_and_the_id_in_its_header(tmp_pat
     assert container({"APPTAINER_CONTAINER": str(image)}, tmp_path)["digest"] is None
 
 
-def test_gpus_are_told_with_their_driver(monkeypatch):
+def test_gpus_have_name_driver_and_memory(monkeypatch):
     monkeypatch.setattr(machine, "output_of", lambda *command: "NVIDIA H100 80GB HBM3, 550.54.15, 81559 MiB\n" * 2)
     assert machine.gpus() == 2 * [{"name": "NVIDIA H100 80GB HBM3", "driver": "550.54.15", "memory": "81559 MiB"}]

@@ -1,4 +1,4 @@
-"""How far a study is, from the plan and the run rows alone."""
+"""Progress of a study from planned.json and runs.csv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def row(number, seconds, status="completed", attempt=1, **more):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten virtual runs and three native ones planned; eight virtual ones tried, the next night's among them."""
+    """Ten virtual and three native runs planned; eight virtual ones attempted in two nights."""
     groups = 10 * ["virtual"] + 3 * ["native mpi"]
     keep_planned(tmp_path, [Planned(f"r{number}", "h", group) for number, group in enumerate(groups)])
     with Store(tmp_path) as store:
@@ -34,7 +34,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_it_counts_what_was_planned_by_the_latest_attempt(folder):
+def test_progress_counts_latest_attempts_of_planned_runs(folder):
     progress = progress_of(folder)
     assert (progress.planned, progress.done) == (13, 7)
     assert [(failure.run_id, failure.status, failure.error) for failure in progress.failures] == [
@@ -43,14 +43,14 @@ def test_it_counts_what_was_planned_by_the_latest_attempt(folder):
     assert progress.remaining == {"virtual": 2, "native mpi": 3}
 
 
-def test_the_pace_is_that_of_the_finished_runs_without_the_night_between(folder):
+def test_pace_excludes_the_pause_between_commands(folder):
     progress = progress_of(folder)
     assert progress.seconds_per_run == pytest.approx({"virtual": 2.0})
     assert progress.left_s == pytest.approx(4.0)
-    assert progress.untold == {"native mpi": 3}
+    assert progress.without_estimate == {"native mpi": 3}
 
 
-def test_runs_that_begin_together_share_their_time(tmp_path):
+def test_parallel_runs_share_their_wall_time(tmp_path):
     keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)])
     with Store(tmp_path) as store:
         for number in range(9):
@@ -59,7 +59,7 @@ def test_runs_that_begin_together_share_their_time(tmp_path):
     assert progress_of(tmp_path).left_s == pytest.approx(22.0)
 
 
-def test_runs_of_engines_that_take_turns_take_no_time_of_one_another(tmp_path):
+def test_pace_of_interleaved_engines_is_separate(tmp_path):
     turns = [("mpi", 1), ("gloo", 5), ("mpi", 1), ("mpi", 1), ("gloo", 5), ("mpi", 90)]
     keep_planned(tmp_path, [Planned(f"r{number}", "h", "native mpi") for number in range(20)])
     with Store(tmp_path) as store:
@@ -74,18 +74,18 @@ def test_runs_of_engines_that_take_turns_take_no_time_of_one_another(tmp_path):
     )
 
 
-def test_a_changed_configuration_is_still_to_be_run(folder):
+def test_changed_configuration_remains_to_be_run(folder):
     keep_planned(folder, [Planned("r0", "another hash", "virtual")])
     assert progress_of(folder).remaining == {"virtual": 1}
 
 
-def test_without_a_plan_the_study_is_what_it_holds(folder):
+def test_study_without_a_plan_consists_of_its_rows(folder):
     (folder / "planned.json").unlink()
     progress = progress_of(folder)
     assert (progress.planned, progress.done, len(progress.failures)) == (9, 8, 1)
 
 
-def test_a_row_that_is_being_written_does_not_count(folder):
+def test_incomplete_last_row_is_ignored(folder):
     whole = (folder / "runs.csv").read_bytes()
     expected = progress_of(folder)
     with (folder / "runs.csv").open("ab") as file:
@@ -93,7 +93,7 @@ def test_a_row_that_is_being_written_does_not_count(folder):
     assert progress_of(folder) == expected
 
 
-def test_epochs_are_not_read(folder):
+def test_progress_needs_no_epochs(folder):
     (folder / "epochs.csv").unlink()
     assert progress_of(folder).done == 7
 
@@ -108,7 +108,7 @@ def test_epochs_are_not_read(folder):
         ("planned.json", b"\xff\xfe", "cannot read .*planned.json"),
     ],
 )
-def test_what_is_no_study_is_one_line(folder, name, content, message):
+def test_unreadable_study_is_a_one_line_error(folder, name, content, message):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
@@ -125,7 +125,7 @@ def test_what_is_no_study_is_one_line(folder, name, content, message):
         (b",h,", b",", f"line 2: {len(columns(RunRow)) - 1} cells"),
     ],
 )
-def test_damaged_rows_are_named_by_their_line(folder, old, new, message):
+def test_damaged_row_is_named_by_its_line(folder, old, new, message):
     path = folder / "runs.csv"
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(ResultsError, match=message):
@@ -136,7 +136,7 @@ def test_damaged_rows_are_named_by_their_line(folder, old, new, message):
     ("column", "cell", "expected"),
     [("train_s", '"1,234"', "a number"), ("workers", "2.5", "a whole number"), ("oversubscribed", "maybe", "true or")],
 )
-def test_a_damaged_number_of_a_new_row_is_reported_as_the_readers_report_it(folder, column, cell, expected):
+def test_both_readers_report_a_damaged_number_alike(folder, column, cell, expected):
     path = folder / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
     cells = lines[3].split(",")

@@ -1,4 +1,4 @@
-"""Provenance says what a study ran on, and nothing about who ran it."""
+"""Provenance describes hardware and software, without personal data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalebench.records.schema import RunRow, columns
 PLANTED = "hunter2"
 
 
-def test_it_names_machine_packages_and_commit():
+def test_collect_returns_machine_packages_and_commit():
     facts = collect()
     assert {"host_hash", "packages_hash", "git_commit", "git_dirty", "scheduler_job_id"} <= set(columns(RunRow))
     assert facts["cpu"]["logical_cores"] == os.cpu_count()
@@ -31,7 +31,7 @@ def test_it_names_machine_packages_and_commit():
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_it_tells_how_mpi_horovod_and_torch_communicate():
+def test_collect_returns_builds_of_mpi_horovod_and_torch():
     facts = collect({"LOADEDMODULES": "gcc/12.2:openmpi/4.1.5"})
     assert facts["modules"] == ["gcc/12.2", "openmpi/4.1.5"]
     assert {"gloo", "nccl"} <= set(facts["torch"])
@@ -45,7 +45,7 @@ def test_it_tells_how_mpi_horovod_and_torch_communicate():
         assert not [option for option in build["options"] if "/" in option or "prefix" in option]
 
 
-def test_what_horovod_was_built_with_is_what_horovod_says():
+def test_horovod_facts_agree_with_check_build():
     if reason := engines.available("horovod"):
         pytest.skip(reason)
     ask = (
@@ -72,12 +72,12 @@ def test_what_horovod_was_built_with_is_what_horovod_says():
         ("", ""),
     ],
 )
-def test_of_a_configure_line_the_switches_are_kept_and_no_paths(line, kept):
+def test_configure_options_keep_switches_without_paths(line, kept):
     assert " ".join(builds.configure_options(line)) == kept
 
 
-def test_an_mpi_of_another_maker_tells_its_options(monkeypatch):
-    """As MPICH's mpiexec --version prints them."""
+def test_mpich_build_has_its_configure_options(monkeypatch):
+    """Output of MPICH's mpiexec --version."""
     told = "HYDRA build details:\n    Version:    4.1\n    Configure options:   '--with-device=ch4:ofi' '--prefix=/x'\n"
     monkeypatch.setattr(builds, "output_of", lambda *command: told if command[1:] == ("--version",) else "")
     assert builds.mpi() == "HYDRA build details:"
@@ -86,7 +86,7 @@ def test_an_mpi_of_another_maker_tells_its_options(monkeypatch):
     assert builds.mpi() is builds.mpi_build() is None
 
 
-def test_the_commit_is_that_of_the_checkout_it_runs_from():
+def test_commit_is_that_of_the_checkout():
     folder = Path(provenance.__file__).parent
     head = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     tracked = subprocess.run(["git", "-C", folder, "ls-files", "store.py"], capture_output=True, text=True, check=False)
@@ -94,13 +94,13 @@ def test_the_commit_is_that_of_the_checkout_it_runs_from():
     assert collect()["git_commit"] == expected
 
 
-def test_the_same_place_has_the_same_hashes():
+def test_hashes_are_reproducible():
     first, second = collect(), collect()
     assert first == second
     assert platform.node() not in json.dumps(first["host_hash"])
 
 
-def test_secrets_and_names_in_the_environment_are_not_kept():
+def test_secrets_and_names_in_the_environment_are_redacted():
     environment = {
         "HOME": "/home/carla",
         "USER": "carla",
@@ -129,7 +129,7 @@ def test_secrets_and_names_in_the_environment_are_not_kept():
     assert json.loads(text)["scheduler_job_id"] == "4711"
 
 
-def test_variables_of_other_mpis_and_schedulers_are_kept_and_short_secrets_in_them_are_not():
+def test_short_secrets_of_mpi_and_scheduler_variables_are_masked():
     environment = {
         "HOME": "/home/carla",
         "USER": "carla",
@@ -169,7 +169,7 @@ def test_variables_of_other_mpis_and_schedulers_are_kept_and_short_secrets_in_th
         assert hidden not in text, hidden
 
 
-def test_a_text_loses_what_names_a_person_or_opens_a_door():
+def test_redact_removes_names_and_credentials():
     environment = {"HOME": "/srv/carla", "USER": "serial", "HF_TOKEN": "hf_0123456789", "PIN_TOKEN": "4711"}
     text = "serial read /srv/carla/m.py, /home/dora/x and git+https://dora:pw@host/x with hf_0123456789, 4711 times"
     assert redact(text, environment, names=False) == (

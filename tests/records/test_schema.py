@@ -1,4 +1,4 @@
-"""The columns, their order and their dictionary."""
+"""Columns, their order and their dictionary."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_run_rows_begin_with_the_version_and_keep_their_order():
     assert len(columns(EpochRow)) == 18
 
 
-def test_the_committed_dictionary_is_the_generated_one():
+def test_records_page_is_up_to_date():
     assert (DOCS / "records.md").read_text() == data_dictionary_markdown()
 
 
-def test_every_number_of_seconds_says_its_unit():
+def test_columns_of_seconds_have_the_unit():
     page = data_dictionary_markdown()
     for row_type in (RunRow, EpochRow):
         for name, kind in kinds(row_type).items():
@@ -35,11 +35,11 @@ def test_every_number_of_seconds_says_its_unit():
             assert expected is None or f"| {kind} | s |" in line, name
 
 
-def test_options_are_kept_as_sorted_json():
+def test_options_are_sorted_json():
     assert run_row(strategy_options={"merge": "half", "every": 2}).strategy_options == '{"every": 2, "merge": "half"}'
 
 
 @pytest.mark.parametrize("change", [{"status": "done"}, {"execution": "simulated"}, {"unknown_column": 1}])
-def test_what_is_not_in_the_schema_is_refused(change):
+def test_values_outside_the_schema_are_refused(change):
     with pytest.raises(ValidationError):
         run_row(**change)

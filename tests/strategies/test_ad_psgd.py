@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
@@ -42,7 +42,7 @@ def replicas(monkeypatch, play):
                 made.append(self)
 
         monkeypatch.setattr(engine, "Replica", Kept)
-        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.Verdict([], None))
+        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
         outcome, _ = play(strategy, workers, **values)
         return outcome, made
 
@@ -59,7 +59,7 @@ class Regressions:
     def __init__(self, run, blobs, start):
         self.x = [start.copy() for _ in range(run.workers)]
         self.m = [np.zeros_like(start) for _ in range(run.workers)]
-        plan = Plan.of(run, run.workers, run.seed, blobs)
+        plan = BatchPlan.of(run, run.workers, run.seed, blobs)
         self.rows = [np.split(plan.indices(0, rank), plan.bounds(0, rank)[1:-1]) for rank in range(run.workers)]
         self.data = blobs.x_train.astype(np.float64), np.eye(3)[blobs.y_train]
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.adasum import Merging
@@ -54,7 +54,7 @@ def test_a_run_follows_the_rule(play, blobs, make_run, workers):
     options = {"epochs": 2, "model": {"mlp": {"hidden": []}}, "optimizer": {"sgd": {"momentum": 0.9}}}
     outcome, weights = play("adasum", workers, **options)
     run = make_run("adasum", workers, **options)
-    plan = Plan.of(run, workers, run.seed, blobs)
+    plan = BatchPlan.of(run, workers, run.seed, blobs)
     w, moments = weights["initial"].numpy().copy(), [np.zeros(9) for _ in range(workers)]
     for epoch in range(2):
         for step in range(plan.steps(epoch)):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.data.partition import sizes_by_speed
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError
 from scalebench.study.spec import Component
 from scalebench.virtual.engine import simulate
@@ -19,7 +19,7 @@ BALANCED = {"iid": {"balance": "speed"}}
 
 def plan_of(n, speeds, name="iid", **options):
     partition = Component(name=name, options={"balance": "speed"})
-    return Plan(n, len(speeds), seed=1, batch_per_worker=16, partition=partition, speeds=speeds, **options)
+    return BatchPlan(n, len(speeds), seed=1, batch_per_worker=16, partition=partition, speeds=speeds, **options)
 
 
 @settings(deadline=None)
@@ -53,8 +53,8 @@ def test_every_row_is_trained_once_an_epoch_in_batches_by_speed(name, shuffle):
 def test_steps_and_their_samples_are_those_without_balance(speeds, n, batch):
     """S = ceil(n / K b) whatever the speeds; a step has 1/S of each worker's rows, within one."""
     partition = Component(name="iid", options={"balance": "speed"})
-    balanced = Plan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=speeds)
-    alike = Plan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=[1.0] * len(speeds))
+    balanced = BatchPlan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=speeds)
+    alike = BatchPlan(n, len(speeds), seed=1, batch_per_worker=batch, partition=partition, speeds=[1.0] * len(speeds))
     assert balanced.steps(0) == alike.steps(0) == -(-n // (len(speeds) * batch))
     assert balanced.batch_sizes(0).sum() == n
     step = n / balanced.steps(0)
@@ -75,7 +75,7 @@ def test_what_a_balance_makes_of_the_batches_is_said():
 
 
 def test_equal_speeds_give_the_plan_without_balance():
-    plain = Plan(97, 4, seed=1, batch_per_worker=16)
+    plain = BatchPlan(97, 4, seed=1, batch_per_worker=16)
     balanced = plan_of(97, [0.3] * 4)
     assert balanced.shard_sizes(0).sum() == 97
     assert sorted(balanced.shard_sizes(0)) == sorted(plain.shard_sizes(0))

@@ -56,7 +56,7 @@ def replicas(monkeypatch, play):
                 made.append(self)
 
         monkeypatch.setattr(engine, "Replica", Kept)
-        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.Verdict([], None))
+        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
         play(strategy, workers, **{**UNEVEN, **values})
         return made
 

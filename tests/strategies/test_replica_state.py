@@ -101,7 +101,7 @@ def observed(monkeypatch, play):
             mean_(comm, tensors, weight)
 
         monkeypatch.setattr(engine, "Replica", Kept)
-        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.Verdict([], None))
+        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
         monkeypatch.setattr(VirtualCommunicator, "mean_", noted)
         play(options, 3, **{"model": model, "optimizer": {"sgd": {"momentum": 0.9}}, **values})
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The factors on single steps: their law and what they are keyed by."""
+"""Jitter factors of single steps: their law and their keys."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ WIDTHS = [(kind, sigma) for kind, sigmas in SIGMAS.items() for sigma in sigmas]
 
 
 @pytest.mark.parametrize(("kind", "sigma"), WIDTHS)
-def test_the_mean_is_one_and_sigma_the_deviation_whatever_the_law(kind, sigma):
+def test_all_laws_have_mean_one_and_deviation_sigma(kind, sigma):
     """400,000 draws: within 4.5 standard errors of the mean and, by the fourth moment of the law, of the variance."""
     s2 = np.log1p(sigma**2)
     kurtosis = {
@@ -45,34 +45,34 @@ def test_the_mean_is_one_and_sigma_the_deviation_whatever_the_law(kind, sigma):
 
 
 @pytest.mark.parametrize(("kind", "sigma"), [("normal", 0.31), ("exponential", 1.01)])
-def test_a_law_that_would_turn_time_back_is_refused(kind, sigma):
+def test_sigma_with_negative_factors_is_refused(kind, sigma):
     with pytest.raises(ValueError, match=f"jitter {kind}: sigma is at most"):
         jitter_source(kind, sigma, seed=0, worker=0)
     with pytest.raises(ValidationError, match=f"jitter {kind} takes a jitter_sigma of at most .*; use lognormal"):
         VirtualOptions(jitter=kind, jitter_sigma=sigma)
     VirtualOptions(jitter="lognormal", jitter_sigma=sigma)
     with pytest.raises(StudyError, match=f"virtual: jitter {kind} takes"):
-        VirtualOptions(jitter_sigma=sigma).over(Heterogeneity(jitter=kind, jitter_sigma=0.1))
+        VirtualOptions(jitter_sigma=sigma).with_defaults(Heterogeneity(jitter=kind, jitter_sigma=0.1))
 
 
-def test_without_jitter_every_step_is_alike():
+def test_no_jitter_has_factor_one():
     assert jitter_source("none", 0.1, seed=0, worker=0)(5) == 1.0
     assert jitter_source("measured", 0.1, seed=0, worker=0)(5) == 1.0
 
 
 @pytest.mark.parametrize("said", [{}, {"jitter": "measured"}, {"jitter": "none"}])
-def test_a_deviation_of_no_stated_jitter_is_refused(said):
+def test_sigma_without_a_stated_jitter_is_refused(said):
     kind = said.get("jitter", "measured")
     with pytest.raises(
         StudyError, match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write jitter: n"
     ):
-        VirtualOptions(jitter_sigma=0.2, **said).over(Heterogeneity())
-    assert VirtualOptions(jitter_sigma=0.05, **said).over(Heterogeneity()).jitter == kind  # as files with defaults
-    assert VirtualOptions(**said).over(Heterogeneity(jitter_sigma=0.2)).jitter == kind
+        VirtualOptions(jitter_sigma=0.2, **said).with_defaults(Heterogeneity())
+    assert VirtualOptions(jitter_sigma=0.05, **said).with_defaults(Heterogeneity()).jitter == kind
+    assert VirtualOptions(**said).with_defaults(Heterogeneity(jitter_sigma=0.2)).jitter == kind
 
 
-def test_a_deviation_may_be_of_the_clusters_jitter():
-    merged = VirtualOptions(jitter_sigma=0.2).over(Heterogeneity(jitter="lognormal"))
+def test_sigma_applies_to_the_jitter_of_the_cluster():
+    merged = VirtualOptions(jitter_sigma=0.2).with_defaults(Heterogeneity(jitter="lognormal"))
     assert (merged.jitter, merged.jitter_sigma) == ("lognormal", 0.2)
     with pytest.raises(StudyError, match="has no effect with jitter: none"):
-        VirtualOptions(jitter="none", jitter_sigma=0.2).over(Heterogeneity(jitter="lognormal"))
+        VirtualOptions(jitter="none", jitter_sigma=0.2).with_defaults(Heterogeneity(jitter="lognormal"))

@@ -1,4 +1,4 @@
-"""A study file, `--set` and flags become one checked study; whatever else is in the file is refused in one line."""
+"""A study file, `--set` and flags become one validated study; invalid input is a one-line error."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ def test_no_file_is_the_default_study() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n", "null\n"])
-def test_an_empty_file_is_not_taken_for_the_default_study(tmp_path: Path, text: str) -> None:
-    """Whoever names a file means what it says: hours of another study would be a bad answer to an editor's slip."""
+def test_empty_study_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(StudyError, match=r"study.yaml: says nothing; expected keys of a study, such as"):
         load_study(write(tmp_path, text), {}, ["epochs=2"])
 
 
-def test_flags_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_set_and_set_overrides_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "epochs: 2\nlr: 0.5\nworkers: 1,2\nseed: 3\n")
     study = load_study(path, {"epochs": 9, "lr": None}, ["epochs=4", "lr=0.25"])
     assert (study.epochs, study.lr, study.workers, study.seed) == (9, 0.25, [1, 2], 3)
 
 
-def test_a_flag_names_what_set_gives_options_of() -> None:
+def test_set_gives_options_of_the_component_of_a_flag() -> None:
     study = load_study(None, {"model": "mlp", "dataset": "csv"}, ["model.hidden=[8]", "dataset.file=mine.csv"])
     assert study.model.options == {"hidden": [8]}
     assert (study.dataset.name, study.dataset.options) == ("csv", {"file": "mine.csv"})
@@ -55,7 +54,7 @@ def test_a_flag_names_what_set_gives_options_of() -> None:
         load_study(None, {"strategies": ["local_sgd"]}, ["strategies.0.steps=64"])
 
 
-def test_a_flag_names_a_component_with_its_options_as_a_file_would() -> None:
+def test_flag_accepts_a_component_with_options() -> None:
     flags = {
         "strategies": ["serial", "local_sgd: {steps: 64}", "{name: slowmo, steps: 2}"],
         "model": "mlp: {hidden: [8]}",
@@ -68,9 +67,7 @@ def test_a_flag_names_a_component_with_its_options_as_a_file_would() -> None:
 
 
 @pytest.mark.parametrize("repetitions", [3, 7])
-def test_repetitions_and_until_exclude_each_other_and_a_flag_replaces_the_files(
-    tmp_path: Path, repetitions: int
-) -> None:
+def test_flag_replaces_the_exclusive_key_of_the_file(tmp_path: Path, repetitions: int) -> None:
     until = ["until.ci_width=5%"]
     assert "give repetitions or until, not both" in refusal(None, {"repetitions": repetitions}, until)
     path = write(tmp_path, f"repetitions: {repetitions}\n")
@@ -92,19 +89,19 @@ def test_repetitions_and_until_exclude_each_other_and_a_flag_replaces_the_files(
         ("workers=2,virtual.slow_windows=[{rank: 2; until_s: 1; factor: 2}]", "virtual.slow_windows names worker 2"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(said: str, message: str) -> None:
+def test_keys_without_effect_are_refused(said: str, message: str) -> None:
     with pytest.raises(StudyError, match=re.escape(message)):
         load_study(None, {}, [item.replace(";", ",") for item in said.split(",")])
 
 
-def test_set_reaches_inside_and_reads_yaml(tmp_path: Path) -> None:
+def test_set_changes_nested_keys_and_reads_yaml(tmp_path: Path) -> None:
     path = write(tmp_path, "model: {mlp: {hidden: [64], activation: relu}}\n")
     study = load_study(path, {}, ["model.hidden=[32, 16]", "virtual.ties=rank", "virtual.slowdown={3: 2.0}", "lr=1e-3"])
     assert study.model.options == {"hidden": [32, 16], "activation": "relu"}
     assert (study.virtual.ties, study.virtual.slowdown, study.lr) == ("rank", {3: 2.0}, 1e-3)
 
 
-def test_set_an_option_of_the_default_model() -> None:
+def test_set_changes_an_option_of_the_default_model() -> None:
     study = load_study(None, {}, ["model.hidden=[8]", "optimizer.momentum=0"])
     assert (study.model.name, study.model.options, study.optimizer.options) == ("mlp", {"hidden": [8]}, {"momentum": 0})
 
@@ -167,7 +164,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
     ],
     ids=range(36),
 )
-def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_invalid_file_is_refused_by_key(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, content)
     text = refusal(path)
     assert message in text
@@ -186,16 +183,16 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: st
         ("name.x.y=1", "--set name.x.y=1"),
     ],
 )
-def test_a_set_that_does_not_fit_is_refused_by_name(item: str, message: str) -> None:
+def test_invalid_set_is_refused_by_key(item: str, message: str) -> None:
     assert message in refusal(None, sets=[item])
 
 
-def test_a_flag_that_does_not_fit_is_named_as_the_flag() -> None:
+def test_invalid_flag_is_named_in_the_error() -> None:
     assert refusal(None, {"batch_per_worker": 0}).startswith("--batch-per-worker: expected a number greater than 0")
 
 
 @pytest.mark.parametrize("path", ["missing.yaml", "."])
-def test_a_file_that_cannot_be_read(tmp_path: Path, path: str) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path, path: str) -> None:
     assert "cannot read the study file" in refusal(tmp_path / path)
 
 
@@ -208,7 +205,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, path: str) -> None:
         {"virtual": {"slowdown": {0: 1.5}}, "data_dir": "data", "device_step_time": 1e-7, "name": "2024.1"},
     ],
 )
-def test_a_dumped_study_comes_back(tmp_path: Path, overrides: dict[str, Any]) -> None:
+def test_dumped_study_loads_equal(tmp_path: Path, overrides: dict[str, Any]) -> None:
     study = load_study(None, overrides, [])
     assert load_study(write(tmp_path, dump_study(study)), {}, []) == study
     assert dump_study(study).startswith("# A scalebench study")
@@ -224,7 +221,7 @@ def test_a_dumped_study_comes_back(tmp_path: Path, overrides: dict[str, Any]) ->
         ("dora/start.npz", "dora/start.npz"),
     ],
 )
-def test_paths_of_a_user_name_nobody_and_mean_the_same_to_that_user(
+def test_dumped_paths_hide_the_user_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, written: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/dora")
@@ -253,7 +250,7 @@ keys = st.sampled_from(sorted(Study.model_fields)) | st.text(max_size=8)
 
 @given(st.dictionaries(keys, trees, max_size=4))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_values_are_a_study_or_one_line(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_any_values_give_a_study_or_a_one_line_error(tmp_path: Path, values: dict[str, Any]) -> None:
     check(write(tmp_path, yaml.safe_dump(values)))
 
 
@@ -267,7 +264,7 @@ def test_any_values_are_a_study_or_one_line(tmp_path: Path, values: dict[str, An
 @example(b"%YAML 9.9\n---\na: 1")
 @example(b"a: 1\n---\nb: 2")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_bytes_are_a_study_or_one_line(tmp_path: Path, content: bytes) -> None:
+def test_any_bytes_give_a_study_or_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     check(write(tmp_path, content))
 
 

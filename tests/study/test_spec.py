@@ -1,4 +1,4 @@
-"""A component may be written three ways; a study's defaults are those the documentation names."""
+"""Forms of components and defaults of studies."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from scalebench.study.spec import Component, Study, slug
         ({"name": "mlp", "options": {"hidden": []}}, "mlp", {"hidden": []}),
     ],
 )
-def test_the_ways_to_write_a_component(written: object, name: str, options: dict[str, object]) -> None:
+def test_component_accepts_three_forms(written: object, name: str, options: dict[str, object]) -> None:
     component = Component.model_validate(written)
     assert (component.name, component.options) == (name, options)
     assert Component.model_validate(component.model_dump()) == component
 
 
 @pytest.mark.parametrize("written", [3, [], {}, {"a": 1, "b": 2}, {"mlp": 3}, None])
-def test_other_ways_are_refused(written: object) -> None:
+def test_other_forms_are_refused(written: object) -> None:
     with pytest.raises(ValidationError, match=r"expected a name, \{name: \{option: value\}\}"):
         Component.model_validate(written)
 
 
-def test_a_component_prints_its_options_in_order() -> None:
+def test_component_prints_sorted_options() -> None:
     assert str(Component(name="epoch_average", options={"every": 2, "aggregation": "master"})) == (
         "epoch_average(aggregation=master, every=2)"
     )
@@ -49,7 +49,7 @@ def test_the_default_study() -> None:
     assert (study.execution, study.cluster) == ("auto", "this-machine")
 
 
-def test_the_batch_policy_is_the_key_that_was_given() -> None:
+def test_batch_policy_follows_the_given_key() -> None:
     assert Study().batch_policy == "per_worker"
     assert Study(batch_global=64).batch_policy == "global"
 
@@ -57,5 +57,5 @@ def test_the_batch_policy_is_the_key_that_was_given() -> None:
 @pytest.mark.parametrize(
     ("text", "name"), [("a b/c", "a-b-c"), ("../..", "unnamed"), ("épée", "p-e"), ("v1.2", "v1.2")]
 )
-def test_a_slug_is_a_harmless_file_name(text: str, name: str) -> None:
+def test_slug_is_a_valid_file_name(text: str, name: str) -> None:
     assert slug(text) == name

@@ -35,7 +35,7 @@ class Example(StrictModel):
     ],
     ids=str,
 )
-def test_yes_and_no_are_no_numbers(said: dict[str, Any]) -> None:
+def test_booleans_are_refused_as_numbers(said: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="expected no yes or no"):
         Example.model_validate(said)
 
@@ -52,11 +52,11 @@ def test_yes_and_no_are_no_numbers(said: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_they_are_read_where_they_are_asked_for(said: dict[str, Any]) -> None:
+def test_booleans_are_accepted_by_boolean_fields(said: dict[str, Any]) -> None:
     assert Example.model_validate(said).model_dump(exclude_unset=True) == said
 
 
-def test_what_is_infinite_or_unknown_is_refused() -> None:
+def test_infinite_numbers_and_unknown_keys_are_refused() -> None:
     with pytest.raises(ValidationError, match="finite"):
         Example.model_validate({"share": float("inf")})
     with pytest.raises(ValidationError, match="extra"):

@@ -1,4 +1,4 @@
-"""What pydantic finds is said in the words of whoever wrote it, once for each key."""
+"""Validation errors of pydantic become one message for each key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from scalebench.study.spec import Component
 from scalebench.study.strict import StrictModel
-from scalebench.study.validation_errors import faults_of
+from scalebench.study.validation_errors import find_faults
 from scalebench.training.optimizers import check_optimizer
 
 
@@ -38,7 +38,7 @@ class Example(StrictModel):
 def message(**said: Any) -> str:
     with pytest.raises(ValidationError) as raised:
         Example.model_validate(said)
-    return f"{faults_of(raised.value, Example)[0].path}: {faults_of(raised.value, Example)[0].message}"
+    return f"{find_faults(raised.value, Example)[0].path}: {find_faults(raised.value, Example)[0].message}"
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def message(**said: Any) -> str:
     ],
     ids=str,
 )  # fmt: skip
-def test_each_kind_of_fault_in_words(said: dict[str, Any], expected: str) -> None:
+def test_message_of_each_kind_of_fault(said: dict[str, Any], expected: str) -> None:
     assert message(**said) == expected
 
 
-def test_an_unknown_key_comes_first_and_a_union_is_one_fault() -> None:
+def test_unknown_key_comes_first_and_a_union_is_one_fault() -> None:
     with pytest.raises(ValidationError) as raised:
         Example.model_validate({"count": 0, "either": "x", "cuont": 3})
-    assert [(fault.path, fault.unknown) for fault in faults_of(raised.value)] == [
+    assert [(fault.path, fault.unknown) for fault in find_faults(raised.value)] == [
         ("cuont", True), ("count", False), ("either", False),
     ]  # fmt: skip
 
@@ -86,7 +86,7 @@ def refusal(ask: Any) -> str:
     return str(raised.value)
 
 
-def test_strategies_optimizers_models_and_studies_say_it_in_the_same_words() -> None:
+def test_all_components_have_equal_messages() -> None:
     words = "expected an integer, got 'x'"
     said = [
         refusal(lambda: registry.create("local_sgd", {"steps": "x"})),

@@ -14,7 +14,7 @@ from scalebench.system.background_load import BackgroundLoad, disturbed, taken_b
 SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda: time.perf_counter() < end, False)]"
 
 
-def test_what_others_take_counts_and_what_this_process_takes_does_not():
+def test_load_counts_other_processes_only():
     other = subprocess.Popen([sys.executable, "-c", SPIN.format(3)])  # not ended yet: as good as a stranger
     try:
         time.sleep(0.5)
@@ -29,7 +29,7 @@ def test_what_others_take_counts_and_what_this_process_takes_does_not():
 
 @pytest.fixture
 def stand_still(monkeypatch):
-    """Stops what `BackgroundLoad` sees of the time and of the machine, for looks that are compared with each other."""
+    """Freeze time and machine counters as seen by `BackgroundLoad`."""
 
     @contextmanager
     def still():
@@ -42,7 +42,7 @@ def stand_still(monkeypatch):
     return still
 
 
-def test_own_work_and_that_of_ended_children_is_not_elsewhere(monkeypatch, stand_still):
+def test_own_work_and_ended_children_are_excluded(monkeypatch, stand_still):
     others, own, began = BackgroundLoad(), process_and_children_s(), time.perf_counter()
     end = began + 0.5
     while time.perf_counter() < end:
@@ -62,12 +62,12 @@ def process_and_children_s():
     return times.user + times.system + times.children_user + times.children_system
 
 
-def test_a_quarter_of_the_cores_disturbs():
+def test_load_above_a_quarter_of_the_cores_disturbs():
     assert not disturbed(0.0)
     assert disturbed(1e6)
 
 
-def test_the_processes_of_a_launch_are_not_elsewhere(stand_still):
+def test_processes_of_a_launch_are_excluded(stand_still):
     rank = psutil.Popen([sys.executable, "-c", "while True: pass"])
     spent = taken_by([rank.pid])
     try:
@@ -94,7 +94,7 @@ def halt(process):
         time.sleep(0.001)
 
 
-def test_of_an_instant_no_share_is_told(monkeypatch):
+def test_share_over_too_short_a_time_is_none(monkeypatch):
     others = BackgroundLoad()
     monkeypatch.setattr(others, "_began", time.perf_counter() + 60)
     assert others.share() is None

@@ -1,4 +1,4 @@
-"""Windows during which nothing else took the core, and the median of what they timed."""
+"""Detection of disturbed windows, and the median of undisturbed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalebench.system.stopwatch import COMPUTED, DELAY, FEWEST, PRECISION, Stop
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A clock, the thread's processor time, its waits for a core in seconds, and the hypervisor's ticks; all stand."""
+    """Frozen clock, processor time, waits for a core in seconds, and steal ticks."""
 
     class Machine:
         wall = cpu = waited = 0.0
@@ -48,7 +48,7 @@ def machine(monkeypatch):
     ],
     ids=["alone", "waits little", "waits", "own threads wait", "computes", "is held up", "sleeps", "hypervisor"],
 )
-def test_a_window_is_disturbed_by_waits_by_pauses_and_by_the_hypervisor(machine, options, passed, undisturbed):
+def test_window_is_disturbed_by_waits_pauses_and_steal(machine, options, passed, undisturbed):
     machine.passes(5.0, cpu=0.0, waited=5.0, steal=5)  # before the first window: counts for nothing
     stopwatch = Stopwatch(**options)
     machine.passes(1.0, **passed)
@@ -72,7 +72,7 @@ def _computing(seconds):
 
 
 def test_windows_beside_a_busy_process_on_the_same_core_are_disturbed():
-    """Half of the core's time is the other's, in slices: no window of 0.2 s lies within one slice."""
+    """The other process uses half of the core in time slices shorter than the window of 0.2 s."""
     cores = os.sched_getaffinity(0)
     core = min(cores)
     context = multiprocessing.get_context("spawn")
@@ -95,13 +95,13 @@ def test_windows_beside_a_busy_process_on_the_same_core_are_disturbed():
     assert all(isinstance(window, Window) and window.seconds >= 0.2 for window in windows)
 
 
-def test_a_window_that_sleeps_did_not_compute():
+def test_sleeping_window_is_disturbed():
     stopwatch = Stopwatch()
     time.sleep(0.02)
     assert not stopwatch.stop().undisturbed
 
 
-def test_the_median_has_an_interval_from_twelve_values_on():
+def test_median_needs_twelve_values_for_an_interval():
     assert math.isnan(typical([]).value)
     few = typical([1.0] * (FEWEST - 1))
     assert (few.value, few.half_width, few.n, few.precise) == (1.0, math.inf, FEWEST - 1, False)
@@ -110,7 +110,7 @@ def test_the_median_has_an_interval_from_twelve_values_on():
     assert not typical([0.0] * FEWEST).precise, "relative to nothing"
 
 
-def test_the_interval_does_not_follow_a_few_outliers_and_holds_the_median_as_often_as_it_says():
+def test_interval_is_robust_and_covers_the_median():
     calm = [1.0 + 0.001 * k for k in range(40)]
     assert typical([*calm, 100.0]).half_width < PRECISION
     assert not typical([1.0 + 0.05 * k for k in range(20)]).precise

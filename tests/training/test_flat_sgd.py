@@ -1,4 +1,4 @@
-"""The flat SGD against torch's own, bit for bit, and what it spares a process."""
+"""FlatSgd is bit-identical to torch's SGD and does not load torch's compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
     room=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_it_is_torchs_sgd_bit_for_bit_also_when_the_rate_changes(
+def test_flat_sgd_equals_torch_sgd_bit_for_bit(
     momentum: float, decay: float, nesterov: bool, double: bool, room: bool, seed: int
 ) -> None:
     options = {"momentum": momentum, "weight_decay": decay, "nesterov": nesterov and momentum > 0}
@@ -50,7 +50,7 @@ def test_it_is_torchs_sgd_bit_for_bit_also_when_the_rate_changes(
     assert all(torch.equal(remembered[0][name], remembered[1][name]) for name in remembered[0])
 
 
-def test_velocity_lies_in_its_room_also_after_it_was_forgotten() -> None:
+def test_velocity_is_stored_in_its_room() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = FlatSgd([parameter], 1.0, momentum=0.5)
     optimizer.room = torch.full((3,), torch.nan)
@@ -65,7 +65,7 @@ def test_velocity_lies_in_its_room_also_after_it_was_forgotten() -> None:
     assert optimizer.room.tolist() == [0] * 3
 
 
-def test_a_copy_goes_on_where_the_original_stood() -> None:
+def test_copy_continues_from_the_state_of_the_original() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1.0, flat=True)
     parameter.grad = torch.ones(3)
@@ -92,7 +92,7 @@ def test_training_with_sgd_does_not_load_torchs_compiler() -> None:
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_adam_steps_whether_flat_or_not(flat: bool) -> None:
+def test_adam_steps_flat_and_by_tensor(flat: bool) -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = build_optimizer(Component(name="adam"), [parameter], 0.5, flat=flat)
     parameter.grad = torch.ones(3)

@@ -1,4 +1,4 @@
-"""The learning rate of each moment, and what optimizers accept."""
+"""Learning-rate schedules and optimizer options."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_constant_and_linear():
     assert rates(EPOCHS, lr_policy="linear") == [1.6] * 4
 
 
-def test_cosine_goes_from_lr_to_nothing():
+def test_cosine_decays_from_lr_to_zero():
     found = rates([*EPOCHS, (10, 0), (12, 0)], lr_policy="cosine")
     assert found[:3] == pytest.approx([0.4, 0.4 * (1 + math.sqrt(0.5)) / 2, 0.2])
     assert 0 < found[3] < 1e-5
     assert found[4:] == [0, 0]
 
 
-def test_step_decays_in_epochs_and_optimizer_steps_in_updates():
+def test_step_counts_epochs_and_optimizer_steps_counts_updates():
     assert rates(EPOCHS, lr_policy="step", lr_decay_every=5, lr_decay=0.5) == pytest.approx([0.4, 0.4, 0.2, 0.2])
     found = rates(EPOCHS, lr_policy="optimizer_steps", lr_decay_every=25, lr_decay=0.5)
     assert found == pytest.approx([0.4, 0.2, 0.1, 0.025])
@@ -52,7 +52,7 @@ def test_a_decay_needs_its_interval(policy, unit):
         Training(lr_policy=policy, lr_decay_every=3, lr_decay=2)
 
 
-def test_optimizer_steps_are_those_that_a_worker_took(play):
+def test_optimizer_steps_are_counted_per_worker(play):
     """96 samples in batches of 8: 12 steps an epoch for one worker, 3 for four; a decay to nothing stops both."""
 
     def moved_after(workers, epochs):
@@ -74,7 +74,7 @@ def test_optimizer_steps_are_those_that_a_worker_took(play):
         (Component(name="sgd", options={"momentum": 1.0}), "option 'momentum'.*less than 1"),
     ],
 )
-def test_what_no_optimizer_takes_is_refused(component, message):
+def test_invalid_optimizer_options_are_refused(component, message):
     with pytest.raises(StudyError, match=message):
         check_optimizer(component)
 
@@ -103,7 +103,7 @@ def stepped(name, options, steps=3):
     return [layer.detach().numpy() for layer in layers]
 
 
-def test_lars_is_its_formula_layer_by_layer():
+def test_lars_follows_its_formula():
     """You et al., 2017, arXiv 1708.03888: v <- m v + c |w| / (|g| + d |w|) (g + d w); w <- w - lr v. Biases: plain."""
     decay, trust, momentum = 0.01, 0.02, 0.9
     found = stepped("lars", {"weight_decay": decay, "trust_coefficient": trust, "momentum": momentum})
@@ -119,7 +119,7 @@ def test_lars_is_its_formula_layer_by_layer():
         np.testing.assert_allclose(result, w, atol=1e-12)
 
 
-def test_lamb_is_its_formula_layer_by_layer():
+def test_lamb_follows_its_formula():
     """You et al., ICLR 2020, arXiv 1904.00962, plain moments: r = m / (sqrt(v) + eps); w <- w - lr |w| / |r| r."""
     found = stepped("lamb", {"beta1": 0.8, "beta2": 0.9, "eps": 1e-6})
     for layer, slope, result in zip(LAYERS, SLOPES, found, strict=True):
@@ -132,7 +132,7 @@ def test_lamb_is_its_formula_layer_by_layer():
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_replicas_step_layer_by_layer_too(name, play):
+def test_layerwise_optimizers_step_replicas_like_serial(name, play):
     """A global batch of all samples: the mean of two workers' gradients is serial's, and so is each layer's step."""
     pytest.importorskip("pytorch_optimizer")
     options = {"optimizer": name, "lr": 0.05, "batch_global": 96, "shuffle": "none"}
@@ -143,7 +143,7 @@ def test_replicas_step_layer_by_layer_too(name, play):
     play({"local_sgd": {"steps": 2, "optimizer_state": "average"}}, 2, **options)
 
 
-def test_what_scales_by_layer_is_refused_where_it_cannot(monkeypatch):
+def test_unsupported_layerwise_optimizer_is_refused(monkeypatch):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(StudyError, match=r"strategy asp: optimizer lars .*use sgd, adam or adamw"):
         registry.create("asp", {}).check(setting(2, optimizer="lars"))

@@ -1,4 +1,4 @@
-"""Paced computing, on a clock that passes only by what is done: no test depends on how busy the machine is."""
+"""Paced computing on a simulated clock, independent of the load of the machine."""
 
 from types import SimpleNamespace
 
@@ -7,14 +7,14 @@ import torch
 
 from scalebench.system import clock as clocks
 from scalebench.system.clock import Task
-from scalebench.training.pacing import PacedClock, StepTime
+from scalebench.training.pacing import PacedClock, PacedStep
 
-STEP = StepTime(forward_s=0.010, backward_s=0.020, update_s=0.005)
+STEP = PacedStep(forward_s=0.010, backward_s=0.020, update_s=0.005)
 LATE = 1e-5  # a look at the time too many, at most
 
 
 class Time:
-    """A machine's time, in which sleeping is exact and a look that yields the core takes a microsecond."""
+    """Simulated time with exact sleeps and polls of a microsecond."""
 
     def __init__(self):
         self.now = 1000.0
@@ -45,7 +45,7 @@ def steps(clock, time, count, forward=0.0, backward=0.0, update=0.0):
             clock.did(task)
 
 
-def test_a_step_lasts_as_long_as_on_the_stated_device(time):
+def test_step_takes_the_time_of_the_device(time):
     clock = PacedClock(STEP)
     clock.start()
     began = time.perf_counter()
@@ -56,7 +56,7 @@ def test_a_step_lasts_as_long_as_on_the_stated_device(time):
     assert clock.overrun == 0.0
 
 
-def test_steps_that_were_slower_are_counted_and_not_stretched(time):
+def test_slower_steps_are_counted_as_overrun(time):
     clock = PacedClock(STEP)
     clock.start()
     steps(clock, time, 3)
@@ -66,14 +66,14 @@ def test_steps_that_were_slower_are_counted_and_not_stretched(time):
 
 
 @pytest.mark.parametrize(("late_s", "overrun"), [(0.0003, 0.0), (0.0004, 1.0)])
-def test_a_hundredth_of_a_step_is_what_waking_up_costs(time, late_s, overrun):
+def test_overrun_tolerates_a_hundredth_of_a_step(time, late_s, overrun):
     clock = PacedClock(STEP)
     clock.start()
     steps(clock, time, 1, update=STEP.update_s + late_s)
     assert clock.overrun == overrun
 
 
-def test_a_task_that_took_longer_shortens_the_padding_of_the_next_ones(time):
+def test_late_task_shortens_the_padding_of_the_next(time):
     clock = PacedClock(STEP)
     clock.start()
     began = time.perf_counter()
@@ -85,8 +85,8 @@ def test_a_task_that_took_longer_shortens_the_padding_of_the_next_ones(time):
     assert clock.overrun == pytest.approx(1 / 9)
 
 
-def test_the_last_gradient_may_need_a_moment_after_it_was_held(time):
-    """Out of a sleep, what is left of the backward pass takes longer than its share of the device's."""
+def test_time_after_the_last_gradient_is_reserved(time):
+    """After a sleep the rest of the backward pass takes longer than its share on the device."""
     model = torch.nn.Linear(4, 4)
     clock = PacedClock(STEP)
     clock.attach(model)
@@ -111,7 +111,7 @@ def test_the_last_gradient_may_need_a_moment_after_it_was_held(time):
     assert clock.overrun == 0.0
 
 
-def test_a_step_whose_update_a_server_makes_is_a_step(time):
+def test_step_with_an_update_on_a_server_is_counted(time):
     clock = PacedClock(STEP)
     clock.start()
     for forward, backward in ((0.0, 0.0), (0.020, 0.030), (0.0, 0.0), (0.0, 0.0)):
@@ -133,7 +133,7 @@ def test_communication_is_not_stretched(time):
     assert clock.overrun is None
 
 
-def test_whole_seconds_are_split_as_the_warm_up_was(time):
+def test_total_seconds_are_split_like_the_warm_up(time):
     clock = PacedClock(0.040)
     clock.did(Task.DATA)
     steps(clock, time, 3, forward=0.002, backward=0.006, update=0.002)
@@ -146,12 +146,12 @@ def test_whole_seconds_are_split_as_the_warm_up_was(time):
 def test_without_a_warm_up_backward_costs_twice_a_forward():
     clock = PacedClock(0.030)
     clock.start()
-    assert clock.step_time == StepTime(0.010, 0.020, 0.0)
+    assert clock.step_time == PacedStep(0.010, 0.020, 0.0)
 
 
 def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
-    clock = PacedClock(StepTime(0.005, 0.040, 0.001))
+    clock = PacedClock(PacedStep(0.005, 0.040, 0.001))
     clock.attach(model)
     released = {}
     for name, parameter in model.named_parameters():  # as Horovod and DDP do: on the accumulated gradient
@@ -160,7 +160,7 @@ def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
         )
     loss = model(torch.ones(4, 8)).sum()
     mark = time.perf_counter()
-    loss.backward(retain_graph=True)  # outside training nobody is held back
+    loss.backward(retain_graph=True)  # no delay outside training
     assert max(released.values()) == 0
     released.clear()
     clock.start()
@@ -175,7 +175,7 @@ def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
     assert clock.overrun == 0.0
 
 
-def test_what_comes_after_the_last_gradient_in_backward_is_no_overrun(time):
+def test_communication_at_the_end_of_backward_is_no_overrun(time):
     """The real DDP waits for its buckets there: that is communication."""
     model = torch.nn.Linear(4, 4, bias=False)
     clock = PacedClock(STEP)

@@ -1,4 +1,4 @@
-"""How many steps are taken before times are believed, and the tables that come out of the windows."""
+"""Numbers of calibration steps, and step tables from windows."""
 
 from __future__ import annotations
 
@@ -8,33 +8,25 @@ import numpy as np
 import pytest
 
 from scalebench.errors import DisturbedError
-from scalebench.virtual.calibration import (
-    BLOCKS,
-    JITTER_KEPT,
-    _blocks,
-    _evaluated,
-    _jitter,
-    _Windows,
-    bounded,
-    loads_up_to,
-    take_steps,
-)
+from scalebench.virtual.calibration import loads_up_to
+from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
+from scalebench.virtual.step_windows import StepWindows, bounded, take_steps
 
 
 @pytest.mark.parametrize(
     ("least", "most", "seconds", "steps"),
     [(3, 30, 0.0, 3), (3, 30, math.inf, 30), (20, None, 0.0, 20), (5, 5, math.inf, 5)],
 )
-def test_slow_models_take_the_fewest_steps_and_fast_ones_the_most(least, most, seconds, steps):
+def test_bounded_takes_least_steps_if_slow_and_most_if_fast(least, most, seconds, steps):
     assert list(bounded(least, most, seconds)) == list(range(steps))
 
 
-def test_time_ends_what_has_no_most():
+def test_bounded_without_most_ends_by_time():
     assert len(list(bounded(2, None, 0.02))) > 2
 
 
 class ThreeBatches:
-    """A replica with epochs of three batches, which counts what it did."""
+    """A replica with epochs of three batches that counts its steps."""
 
     def __init__(self):
         self.fetched, self.stepped = [], []
@@ -48,7 +40,7 @@ class ThreeBatches:
         self.stepped.append(batch)
 
 
-def test_steps_go_on_over_epochs_and_fetch_no_batch_in_vain():
+def test_take_steps_continues_over_epochs_without_extra_batches():
     replica = ThreeBatches()
     assert take_steps(replica, range(7)) == 7
     assert replica.stepped == replica.fetched == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
@@ -67,7 +59,7 @@ def windows(step=2.0, *, load=1, size=8, reference=1e-3, alone=None, rounds=20, 
     count = 4 * rounds
     factors = np.exp(spread * np.random.default_rng(seed).standard_normal((count, 4)))
     steps = step * reference * factors
-    return _Windows(
+    return StepWindows(
         load=load,
         size=size,
         rounds=np.repeat(np.arange(rounds), 4),
@@ -86,8 +78,8 @@ def step_s(table, size=8):
     return batch.blocks().sum(axis=0)
 
 
-def test_a_step_costs_its_reference_steps_at_the_mean_reference_step():
-    measured = _evaluated([windows(2.0), windows(3.0, size=16)], [1], 0.25, noisy=False)
+def test_step_time_is_its_ratio_times_the_mean_reference_step():
+    measured = step_tables([windows(2.0), windows(3.0, size=16)], [1], 0.25, noisy=False)
     (table,) = measured.tables
     assert (table.busy_workers, table.others_load, table.shuffle_s_per_sample) == (1, 0.25, 1e-6)
     assert table.release == [1.0, 0.5]
@@ -98,64 +90,64 @@ def test_a_step_costs_its_reference_steps_at_the_mean_reference_step():
     assert measured.imprecise == []
 
 
-def test_a_machine_that_changes_its_speed_does_not_change_the_cost_in_reference_steps():
+def test_machine_speed_does_not_change_the_cost_in_reference_steps():
     changing = windows(2.0)
     late = changing.rounds >= 10
     changing.seconds[:, late] *= 2
     for values in (changing.steps, changing.references):
         values[late] *= 2
     changing.alone[10:] *= 2
-    measured = _evaluated([changing], [1], None, noisy=False)
+    measured = step_tables([changing], [1], None, noisy=False)
     assert measured.reference_s == pytest.approx(1.5e-3), "the mean of both speeds"
     assert step_s(measured.tables[0]) == pytest.approx([3e-3] * BLOCKS)
 
 
-def test_a_load_costs_as_much_more_as_its_reference_step_takes_longer_and_never_less():
+def test_load_scales_steps_by_its_reference_step_at_least_one():
     alone = windows(2.0)
     slower = [windows(2.0, load=2, reference=1.3e-3, alone=1e-3), windows(2.0, load=2, reference=1.3e-3)]
     slower[1] = slower[1]._replace(alone=np.empty(0))  # only process 0 looks at the reference step alone
-    one, two = _evaluated([alone, *slower], [1, 2], None, noisy=False).tables
+    one, two = step_tables([alone, *slower], [1, 2], None, noisy=False).tables
     assert step_s(one) == pytest.approx([2e-3] * BLOCKS)
     assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)
     faster = [windows(2.0, load=2, reference=0.9e-3, alone=1e-3), slower[1]._replace(references=np.full(80, 0.9e-3))]
-    two = _evaluated([alone, *faster], [1, 2], None, noisy=False).tables[1]
+    two = step_tables([alone, *faster], [1, 2], None, noisy=False).tables[1]
     assert step_s(two).mean() >= 2e-3 * (1 - 1e-9), "company makes no core faster"
 
 
-def test_disturbed_windows_do_not_count():
+def test_disturbed_windows_are_excluded():
     mixed = windows(2.0)
     late = mixed.rounds % 2 == 1
     mixed.undisturbed[late] = False
     mixed.seconds[:, late] *= 5
     mixed.steps[late] *= 5
-    (table,) = _evaluated([mixed], [1], None, noisy=False).tables
+    (table,) = step_tables([mixed], [1], None, noisy=False).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
     assert set(table.jitter) == {1.0}
 
 
-def test_a_machine_without_an_undisturbed_window_is_refused_unless_noise_is_accepted():
+def test_calibration_without_undisturbed_windows_needs_noisy():
     disturbed = windows(2.0, undisturbed=False)
     with pytest.raises(DisturbedError, match=r"a step of 8 samples .* in every window; run it .*--noisy"):
-        _evaluated([disturbed], [1], None, noisy=False)
+        step_tables([disturbed], [1], None, noisy=False)
     disturbed.seconds[:, :10] *= 7  # beyond a quarter of the median
-    (table,) = _evaluated([disturbed], [1], None, noisy=True).tables
+    (table,) = step_tables([disturbed], [1], None, noisy=True).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
     for noisy in (False, True):
         with pytest.raises(DisturbedError, match="the reference step could not be measured"):
-            _evaluated([windows(alone=math.nan)], [1], None, noisy=noisy)
+            step_tables([windows(alone=math.nan)], [1], None, noisy=noisy)
 
 
-def test_too_few_undisturbed_windows_count_as_not_a_single_one():
+def test_too_few_undisturbed_windows_need_noisy():
     few = windows(2.0)
     few.undisturbed[7:] = False
     with pytest.raises(DisturbedError):
-        _evaluated([few], [1], None, noisy=False)
+        step_tables([few], [1], None, noisy=False)
     few.undisturbed[:12] = True
-    assert step_s(_evaluated([few], [1], None, noisy=False).tables[0]) == pytest.approx([2e-3] * 12)
+    assert step_s(step_tables([few], [1], None, noisy=False).tables[0]) == pytest.approx([2e-3] * 12)
 
 
-def test_what_is_not_precise_is_named():
-    measured = _evaluated([windows(2.0, spread=1.0), windows(2.0, size=16)], [1], None, noisy=False)
+def test_imprecise_medians_are_named():
+    measured = step_tables([windows(2.0, spread=1.0), windows(2.0, size=16)], [1], None, noisy=False)
     (said,) = measured.imprecise
     assert said.startswith("steps of 8 samples at 1 a node to ")
     assert float(said.rpartition(" to ")[2].removesuffix(" %")) > 2
@@ -172,7 +164,7 @@ def test_blocks_are_medians_of_consecutive_windows_split_by_mean_shares():
 
 
 @pytest.mark.parametrize("shape", [(1000, 4), (4000, 1)], ids=["windows of four", "windows of one"])
-def test_jitter_is_the_spread_of_steps_without_outliers_and_changes_of_speed(shape):
+def test_jitter_excludes_outliers_and_drift(shape):
     random = np.random.default_rng(1)
     steps = 1e-3 * np.exp(0.02 * random.standard_normal(shape))
     whole, none = _jitter(steps)
@@ -191,8 +183,8 @@ def test_a_few_steps_have_no_jitter():
     assert _jitter(np.array([[1.0, 5.0], [1.0, 2.0]])) == (np.ones(1), 0.0)
 
 
-def test_the_jitter_of_a_table_has_the_mean_one_and_a_limit():
-    (table,) = _evaluated([windows(2.0, rounds=400, spread=0.05)], [1], None, noisy=False).tables
+def test_jitter_of_a_table_has_mean_one_and_limited_length():
+    (table,) = step_tables([windows(2.0, rounds=400, spread=0.05)], [1], None, noisy=False).tables
     assert len(table.jitter) == JITTER_KEPT
     assert np.mean(table.jitter) == pytest.approx(1.0)
     assert np.std(table.jitter) == pytest.approx(0.05, rel=0.1)

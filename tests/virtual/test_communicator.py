@@ -31,7 +31,7 @@ TABLE = StepTable(
 
 
 class World:
-    """`workers` communicators whose clocks are ahead by `ahead[rank]` seconds; `FORWARD` takes one second a sample."""
+    """Return communicators with clocks ahead by `ahead[rank]` seconds; `FORWARD` takes one second a sample."""
 
     def __init__(self, workers: int, ahead: list[float] | None = None) -> None:
         self.scheduler = Scheduler(seed=1, ties="rank")
@@ -94,7 +94,7 @@ def test_collectives_agree_with_numpy(workers, size, seed):
             np.testing.assert_array_equal(got["alltoallv"][source], values[source, : 1 + (source + rank) % size])
 
 
-def test_a_collective_ends_at_the_last_arrival_plus_its_cost_and_books_the_waiting():
+def test_collective_ends_at_last_arrival_plus_cost():
     world = World(3, ahead=[0.0, 2.0, 1.0])
     world.run(lambda comm: comm.allreduce_(torch.ones(1000, dtype=torch.float32)))
     end = 2.0 + world.costs.allreduce(4000, (0, 1, 2))
@@ -104,7 +104,7 @@ def test_a_collective_ends_at_the_last_arrival_plus_its_cost_and_books_the_waiti
 
 
 @given(workers=st.integers(1, 9), root=st.integers(0, 8))
-def test_a_linear_reduce_and_its_broadcast_have_all_their_bytes_at_the_root(workers, root):
+def test_linear_collectives_have_their_bytes_at_the_root(workers, root):
     root %= workers
     world = World(workers)  # one worker a node
 
@@ -123,7 +123,7 @@ def test_a_linear_reduce_and_its_broadcast_have_all_their_bytes_at_the_root(work
     assert [clock.now for clock in world.clocks] == pytest.approx([seconds] * workers)
 
 
-def test_a_nonblocking_sum_hides_behind_compute():
+def test_nonblocking_allreduce_overlaps_with_compute():
     world = World(2)
     cost = world.costs.allreduce(4_000_000, (0, 1))
     assert cost < 1.0
@@ -139,7 +139,7 @@ def test_a_nonblocking_sum_hides_behind_compute():
     assert world.run(program) == {0: (3.0, 1.0), 1: (3.0, 1.0)}
 
 
-def test_what_is_not_hidden_of_a_nonblocking_sum_is_charged():
+def test_exposed_part_of_a_nonblocking_allreduce_is_charged():
     world = World(2)
     cost = world.costs.allreduce(4_000_000, (0, 1))
 
@@ -163,7 +163,7 @@ def test_groups_split_by_colour_and_key():
     assert world.run(program) == {0: (2, 3, 6.0), 2: (1, 3, 6.0), 4: (0, 3, 6.0), 1: (1, 2, 4.0), 3: (0, 2, 4.0)}
 
 
-def test_a_message_arrives_after_its_travel_time():
+def test_message_arrives_after_its_transfer_time():
     world = World(2)
     travel = world.costs.message(8, 0, 1)
 
@@ -180,7 +180,7 @@ def test_a_message_arrives_after_its_travel_time():
     assert world.run(program) == {0: (7.0, 1.0), 1: (7.0, pytest.approx(1.0 + travel))}
 
 
-def test_different_operations_at_one_meeting_are_refused():
+def test_mismatched_collectives_are_refused():
     world = World(2)
 
     def program(comm):
@@ -190,7 +190,7 @@ def test_different_operations_at_one_meeting_are_refused():
         world.run(program)
 
 
-def test_half_precision_on_the_wire_halves_the_bytes_and_rounds():
+def test_half_precision_halves_bytes_and_rounds():
     world = World(2)
 
     def program(comm):
@@ -212,7 +212,7 @@ def test_counting_stops_in_a_pause():
     assert world.run(program) == {0: (0, 0.0), 1: (0, 0.0)}
 
 
-def test_visitors_of_a_shared_state_queue_in_the_order_of_arrival():
+def test_shared_state_is_accessed_in_order_of_arrival():
     world = World(3, ahead=[0.2, 0.0, 0.1])
     store = VirtualStore(torch.zeros(250_000))
     visit = world.costs.exclusive(1_000_000, 1, 0)
@@ -231,8 +231,8 @@ def test_visitors_of_a_shared_state_queue_in_the_order_of_arrival():
     assert world.clocks[1].ledger.wait == 0.0
 
 
-def test_who_holds_a_shared_state_and_waits_for_another_keeps_it():
-    """Worker 0 has the first and waits for the second, where 1 is; 2 and 3 get the first when 0 has left both."""
+def test_shared_state_stays_locked_while_its_holder_waits():
+    """Worker 0 holds the first and waits for the second, held by 1; 2 and 3 get the first after 0 leaves both."""
     world = World(4, ahead=[0.001, 0.0, 0.002, 0.0015])
     first, second = VirtualStore(torch.zeros(1), host=0), VirtualStore(torch.zeros(25_000_000), host=1)
     order = []
@@ -259,8 +259,8 @@ def test_who_holds_a_shared_state_and_waits_for_another_keeps_it():
     assert not second.held
 
 
-def test_a_server_answers_when_its_rule_releases():
-    """The rule holds every request until all three have come: a barrier."""
+def test_server_replies_when_its_rule_releases():
+    """The rule defers every reply until all three requests have arrived: a barrier."""
     world = World(3, ahead=[0.0, 1.0, 2.0])
     held: list[int] = []
 
@@ -276,8 +276,8 @@ def test_a_server_answers_when_its_rule_releases():
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_a_round_at_a_server_is_what_the_cost_model_says(shards):
-    """K workers push and pull n bytes at once, S servers side by side: 2a + 2 K n / (S B); all but one queue."""
+def test_server_round_follows_the_cost_model(shards):
+    """K workers push and pull n bytes at once at S parallel servers: 2a + 2 K n / (S B)."""
     world = World(3)  # worker 0 is where the server is
     nbytes = 800_000
 
@@ -310,8 +310,8 @@ def test_a_round_at_a_server_is_what_the_cost_model_says(shards):
     ahead=st.lists(st.floats(0.0, 1e-3), min_size=16, max_size=16),
     seed=st.integers(0, 99),
 )
-def test_merging_is_that_of_the_messages_spelled_out(levels, size, ahead, seed):
-    """Vectors, clocks, books and bytes, bit for bit; the merge is not associative, so that order shows."""
+def test_merge_equals_explicit_messages(levels, size, ahead, seed):
+    """Vectors, clocks, ledgers and bytes are equal bit for bit; the merge is not associative, so order matters."""
     workers = 2**levels
     values = np.random.default_rng(seed).standard_normal((workers, size))
     merges = {"spelled": 0, "once": 0}
@@ -343,7 +343,7 @@ def test_merging_is_that_of_the_messages_spelled_out(levels, size, ahead, seed):
 
 
 @given(workers=st.integers(1, 6), size=st.integers(1, 9))
-def test_what_is_gathered_is_combined_once_and_costs_an_allgather(workers, size):
+def test_allgather_combined_combines_once_and_costs_an_allgather(workers, size):
     world, plain, made = World(workers), World(workers), []
 
     def combine(tensors):
@@ -362,8 +362,8 @@ def test_what_is_gathered_is_combined_once_and_costs_an_allgather(workers, size)
 
 
 @given(workers=st.integers(1, 6), ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6))
-def test_what_all_compute_alike_is_computed_once_and_costs_nothing(workers, ahead):
-    """Also where a worker is a call ahead of another: each call has its own result."""
+def test_cached_computes_once_without_cost(workers, ahead):
+    """Each call has its own result, also if a worker is a call ahead."""
     world, made = World(workers, ahead[:workers]), []
 
     def program(comm):

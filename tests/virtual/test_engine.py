@@ -1,4 +1,4 @@
-"""Identities: what must hold exactly, whatever the clock says. All in float64."""
+"""Identities that hold exactly for any clock, in float64."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PARALLEL = ["allreduce", "horovod", "ddp", "epoch_average", {"epoch_average": {"
 
 
 @pytest.mark.parametrize("strategy", PARALLEL, ids=str)
-def test_one_worker_is_serial_bit_for_bit(play, strategy):
+def test_one_worker_equals_serial_bit_for_bit(play, strategy):
     _, serial = play("serial", epochs=3, optimizer={"sgd": {"momentum": 0.9}})
     _, weights = play(strategy, 1, epochs=3, optimizer={"sgd": {"momentum": 0.9}})
     assert torch.equal(weights["final"], serial["final"])
     assert not torch.equal(serial["final"], serial["initial"])
 
 
-def test_one_asynchronous_worker_is_what_its_rule_says(play):
-    """`half` pulls a lone worker back: after one epoch the model is halfway between its start and serial's end."""
+def test_one_asynchronous_worker_follows_its_rule(play):
+    """With `half` the model after one epoch is halfway between its start and serial's end."""
     _, serial = play("serial", epochs=1)
     _, half = play("epoch_async", 1, epochs=1)
     expected = (serial["initial"] + serial["final"]) / 2
@@ -29,7 +29,7 @@ def test_one_asynchronous_worker_is_what_its_rule_says(play):
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_averaging_after_one_step_of_plain_sgd_is_averaging_gradients(play, workers):
+def test_averaging_after_one_sgd_step_equals_averaging_gradients(play, workers):
     """mean_i (w - eta g_i) = w - eta mean_i g_i, where all batches are equal: 96 samples, one step an epoch."""
     options = {"epochs": 4, "optimizer": "sgd", "batch_per_worker": 96 // workers}
     _, averaged = play("epoch_average", workers, **options)
@@ -45,7 +45,7 @@ def test_the_baselines_share_the_arithmetic_of_allreduce(play, strategy, workers
     assert torch.equal(weights["final"], reduced["final"])
 
 
-def test_a_global_batch_gives_the_same_gradient_steps_at_any_worker_count(play):
+def test_global_batch_has_equal_steps_at_any_worker_count(play):
     """Plain SGD on the whole data set a step: the weighted mean of uneven shards' gradients is the full gradient."""
     options = {"batch_global": 96, "epochs": 5, "optimizer": "sgd", "partition": "by_order", "shuffle": "none"}
     _, serial = play("serial", **options)
@@ -73,7 +73,7 @@ def test_evaluation_never_changes_training(play, strategy):
 
 @pytest.mark.parametrize("strategy", [*PARALLEL, "epoch_async"], ids=str)
 @pytest.mark.parametrize("workers", [1, 4])
-def test_every_second_is_booked_once(play, strategy, workers):
+def test_tasks_add_up_to_the_training_time(play, strategy, workers):
     outcome, _ = play(strategy, workers, epochs=3, virtual={"slowdown": {0: 1.7}, "jitter": "lognormal"})
     for report in outcome.workers:
         parts = report.compute_s + report.comm_s + report.data_s + report.other_s
@@ -84,14 +84,14 @@ def test_every_second_is_booked_once(play, strategy, workers):
         assert sum(epoch.epoch_s for epoch in report.epochs) <= report.train_s + 1e-12
 
 
-def test_the_same_run_twice_is_the_same_to_the_bit(play):
+def test_repeated_run_is_bit_identical(play):
     first, weights = play("epoch_async", 5, epochs=4)
     second, again = play("epoch_async", 5, epochs=4)
     assert torch.equal(weights["final"], again["final"])
     assert [r.train_s for r in first.workers] == [r.train_s for r in second.workers]
 
 
-def test_serial_time_is_the_steps_times_the_step(play):
+def test_serial_time_is_steps_times_step_time(play):
     outcome, _ = play("serial", epochs=2)
     steps = outcome.facts.steps_per_epoch
     assert steps == 12
@@ -99,7 +99,7 @@ def test_serial_time_is_the_steps_times_the_step(play):
     assert outcome.workers[0].optimizer_steps == 2 * steps
 
 
-def test_a_slow_worker_holds_up_a_barrier_but_not_the_asynchronous_form(play):
+def test_slow_worker_delays_barriers_only(play):
     slow = {"virtual": {"slowdown": {1: 4.0}}, "epochs": 4}
     barrier, _ = play("epoch_average", 4, **slow)
     free, _ = play("epoch_async", 4, **slow)
@@ -108,7 +108,7 @@ def test_a_slow_worker_holds_up_a_barrier_but_not_the_asynchronous_form(play):
     assert all(report.wait_s > 0.5 * report.train_s for report in barrier.workers if report.rank != 1)
 
 
-def test_synchronisations_and_bytes_are_counted_as_the_rule_says(play):
+def test_synchronisations_and_bytes_follow_the_rule(play):
     expected = {"allreduce": 6 * 3, "epoch_average": 3, "serial": 0}
     for strategy, syncs in expected.items():
         outcome, weights = play(strategy, 1 if strategy == "serial" else 2, epochs=3)
@@ -119,8 +119,8 @@ def test_synchronisations_and_bytes_are_counted_as_the_rule_says(play):
             assert sum(epoch.syncs for epoch in report.epochs) == syncs
 
 
-def test_the_engine_that_a_study_names_charges_its_collectives(play, cost_model):
-    """gloo is made 1 ms slower at every operation: 12 allreduces, and the barrier-free rest as on mpi."""
+def test_engine_of_a_study_charges_its_collectives(play, cost_model):
+    """gloo with 1 ms more per operation: 12 allreduces, and the rest as on mpi."""
     entries = [
         entry.model_copy(
             update={
@@ -142,13 +142,13 @@ def test_the_engine_that_a_study_names_charges_its_collectives(play, cost_model)
     assert seconds["gloo"].train_s - seconds["mpi"].train_s == pytest.approx(12e-3)
 
 
-def test_rows_that_change_workers_are_charged(play):
+def test_moved_rows_are_charged(play):
     fixed, _ = play("epoch_average", 4, epochs=3, shuffle="in_block")
     moving, _ = play("epoch_average", 4, epochs=3, shuffle="global")
     assert sum(r.bytes_sent for r in moving.workers) > sum(r.bytes_sent for r in fixed.workers)
 
 
-def test_dropout_draws_the_same_numbers_however_workers_are_interleaved(play, tmp_path):
+def test_dropout_does_not_depend_on_the_interleaving(play, tmp_path):
     source = tmp_path / "net.py"
     source.write_text(
         "from torch import nn\n"
@@ -162,8 +162,8 @@ def test_dropout_draws_the_same_numbers_however_workers_are_interleaved(play, tm
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])
-def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, cost_model, strategy, workers):
-    """One batch: its loss is that of the initial weights. Nobody is handed a model that is not one."""
+def test_infinite_last_update_is_a_diverged_run(make_run, blobs, cost_model, strategy, workers):
+    """One batch, with the loss of the initial weights."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
@@ -173,8 +173,8 @@ def test_a_last_update_that_explodes_is_a_diverged_run(make_run, blobs, cost_mod
     assert "the weights are not finite" in outcome.error
 
 
-def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blobs, cost_model):
-    """The second epoch's loss would tell; replicas that agree tell before."""
+def test_infinite_weights_are_detected_at_the_end_of_the_epoch(make_run, blobs, cost_model):
+    """Replicas in agreement detect it before the loss of the second epoch."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
@@ -183,7 +183,7 @@ def test_weights_that_explode_are_noticed_at_the_end_of_the_epoch(make_run, blob
     assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
 
 
-def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, cost_model):
+def test_infinite_loss_is_a_diverged_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
     outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
@@ -192,7 +192,7 @@ def test_a_loss_that_explodes_is_a_diverged_run(make_run, blobs, cost_model):
     assert weights == {}
 
 
-def test_the_time_limit_ends_a_run(make_run, blobs, cost_model):
+def test_time_limit_ends_a_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
     outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, cost_model)
@@ -200,7 +200,7 @@ def test_the_time_limit_ends_a_run(make_run, blobs, cost_model):
 
 
 @pytest.mark.parametrize(("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")])
-def test_a_lone_worker_pays_for_its_engine(play, cost_model, strategy, engine):
+def test_single_worker_is_charged_for_its_engine(play, cost_model, strategy, engine):
     alone = 2e-4
     entries = [
         entry.model_copy(update={"alone_s": alone}) if entry.engine == engine else entry

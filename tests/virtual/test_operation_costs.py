@@ -1,4 +1,4 @@
-"""What strategies compute beside their steps: measured on the vectors of a run, and charged at each call."""
+"""Operations of strategies besides steps: measurement in a run and charges at each call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from scalebench.virtual import operation_costs
+from scalebench.virtual.clock import OperationTime, name_of
 from scalebench.virtual.operation_costs import measure_operations
-from scalebench.virtual.operation_times import OperationTime, name_of
 
 TOPK = {"allreduce": {"compression": "topk"}}
 WIDE = {"mlp": {"hidden": [16, 16]}}
@@ -31,7 +31,7 @@ OPERATIONS = {
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """Every operation takes 1 ms, and 2 ms with twice the messages, whatever the machine does meanwhile."""
+    """Every operation takes 1 ms, and 2 ms with twice the messages, independent of the machine."""
 
     def measured(operation):
         doubled = name_of(operation) == "TopK._mean" and len(operation.args[0]) > 2
@@ -41,7 +41,7 @@ def seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_operations_of_each_strategy_are_found_by_running_it(make_run, blobs, cost_model, seconds, name):
+def test_operations_of_each_strategy_are_measured(make_run, blobs, cost_model, seconds, name):
     expected, options = OPERATIONS[name]
     run = make_run({name: options}, 2, epochs=4)
     found = measure_operations([run], {2: blobs}, cost_model)
@@ -49,7 +49,7 @@ def test_the_operations_of_each_strategy_are_found_by_running_it(make_run, blobs
     assert all(time == OperationTime(seconds=1e-3) for time in found[str(run.strategy)].values())
 
 
-def test_what_each_further_message_adds_is_found_by_twice_as_many(make_run, blobs, cost_model, seconds):
+def test_cost_of_further_messages_is_measured_with_twice_as_many(make_run, blobs, cost_model, seconds):
     runs = [make_run(TOPK, workers) for workers in (1, 4, 2)]
     times = measure_operations(runs, {1: blobs, 2: blobs, 4: blobs}, cost_model)[str(runs[0].strategy)]
     assert times["TopK._select"] == OperationTime(seconds=1e-3)
@@ -58,7 +58,7 @@ def test_what_each_further_message_adds_is_found_by_twice_as_many(make_run, blob
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_compression_takes_its_time_at_every_step_and_changes_no_number(play, cost_model, workers):
+def test_compression_is_charged_at_every_step_without_changing_results(play, cost_model, workers):
     """12 steps at two workers: 3 ms to choose, 1 ms to add two messages, and 0.5 ms for each further one."""
     times = {
         "TopK._select": OperationTime(seconds=3e-3),
@@ -99,7 +99,7 @@ def test_each_call_is_charged_once(play, make_run, cost_model, strategy, workers
     assert added == pytest.approx([calls * 1e-3] * workers)
 
 
-def test_a_slow_worker_compresses_slowly_and_others_wait_for_it(play, cost_model):
+def test_slow_worker_compresses_slowly(play, cost_model):
     priced = replace(
         cost_model, operations={"allreduce(compression=topk)": {"TopK._select": OperationTime(seconds=1e-3)}}
     )
@@ -108,14 +108,14 @@ def test_a_slow_worker_compresses_slowly_and_others_wait_for_it(play, cost_model
     assert charged.workers[0].train_s - free.workers[0].train_s == pytest.approx(12 * 3e-3)
 
 
-def test_a_server_takes_at_least_its_rules_time(play, cost_model):
-    """One worker: a push is answered when it is applied; the update itself takes 0.05 ms."""
+def test_server_is_busy_at_least_for_its_rule(play, cost_model):
+    """One worker: a push is answered after its update of 0.05 ms."""
     priced = replace(cost_model, operations={"asp": {"ParameterServer": OperationTime(seconds=1e-3)}})
     free, charged = (play("asp", 1, cost_model=place)[0].workers[0] for place in (cost_model, priced))
     assert charged.train_s - free.train_s == pytest.approx(free.optimizer_steps * (1e-3 - 5e-5))
 
 
-def test_measuring_times_the_processor_not_the_wall():
+def test_measure_counts_processor_time():
     import time
 
     result, taken = operation_costs.measure(lambda: time.sleep(0.05) or 7)

@@ -24,14 +24,14 @@ def costs(*gradients: tuple[int, float], **of_engine: float) -> Costs:
     return Costs(one_node, EngineCosts(entries=entries), "mpi", [GradientTensor(*each) for each in gradients])
 
 
-def test_ddp_reduces_the_bucket_that_is_ready_while_backward_goes_on():
+def test_ddp_reduces_ready_buckets_during_backward():
     # The last layer (1 MiB, 1 ms) is there after half of the 4 ms; the first layer at the end.
     prices = costs((MIB, 1.0), (MIB, 0.5))
     end = Stream().end([(10.0, 4e-3), (10.0, 4e-3)], DDP, prices, RANKS)
     assert end == pytest.approx(10.0 + 4e-3 + 1e-3)
 
 
-def test_ddp_puts_small_tensors_into_one_bucket():
+def test_ddp_fuses_small_tensors_into_one_bucket():
     prices = costs((1000, 1.0), (1000, 0.5), (1000, 0.2))
     end = Stream().end([(0.0, 1e-3)] * 2, DDP, prices, RANKS)
     assert end == pytest.approx(1e-3 + 3000 / MIB * 1e-3)
@@ -44,12 +44,12 @@ def test_ddp_with_a_long_stream_is_bound_by_the_stream():
     assert end == pytest.approx(1e-4 + 4e-3)
 
 
-def test_a_bucket_waits_for_the_slowest_worker():
+def test_bucket_waits_for_the_slowest_worker():
     prices = costs((MIB, 1.0))
     assert Stream().end([(0.0, 1e-3), (5e-3, 1e-3)], DDP, prices, RANKS) == pytest.approx(6e-3 + 1e-3)
 
 
-def test_horovod_waits_for_its_cycle_and_fuses_what_is_ready():
+def test_horovod_fuses_ready_tensors_at_its_cycle():
     prices = costs((MIB, 1.0), (MIB, 0.5))
     stream = Stream()
     # Ready at 0.2 and 0.4 ms; the first cycle after both is at 1 ms: one fused sum of 2 MiB.
@@ -64,8 +64,8 @@ def test_horovod_does_not_fuse_above_the_threshold():
     assert Stream().end([(0.0, 4e-4)] * 2, small, prices, RANKS) == pytest.approx(1e-3 + 1e-4 + 2e-3)
 
 
-def test_a_tiny_step_costs_a_whole_cycle_under_horovod():
-    """Why a 0.3 ms step takes more than 1 ms: the loop looks once per cycle."""
+def test_short_step_takes_a_whole_horovod_cycle():
+    """A 0.3 ms step takes more than 1 ms, as the loop runs once per cycle."""
     prices = costs((100, 1.0))
     stream, now = Stream(), 0.0
     for _ in range(100):
@@ -83,7 +83,7 @@ def test_more_bytes_never_end_earlier(overlap):
     assert ends[0] >= 1e-3
 
 
-def test_half_precision_travels_in_half_the_time():
+def test_half_precision_halves_the_transfer_time():
     whole = Stream().end([(0.0, 1e-3)] * 2, DDP, costs((4 * MIB, 1.0)), RANKS) - 1e-3
     half = Overlap("gloo", 25 * MIB, MIB, wire="float16")
     assert Stream().end([(0.0, 1e-3)] * 2, half, costs((4 * MIB, 1.0)), RANKS) - 1e-3 == pytest.approx(whole / 2)

@@ -1,4 +1,4 @@
-"""Runs that are walked through for their times alone, without arithmetic."""
+"""Replay of runs for their times, without arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_replay_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_run, blobs, cost_model, workers):
+def test_replay_equals_a_computed_run(make_run, blobs, cost_model, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
     runs = [make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL) for name in names]
     assert len({alike(run) for run in runs}) == 1
@@ -31,7 +31,7 @@ def test_a_replay_has_the_time_and_the_numbers_of_a_run_computed_in_full(make_ru
         assert outcome.run_id == run.run_id
 
 
-def test_only_what_computes_the_same_is_alike(make_run):
+def test_runs_with_equal_arithmetic_share_it(make_run):
     def key(strategy, workers=2, **values):
         return alike(make_run(strategy, workers, run_id=f"{strategy} {workers} {values}", **values))
 
@@ -44,7 +44,7 @@ def test_only_what_computes_the_same_is_alike(make_run):
     assert key("allreduce", shuffle="global") != key("ddp", shuffle="global")
 
 
-def test_what_fails_fails_for_all_that_are_alike(make_run, blobs, cost_model):
+def test_failure_applies_to_all_runs_with_equal_arithmetic(make_run, blobs, cost_model):
     runs = [make_run(name, 2, run_id=name, lr=1e30, dtype="float32") for name in BASELINES]
     outcomes = [outcome for _, outcome, _ in simulate_alike(runs, blobs, cost_model)]
     assert [outcome.status for outcome in outcomes] == ["diverged"] * 3
@@ -59,7 +59,7 @@ FALLS_BACK = {  # computed again where another strategy is replayed
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_a_strategy_is_replayed_with_its_own_times_or_says_that_it_cannot_be(make_run, blobs, cost_model, name):
+def test_strategy_is_replayed_or_refuses(make_run, blobs, cost_model, name):
     workers = 1 if name == "serial" else 4
     slowdown = {} if name == "serial" else {1: 1.3}
     run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": slowdown})

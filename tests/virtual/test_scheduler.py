@@ -7,7 +7,7 @@ from scalebench.errors import RunError
 from scalebench.virtual.scheduler import Scheduler
 
 
-def test_workers_take_their_turns_in_the_order_of_virtual_time():
+def test_workers_run_in_order_of_virtual_time():
     scheduler = Scheduler(seed=0)
     seen: list[tuple[float, int]] = []
 
@@ -45,7 +45,7 @@ def test_ties_by_rank_are_in_rank_order():
     assert _order_of_ties(0, "rank", 3) == [0, 1, 2, 3] * 3
 
 
-def test_seeded_ties_are_repeatable_and_let_no_worker_win_for_ever():
+def test_seeded_ties_are_reproducible_and_fair():
     order = _order_of_ties(5, "seeded", 40)
     assert order == _order_of_ties(5, "seeded", 40)
     assert order != _order_of_ties(6, "seeded", 40)
@@ -53,7 +53,7 @@ def test_seeded_ties_are_repeatable_and_let_no_worker_win_for_ever():
     assert set(last) == {0, 1, 2, 3}
 
 
-def test_workers_that_wait_for_one_another_are_named():
+def test_deadlocked_workers_are_named():
     scheduler = Scheduler(seed=0)
     with pytest.raises(RunError, match="worker 0 in the post; worker 1 in the post"):
         scheduler.run({rank: lambda rank=rank: scheduler.block(rank, "the post") for rank in range(2)})
@@ -99,7 +99,7 @@ def test_grad_mode_of_one_worker_does_not_leak_into_another():
     assert torch.is_grad_enabled()
 
 
-def test_each_worker_keeps_its_own_random_numbers():
+def test_workers_have_separate_generator_states():
     def draws(workers: int) -> dict[int, list[float]]:
         scheduler = Scheduler(seed=0, stochastic=True)
 

@@ -21,7 +21,7 @@ def table(jitter=(0.9, 1.1), blocks=(1e-3, 3e-3)) -> StepTable:
     )
 
 
-def test_a_repetition_draws_once_and_always_the_same():
+def test_draw_of_a_repetition_is_reproducible():
     first, again = (StepTimes(table(), seed=1, repetition=2).task_seconds(Task.FORWARD, 4) for _ in range(2))
     assert first == again
     drawn = {StepTimes(table(), seed=1, repetition=r).task_seconds(Task.FORWARD, 4) for r in range(20)}
@@ -29,15 +29,15 @@ def test_a_repetition_draws_once_and_always_the_same():
     assert drawn <= {1e-3, 2e-3, 3e-3}
 
 
-def test_a_block_that_something_held_up_does_not_move_the_step():
-    """17 of 20 blocks take 1 ms: the fifth left out at the upper end holds the other three in almost any draw."""
+def test_delayed_blocks_are_trimmed():
+    """17 of 20 blocks take 1 ms: the trimmed upper fifth contains the other three in almost any draw."""
     odd = table(blocks=(*[1e-3] * 17, 2e-3, 3e-3, 30e-3))
     drawn = [StepTimes(odd, seed=1, repetition=r).task_seconds(Task.FORWARD, 4) for r in range(200)]
     assert sum(seconds == pytest.approx(1e-3) for seconds in drawn) > 150
     assert max(drawn) < 10e-3, "the mean of all 20 would be 2.6 ms, and 30 ms at worst"
 
 
-def test_what_is_left_out_is_chosen_by_the_whole_step():
+def test_blocks_are_trimmed_by_whole_steps():
     """Three kinds of blocks take 8 ms each, with other shares; the middle of each task alone would add up to 6 ms."""
     kinds = ([1e-3, 2e-3, 5e-3], [2e-3, 5e-3, 1e-3], [5e-3, 1e-3, 2e-3])
     data, forward, backward = ([kind[task] for kind in kinds for _ in range(5)] for task in range(3))
@@ -48,7 +48,7 @@ def test_what_is_left_out_is_chosen_by_the_whole_step():
         assert whole == pytest.approx(8e-3)
 
 
-def test_between_measured_batches_times_are_interpolated_and_beyond_them_proportional():
+def test_times_are_interpolated_between_batches_and_proportional_beyond():
     times = StepTimes(table(blocks=(1e-3,)), seed=0, repetition=0)
     assert times.task_seconds(Task.BACKWARD, 6) == pytest.approx(1.5e-3)
     assert times.task_seconds(Task.BACKWARD, 16) == pytest.approx(4e-3)

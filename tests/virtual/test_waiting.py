@@ -1,4 +1,4 @@
-"""Where theory says that workers wait: a slow worker under every family of rules, and random steps against formulas."""
+"""Waiting times against theory: a slow worker under each family of rules, and random steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = {"virtual": {**QUIET, "slowdown": {1: FACTOR}}, "epochs": 4}
 
 @pytest.fixture
 def free(cost_model):
-    """The test's machine with a network that takes no time to speak of: what is left is waiting."""
+    """The test machine with a nearly free network, so that communication is waiting."""
     links = cost_model.cluster.links
     at_once = links.inter.model_copy(update={"latency_s": 1e-12, "bandwidth_bytes_per_s": 1e18})
     links = links.model_copy(update={"intra": at_once, "inter": at_once})
@@ -30,7 +30,7 @@ def free(cost_model):
     ("strategy", "step"),
     [("allreduce", STEP), ({"gossip": {"peers": "ring"}}, STEP), ("bsp", PUSHED), ({"ssp": {"staleness": 0}}, PUSHED)],
 )
-def test_in_lockstep_the_fast_wait_for_the_slow_one_at_every_step(play, free, strategy, step):
+def test_lockstep_waits_for_the_slow_worker_at_every_step(play, free, strategy, step):
     """(3 - 1) x 12 steps. On a ring of four, worker 3 is held up by its neighbours a step later."""
     outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
     waited = [worker.wait_s for worker in outcome.workers]
@@ -39,14 +39,14 @@ def test_in_lockstep_the_fast_wait_for_the_slow_one_at_every_step(play, free, st
         assert waited[rank] == pytest.approx((FACTOR - 1) * STEPS * step, rel=0.01)
 
 
-def test_averaging_by_epoch_waits_as_long_in_all_but_a_quarter_as_often(play, free):
+def test_epoch_averaging_waits_as_long_at_fewer_barriers(play, free):
     outcome, _ = play("epoch_average", 4, cost_model=free, **SLOW)
     assert outcome.workers[0].wait_s == pytest.approx((FACTOR - 1) * STEPS * STEP, rel=0.01)
     assert outcome.workers[0].syncs == 4
 
 
 @pytest.mark.parametrize("strategy", ["asp", "epoch_async", "ad_psgd"])
-def test_without_a_barrier_nobody_waits_before_the_end_of_training(play, free, strategy):
+def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
     outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
     for worker in outcome.workers:
         epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs  # its mean ends the last epoch
@@ -54,7 +54,7 @@ def test_without_a_barrier_nobody_waits_before_the_end_of_training(play, free, s
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 5])
-def test_bounded_staleness_lets_the_fast_one_off_the_last_steps(play, free, staleness):
+def test_bounded_staleness_shortens_the_wait_by_its_bound(play, free, staleness):
     """Its last push waits until the slow one has made its push number 12 - s: s slow steps less than under bsp."""
     outcome, _ = play({"ssp": {"staleness": staleness}}, 4, cost_model=free, **SLOW)
     in_epochs = sum(epoch.wait_s for epoch in outcome.workers[0].epochs)
@@ -63,16 +63,16 @@ def test_bounded_staleness_lets_the_fast_one_off_the_last_steps(play, free, stal
     assert outcome.workers[0].wait_s == pytest.approx(lockstep, rel=0.01)  # with the barrier at the end
 
 
-def test_partners_wait_for_each_other_only(play, free):
-    """Pairs: who did not meet the slow one, nor one that met it, has not waited."""
+def test_gossip_partners_wait_for_each_other_only(play, free):
+    """A worker without direct or indirect exchange with the slow one does not wait."""
     outcome, _ = play({"gossip": {"peers": "pair"}}, 4, cost_model=free, **{**SLOW, "epochs": 1})
     waited = sorted(worker.wait_s for worker in outcome.workers)
     assert waited[0] == pytest.approx(0, abs=1e-6)
     assert waited[-1] <= (FACTOR - 1) * 3 * STEP * 1.01
 
 
-def test_the_way_of_a_message_is_no_waiting(play, cost_model):
-    """Two equal workers that exchange: both come at the same moment, and all their exchange is communication."""
+def test_message_transfer_is_not_waiting(play, cost_model):
+    """Two equal workers arrive at the same moment, so their exchange has no waiting."""
     links = cost_model.cluster.links
     slow = links.model_copy(update={"intra": links.intra.model_copy(update={"latency_s": 5e-3})})
     place = type(cost_model)(cost_model.cluster.model_copy(update={"links": slow}), EngineCosts(), cost_model.tables)
@@ -95,18 +95,18 @@ WORKERS, EPOCHS = 8, 120
 
 
 def moments_of_largest(law, draws):
-    """Mean and variance of the largest of so many draws of a law: integrals of 1 - F^K over x > 0, and below."""
+    """Return mean and variance of the largest of K draws of a law, by integrals of 1 - F^K."""
     above = lambda power: integrate.quad(lambda x: power(x) * (1 - law.cdf(x) ** draws), 0, np.inf)[0]  # noqa: E731
     mean = above(lambda x: 1.0) - integrate.quad(lambda x: law.cdf(x) ** draws, -np.inf, 0)[0]
     return mean, above(lambda x: 2 * x) - mean**2
 
 
-def test_the_largest_of_exponentials_is_the_harmonic_number():
+def test_largest_of_exponentials_is_the_harmonic_number():
     assert moments_of_largest(LAWS["exponential"], 8)[0] == pytest.approx(sum(1 / k for k in range(1, 9)))
 
 
 @pytest.mark.parametrize("kind", LAWS)
-def test_a_barrier_each_step_costs_the_largest_of_the_workers_draws(play, free, kind):
+def test_barrier_each_step_costs_the_largest_draw(play, free, kind):
     """E[step] = E[max of K], for exponential steps H_K times the mean; waited is that less one, on the mean."""
     jitter = {"jitter": kind, "jitter_sigma": SIGMA[kind]}
     outcome, _ = play("allreduce", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
@@ -119,7 +119,7 @@ def test_a_barrier_each_step_costs_the_largest_of_the_workers_draws(play, free, 
     assert waited == pytest.approx(mean - 1, abs=4 * np.sqrt(variance / steps))
 
 
-def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, free):
+def test_barrier_each_epoch_costs_the_largest_sum_of_draws(play, free):
     """A sum of S exponentials is Gamma(S): rare barriers are cheaper although the steps are the same."""
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
     outcome, _ = play("epoch_average", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
@@ -129,7 +129,7 @@ def test_a_barrier_each_epoch_costs_the_largest_sum_of_the_workers_draws(play, f
     assert mean < 0.85 * steps * moments_of_largest(LAWS["exponential"], WORKERS)[0]
 
 
-def test_without_barriers_random_steps_cost_their_mean(play, free):
+def test_random_steps_without_barriers_cost_their_mean(play, free):
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
     outcome, _ = play("asp", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = EPOCHS * outcome.facts.steps_per_epoch

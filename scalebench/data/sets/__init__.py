@@ -1,1 +1,1 @@
-"""The data sets, one family a file. Each module registers its recipes when it is imported."""
+"""Data sets, one family per file. Each module registers its builders at import."""

@@ -1,6 +1,6 @@
-"""The small real data sets that scikit-learn brings along: no download, no files.
+"""Small real data sets bundled with scikit-learn, without download or files.
 
-The held-out fifth is drawn with a fixed seed, so that it is the same in every study.
+The held-out fifth is drawn with a fixed seed, equal in all studies.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Digits(DatasetBuilder):
 
 @DATASETS.add
 class DigitsShifted(DatasetBuilder):
-    """`digits`, split first; then each training image also shifted by one pixel up, down, left and right.
+    """`digits` with each training image also shifted by one pixel up, down, left and right, after the split.
 
-    Shifted in pixels are 0. The test images are those of `digits`: no copy of them is in the training part.
+    Pixels shifted in are 0. The test images are those of `digits`, without copies in the training part.
     """
 
     name = "digits_shifted"
@@ -43,7 +43,7 @@ class DigitsShifted(DatasetBuilder):
         x_train, y_train, x_test, y_test = _digits()
         images = x_train.reshape(-1, 8, 8)
         padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
-        corners = ((1, 1), (2, 1), (0, 1), (1, 2), (1, 0))  # as it is, up, down, left, right
+        corners = ((1, 1), (2, 1), (0, 1), (1, 2), (1, 0))  # unshifted, up, down, left, right
         shifted = np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
         return Arrays("classification", 10, shifted.reshape(-1, 64), np.tile(y_train, 5), x_test, y_test)
 

@@ -22,7 +22,7 @@ _PIXELS = 3 * 32 * 32
 class _Label(NamedTuple):
     classes: int
     width: int  # label bytes of a binary record
-    position: int  # which of them counts
+    position: int  # of the label among them
     key: str  # of the labels in the python version
 
 
@@ -115,7 +115,7 @@ class Cifar100(_Cifar):
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds numpy arrays and plain containers. A pickle that asks for anything else may run code: refused."""
+    """Unpickler of numpy arrays and plain containers; refuses everything else, which may run code."""
 
     _ALLOWED: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {
@@ -123,7 +123,7 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy", "dtype"),
             ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"),
-            ("_codecs", "encode"),  # how Python 3 writes bytes in an old protocol
+            ("_codecs", "encode"),  # bytes written by Python 3 in an old protocol
         }
     )
 
@@ -134,14 +134,14 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def load_arrays_only(path: Path) -> dict[str, Any]:
-    """The dictionary pickled in `path`, its keys as text.
+    """Return the dictionary pickled in `path`, with its keys as text.
 
     Raises:
-        DataError: it asks for anything but arrays and containers, or is not a pickled dictionary.
+        DataError: the pickle needs more than arrays and containers, or is not a dictionary.
     """
     raw = read_bytes(path)
     try:
-        with warnings.catch_warnings():  # arrays pickled by Python 2 say things that numpy deprecates
+        with warnings.catch_warnings():  # numpy deprecates attributes of arrays pickled by Python 2
             warnings.simplefilter("ignore")
             table = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:

@@ -20,9 +20,9 @@ _LAYOUT = "train/CLASS/*.png, valid/CLASS/*.png and test/CLASS/*.png"
 class Cinic10(DatasetBuilder):
     """Photographs of 10 kinds of things, 90,000 each for training, validation and test (arXiv 1810.03505).
 
-    The validation part is trained on too (180,000 images, as in the epoch-averaging paper) unless
-    `train_on_valid: false`. `resize: 64` enlarges images to 64 x 64 (bilinear). Values are from 0 to 1. Images lie in
-    the order of their path: partition: by_order would give each worker few classes.
+    The validation part belongs to training (180,000 images, as in the epoch-averaging paper) unless
+    `train_on_valid: false`. `resize: 64` enlarges images to 64 x 64 (bilinear). Values are from 0 to 1. Images are in
+    order of their paths, so that partition: by_order gives each worker few classes.
     """
 
     name = "cinic10"
@@ -72,7 +72,7 @@ class Cinic10(DatasetBuilder):
 
 
 def _read_image(path: Path, side: int | None) -> NDArray[np.float32]:
-    """(3, height, width), values from 0 to 1."""
+    """Return an image as (3, height, width), values from 0 to 1."""
     from PIL import Image
 
     try:

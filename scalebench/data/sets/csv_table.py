@@ -1,4 +1,4 @@
-"""Your own table in a CSV file."""
+"""User data in a CSV file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from scalebench.errors import DataError, nearest
 
 @DATASETS.add
 class Csv(DatasetBuilder):
-    """A row a sample, one column the target, all others numbers.
+    """Table with one sample per row: one target column, numeric features.
 
-    `target` is a column's name or its number from 0 (-1: the last). Text or whole numbers in it are classes (numbered
-    in sorted order), other numbers are values to be predicted, unless `task` says otherwise. A seeded part is held out;
-    features, and values to be predicted, are standardised with the training part's statistics.
+    `target` is a column's name or its number from 0 (-1: the last). Text or integers in it are classes (numbered in
+    sorted order), other numbers are regression targets, unless `task` is set. A seeded part is held out; features and
+    regression targets are standardised by the training part.
     """
 
     name = "csv"
@@ -64,7 +64,7 @@ class Csv(DatasetBuilder):
         return Arrays(task, outputs, x_train.astype(np.float32), y_train, x_test.astype(np.float32), y_test)
 
     def _read(self, path: Path) -> tuple[list[str], list[int], list[list[str]]]:
-        """Column names, and line number and cells of each row."""
+        """Return column names, and line number and cells of each row."""
         lines, rows = [], []
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:

@@ -1,4 +1,4 @@
-"""MNIST and everything else that comes in the same four IDX files, such as Fashion-MNIST."""
+"""MNIST and other data sets in the same four IDX files, such as Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Mnist(DatasetBuilder):
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an IDX file: 0 0 type rank, the sizes (big-endian, 4 bytes each), the data.
+    """Return the array of unsigned bytes in an IDX file: 0 0 type rank, sizes (big-endian, 4 bytes each), data.
 
     Raises:
-        DataError: not an IDX file of unsigned bytes with `dimensions` dimensions, or not as long as its sizes say.
+        DataError: not an IDX file of unsigned bytes with `dimensions` dimensions, or of another length than its sizes.
     """
     raw = read_bytes(path)
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])

@@ -1,4 +1,4 @@
-"""Your own arrays in an .npz file."""
+"""User data in an .npz file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from scalebench.errors import DataError
 class Npz(DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
-    Whole numbers in y are class numbers 0, 1, ..., other numbers are values to be predicted, unless `task` says
-    otherwise. Nothing is scaled.
+    Integers in y are class numbers 0, 1, ..., other numbers are regression targets, unless `task` is set. No scaling.
     """
 
     name = "npz"

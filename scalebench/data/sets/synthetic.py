@@ -1,4 +1,4 @@
-"""As many samples as wanted, labelled by a fixed random network: the data set that grows for weak scaling."""
+"""Any number of samples labelled by a fixed random network, for weak scaling."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TEACHER, _REFERENCE, _TRAIN, _TEST = range(4)  # independent streams of random 
 class Synthetic(DatasetBuilder):
     """Inputs from a normal distribution, targets from a teacher: a random tanh network of 32 hidden units.
 
-    Row i is a function of (seed, i) alone, whatever `n_train` is: rows come in chunks of 1,024, each with its own
-    counter of a Philox generator. Classes are the largest of the teacher's outputs, which are centred and scaled on
-    reference inputs so that no class dominates; `noise` is the standard deviation of what is added to them before.
-    `images` are C x H x W: a coarse random image, which is all the teacher sees, enlarged, plus noise in each pixel.
+    Row i depends on (seed, i) only, for any `n_train`: rows are made in chunks of 1,024, each with its own counter of a
+    Philox generator. The class is the largest of the teacher's outputs, which are centred and scaled on reference
+    inputs so that no class dominates; `noise` is the standard deviation of noise added to the outputs. `images` are
+    C x H x W: a coarse random image, the input of the teacher, enlarged, plus noise in each pixel.
     """
 
     name = "synthetic"
@@ -63,7 +63,7 @@ class Synthetic(DatasetBuilder):
             y_shape, y_dtype = ((rows, outputs), np.float32) if is_regression else ((rows,), np.int64)
             y = arrays[f"y_{part}"] = allocate(f"y_{part}", y_shape, y_dtype)
             for chunk, start in enumerate(range(0, rows, _CHUNK)):
-                # A whole chunk even where part of it is needed: a matrix product's last bits may depend on its size.
+                # Always a whole chunk, as the last bits of a matrix product may depend on its size.
                 inputs, scores = self._make_chunk(teacher, stream, chunk)
                 stop = min(start + _CHUNK, rows)
                 x[start:stop] = inputs[: stop - start]
@@ -83,7 +83,7 @@ class Synthetic(DatasetBuilder):
 
     @property
     def _seen(self) -> int:
-        """How many numbers the teacher sees of one sample."""
+        """Number of teacher inputs of one sample."""
         return math.prod(self._coarse_shape if self.kind == "images" else self._input_shape)
 
     def _make_chunk(self, teacher: _Teacher, stream: int, chunk: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -103,7 +103,7 @@ class Synthetic(DatasetBuilder):
 
 
 class _Teacher:
-    """scores = (W2 tanh(W1 x / sqrt(d)) - mean) / std, mean and std over 4,096 reference inputs."""
+    """Teacher with scores (W2 tanh(W1 x / sqrt(d)) - mean) / std, mean and std over 4,096 reference inputs."""
 
     def __init__(self, seed: int, inputs: int, outputs: int) -> None:
         rng = _random(seed, _TEACHER, 0)

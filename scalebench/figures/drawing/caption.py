@@ -21,7 +21,7 @@ from scalebench.analysis.environment import (
 from scalebench.analysis.grouping import EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.cluster.load import load_cluster
-from scalebench.cluster.network import in_words
+from scalebench.cluster.network import allreduce_name
 from scalebench.errors import ClusterError
 from scalebench.formatting import counted, deviation
 
@@ -98,8 +98,8 @@ def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
     options = results.study.get("virtual")
     said = options.get("collective", "auto") if isinstance(options, dict) else "auto"
     if (measured := measured_nodes(results)) > 1:
-        return f"; allreduce between nodes as measured between {measured}, in proportion to {in_words(str(said))}"
-    return f"; allreduce between nodes assumed by {in_words(str(said))}"
+        return f"; allreduce between nodes as measured between {measured}, in proportion to {allreduce_name(str(said))}"
+    return f"; allreduce between nodes assumed by {allreduce_name(str(said))}"
 
 
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:

@@ -1,1 +1,1 @@
-"""The models that come with scalebench, one family a file. Each module registers its models when imported."""
+"""Models of scalebench, one family per file. Each module registers its models at import."""

@@ -55,7 +55,7 @@ if rank == 0:
 state.close()
 
 
-# A server that lets nobody go on before all workers have asked (BSP), then sends each the mean.
+# A server that replies with the mean after all workers have sent a request (BSP).
 class Together:
     def __init__(self, workers):
         self.workers, self.asked, self.seen = workers, {}, []
@@ -131,7 +131,7 @@ if rank == 0:
     found["tickets"] = answers[:-1]
 
 
-# A worker that takes its reply late: the others are served, and the server beats, so nobody takes it for the hung one.
+# A worker that receives its reply late: the others are served, and the server still calls beat.
 def beats_until_taken(server):
     if rank:
         workers_mpi.recv(source=0)

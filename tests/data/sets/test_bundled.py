@@ -1,4 +1,4 @@
-"""The bundled data sets: sizes, scaling, and a test part that training never sees."""
+"""Bundled data sets: sizes, standardisation and held-out part."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_shifted_digits_are_the_digits_moved_by_one_pixel():
     assert np.array_equal(made.y_train, np.tile(plain.y_train, 5))
 
 
-def test_no_shifted_copy_of_a_test_image_is_trained_on():
+def test_training_has_no_shifted_copy_of_a_test_image():
     plain, made = build("digits"), build("digits_shifted")
     assert np.array_equal(made.x_test, plain.x_test)
     assert np.array_equal(made.y_test, plain.y_test)

@@ -1,4 +1,4 @@
-"""CIFAR from files in both published forms; a pickle that wants more than arrays is refused before it acts."""
+"""CIFAR from files in both published forms; unsafe pickles are refused."""
 
 import os
 import pickle
@@ -109,7 +109,7 @@ class Evaluates:
 
 
 @pytest.mark.parametrize("harm", ["system", "eval", "nested"])
-def test_a_pickle_that_would_run_code_is_refused(tmp_path, harm):
+def test_pickle_with_code_is_refused(tmp_path, harm):
     marker = tmp_path / "it ran"
     data = np.array([Harmful(marker)], dtype=object) if harm == "nested" else images(0)
     extra = {"system": Harmful(marker), "eval": Evaluates(), "nested": 0}[harm]

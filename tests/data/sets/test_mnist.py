@@ -1,4 +1,4 @@
-"""MNIST from IDX files as they are published, plain and packed, and everything that can be wrong with them."""
+"""MNIST from published IDX files, plain and compressed, and damaged files."""
 
 import gzip
 import struct

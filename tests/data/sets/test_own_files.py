@@ -1,4 +1,4 @@
-"""Your own data: .npz archives and CSV tables."""
+"""User data: .npz archives and CSV tables."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def load(tmp_path, name, **options):
     return open_dataset(prepare(training, 1, tmp_path / "cache"))
 
 
-def test_npz_with_a_test_part_is_taken_as_it_is(tmp_path):
+def test_npz_with_a_test_part_is_used_unchanged(tmp_path):
     x, y = np.arange(12.0).reshape(6, 2), np.arange(18.0).reshape(6, 3)
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
     dataset = load(tmp_path, "npz")
@@ -22,7 +22,7 @@ def test_npz_with_a_test_part_is_taken_as_it_is(tmp_path):
     assert np.array_equal(dataset.y_test, y[:2])
 
 
-def test_npz_without_a_test_part_holds_some_out(tmp_path):
+def test_npz_without_a_test_part_is_split(tmp_path):
     x, y = np.arange(40).reshape(20, 2), np.arange(20) % 4
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     dataset = load(tmp_path, "npz", test_fraction=0.4)
@@ -60,13 +60,13 @@ X = np.ones((4, 2))
         ({"x": X * np.nan, "y": np.zeros(4)}, "NaN or infinity"),
     ],
 )
-def test_npz_that_cannot_be_used(tmp_path, arrays, message):
+def test_invalid_npz_is_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(DataError, match=message):
         load(tmp_path, "npz")
 
 
-def test_npz_with_objects_or_rubbish_is_refused(tmp_path):
+def test_npz_with_objects_or_garbage_is_refused(tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
     with pytest.raises(DataError, match=r"objects\.npz: not a readable \.npz archive \(it holds Python objects"):
         load(tmp_path, "npz")
@@ -135,14 +135,14 @@ GOOD = ["1,2,0", "3,4,1", "5,6,0", "7,8,1"]
         (["a,b,y", "1,2,u", "3,4,v", "5,6,u"], {"task": "regression"}, "'u' is not a number"),
     ],
 )
-def test_csv_that_cannot_be_used(tmp_path, lines, options, message):
+def test_invalid_csv_is_refused(tmp_path, lines, options, message):
     write_csv(tmp_path, lines)
     with pytest.raises(DataError, match=message) as caught:
         load(tmp_path, "csv", **options)
     assert "\n" not in str(caught.value)
 
 
-def test_csv_that_is_not_text(tmp_path):
+def test_binary_csv_is_refused(tmp_path):
     (tmp_path / "table.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
     with pytest.raises(DataError, match="expected UTF-8 text"):
         load(tmp_path, "csv")

@@ -1,4 +1,4 @@
-"""Synthetic rows depend on their number and the seed alone, and can be learnt."""
+"""Synthetic rows depend on their number and the seed only, and are learnable."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def build(**options):
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "images"])
-def test_row_i_is_the_same_however_many_there_are(kind):
+def test_row_does_not_depend_on_the_number_of_rows(kind):
     options = {"kind": kind, "n_test": 3, "outputs": 2}
     if kind == "images":
         options["shape"] = (2, 6, 5)

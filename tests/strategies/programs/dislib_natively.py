@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.native.connection import connected
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
@@ -63,7 +63,7 @@ def main(folder):
                 states.append(OneSidedState(comm, initial))
                 return InTurn(states[0], MPI.COMM_WORLD, rounds)
 
-            plan = Plan.of(run, run.workers, run.seed, dataset)
+            plan = BatchPlan.of(run, run.workers, run.seed, dataset)
             replica = Replica(run, dataset, plan, comm, clock, shared=shared, workers_per_node=4)
             report = train(replica, strategy)
             final = evaluate(replica, strategy, dataset).final

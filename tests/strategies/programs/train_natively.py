@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the test
 
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import Plan
+from scalebench.data.plan import BatchPlan
 from scalebench.native.connection import connected
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.ddp import Ddp
@@ -112,7 +112,7 @@ def take_part(run, mpi, entry, dataset, folder):
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
     with connected(run.engine, mpi, clock, one_node=True) as comm, counting_in_torch(clock, calls):
-        plan = Plan.of(run, run.workers, run.seed, dataset)
+        plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         states = []
 
         def shared(initial, host):

@@ -1,4 +1,4 @@
-"""Worker counts as people write them."""
+"""Parsing of worker counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.study.workers import parse_workers
+from scalebench.study.parsing import parse_workers
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from scalebench.study.workers import parse_workers
         ([2, "1..4", 2], [1, 2, 4]),
     ],
 )
-def test_the_forms(text: object, counts: list[int]) -> None:
+def test_parse_workers_accepts_all_forms(text: object, counts: list[int]) -> None:
     assert parse_workers(text) == counts
 
 
@@ -31,13 +31,13 @@ def test_the_forms(text: object, counts: list[int]) -> None:
     "text",
     ["0", "64..1", "1..", "..4", "", "a", "1..4:0", "-1", "1.5", "1..2..3", "1;2", "9999999", True, None, [], {}],
 )
-def test_what_is_refused(text: object) -> None:
+def test_invalid_worker_counts_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"expected counts such as|runs backwards; write 1\.\.64|no worker counts"):
         parse_workers(text)
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000), st.none() | st.integers(1, 500))
-def test_a_range_starts_where_it_says_and_stays_inside(first: int, more: int, step: int | None) -> None:
+def test_range_starts_at_its_first_count_and_stays_inside(first: int, more: int, step: int | None) -> None:
     last = first + more
     counts = parse_workers(f"{first}..{last}" + (f":{step}" if step else ""))
     assert counts[0] == first
@@ -48,5 +48,5 @@ def test_a_range_starts_where_it_says_and_stays_inside(first: int, more: int, st
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=1))
-def test_a_list_is_sorted_and_said_once(counts: list[int]) -> None:
+def test_list_is_sorted_and_distinct(counts: list[int]) -> None:
     assert parse_workers(counts) == parse_workers(",".join(map(str, counts))) == sorted(set(counts))

@@ -1,4 +1,4 @@
-"""A ds-tensor in one process: every block is here, and nothing travels."""
+"""A ds-tensor in one process, which holds every block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Ints = NDArray[np.int64]
 _T = TypeVar("_T")
 
 
-class Alone:
-    """One process instead of many; data/spread.py has the same over the ranks of a communicator."""
+class SingleProcess:
+    """Operations of a ds-tensor in one process; `data.spread.Ranks` has them over the ranks of a communicator."""
 
     rank = 0
     size = 1
@@ -29,7 +29,7 @@ class Alone:
         return array if order is None else self.rows(array, sizes, order)
 
     def rows(self, array: NDArray[Any], sizes: Ints, wanted: Ints) -> NDArray[Any]:
-        """A copy of the rows `wanted`, in that order. A file is read once, front to back."""
+        """Return a copy of the rows `wanted` in that order. A file is read once, front to back."""
         if not isinstance(array, np.memmap) or len(wanted) < 2:
             return np.asarray(array[wanted])
         ascending = np.argsort(wanted, kind="stable")

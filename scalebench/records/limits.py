@@ -1,0 +1,86 @@
+"""Values that the columns of records can hold. Others are damage, which would spoil statistics.
+
+    times (columns in s)           -1e9 to 1e9 s; times of runs, epochs and targets not between 0 and 1e-9 s
+    metrics of a completed run     accuracy from 0 to 1; R2 at most 1
+    other numbers of such a run    magnitude at most 1e150, so that the square is finite
+    parts of a completed run       compute, communication, waiting, data, remainder, time to target: at most train_s;
+                                   epochs to target: at most all epochs
+    whole numbers                  magnitude at most 2^53, exact as floating-point numbers; seeds: 64 bits
+
+A time that is not positive enters no statistic, and `check` names its run. A missing value is NaN or an empty cell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from scalebench.records.schema import Doc, EpochRow, RunRow, kinds
+
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+LARGEST, LARGEST_WHOLE, LARGEST_SEED = 1e150, 2**53, 2**63 - 1
+METRICS = ("chance_metric", "final_metric", "best_metric", "test_metric")
+# Part -> whole. Parts are means over workers of consecutive times, train_s is that of the slowest worker.
+WITHIN = {
+    **dict.fromkeys(("time_to_target_s", "compute_s", "comm_s", "wait_s", "data_s", "other_s"), "train_s"),
+    "epochs_to_target": "epochs",
+}
+ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may cause
+_WHOLE_TIMES = ("train_s", "time_to_target_s", "elapsed_s", "epoch_s_max")
+_KINDS = kinds(EpochRow) | kinds(RunRow)
+_DIGITS = 1000  # Python refuses to convert integers of more than 4,300
+
+
+def _time_columns(row_type: type[BaseModel]) -> list[str]:
+    fields = row_type.model_fields.items()
+    return [name for name, field in fields for doc in field.metadata if isinstance(doc, Doc) and doc.unit == "s"]
+
+
+_TIMES = frozenset(_time_columns(RunRow) + _time_columns(EpochRow))
+
+
+def other_columns(row_type: type[BaseModel]) -> list[str]:
+    """Return the columns of numbers that are neither integers nor seconds."""
+    return [name for name, kind in kinds(row_type).items() if kind == "number" and name not in _TIMES]
+
+
+def out_of_range(name: str, value: Any) -> Any:
+    """Return True, or a column of truth values, where the integer or time `value` is outside the range of `name`."""
+    if _KINDS[name] == "integer":
+        largest = LARGEST_SEED if name == "seed" else LARGEST_WHOLE
+        return (value > largest) | (value < -largest)
+    outside = (value > LONGEST_S) | (value < -LONGEST_S)
+    return outside | ((value > 0) & (value < SHORTEST_S)) if name in _WHOLE_TIMES else outside
+
+
+def range_of(name: str) -> str | None:
+    """Return the range of an integer or time column as text; None for other columns."""
+    if _KINDS[name] == "integer":
+        return f"a whole number of at most {LARGEST_SEED if name == 'seed' else LARGEST_WHOLE}"
+    if name not in _TIMES:
+        return None
+    return f"{SHORTEST_S:g} to {LONGEST_S:g} s" if name in _WHOLE_TIMES else f"at most {LONGEST_S:g} s"
+
+
+def expected_instead(name: str, cell: str) -> str | None:
+    """Return the value that the column `name` expects instead of the text `cell`; None if `cell` is valid."""
+    kind = _KINDS[name]
+    if kind == "text":
+        return None
+    if kind == "flag":
+        return None if cell.lower() in ("true", "false") else "true or false"
+    try:
+        number = float(cell)
+    except ValueError:
+        number = None
+    if number is None or "_" in cell:  # Python accepts 1_000
+        return "a whole number" if kind == "integer" else "a number"
+    if kind == "integer":
+        digits = cell.lstrip("+-")
+        if digits.isdecimal() and len(digits) <= _DIGITS:
+            number = int(cell)
+        elif not digits.isdecimal() and not number.is_integer():
+            return "a whole number"
+    expected = range_of(name)
+    return expected if expected is not None and out_of_range(name, number) else None

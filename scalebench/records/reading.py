@@ -1,0 +1,167 @@
+"""Reader of runs.csv and epochs.csv as pandas tables, in which every cell is validated."""
+
+from __future__ import annotations
+
+import io
+import typing
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel
+
+from scalebench.errors import ResultsError
+from scalebench.records.cells import from_line, to_text
+from scalebench.records.limits import (
+    LARGEST,
+    METRICS,
+    ROUNDING,
+    WITHIN,
+    expected_instead,
+    other_columns,
+    out_of_range,
+    range_of,
+)
+from scalebench.records.schema import RunRow, columns, kinds
+from scalebench.records.table import bad_cell, check_header, check_version
+
+TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
+_DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
+
+
+def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
+    """Return all rows of `path`. An incomplete last line is ignored.
+
+    Raises:
+        ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
+            by file, line and column).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    data = data[: data.rfind(b"\n") + 1]
+    header = from_line(data[: data.find(b"\n") + 1])
+    if not header:
+        raise ResultsError(f"{path} is empty; expected a header line")
+    check_header(path, header, columns(row_type))
+    kind_of = kinds(row_type)
+    try:
+        try:
+            table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
+        except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
+            text = _parse(data, dict.fromkeys(header, TEXT))
+            raise _damaged(path, text) or ResultsError(f"{path}: {error}") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise ResultsError(f"{path}: {_too_many_cells(data, header) or error}; repair or remove the line") from None
+    if b"'" in data:  # possibly an apostrophe that keeps a text from being a formula
+        for name in (name for name, kind in kind_of.items() if kind == "text"):
+            escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
+            table[name] = table[name].replace(escaped) if escaped else table[name]
+    _check_cells(path, table, row_type)
+    if row_type is RunRow:
+        check_version(path, set(map(str, table["schema_version"].unique())))
+        _check_engines(path, table)
+        _check_start_times(path, table["started_utc"])
+        check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
+        _check_parts(path, table)
+    return table[columns(row_type)]
+
+
+def check_completed(
+    path: Path, table: pd.DataFrame, row_type: type[BaseModel], completed: pd.Series[bool], metric_name: pd.Series[str]
+) -> None:
+    """Check metrics and other numbers of rows of completed runs; a training that diverged may have left any.
+
+    Raises:
+        ResultsError: names the first damaged cell.
+    """
+    accuracy = (completed & (metric_name == "accuracy").fillna(False)).to_numpy(dtype=bool)
+    finished = completed.to_numpy(dtype=bool)
+    for name in other_columns(row_type):
+        values = table[name].to_numpy(dtype=float)
+        _refuse(path, table, name, finished & (np.abs(values) > LARGEST), f"a number of at most {LARGEST:g}")
+        if name in METRICS:
+            _refuse(path, table, name, accuracy & ((values < 0) | (values > 1)), "an accuracy from 0 to 1")
+            _refuse(path, table, name, finished & (values > 1), "an R2 of at most 1")
+
+
+def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
+    missing = {name: ["", "nan"] if dtype == "float64" else [""] for name, dtype in dtypes.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # more cells than the header
+        warnings.simplefilter("error", RuntimeWarning)  # number too large for an integer
+        return pd.read_csv(
+            io.BytesIO(data),
+            dtype=dtypes,
+            na_values=missing,
+            keep_default_na=False,
+            index_col=False,
+            encoding="utf-8-sig",
+            encoding_errors="replace",
+        )
+
+
+def _too_many_cells(data: bytes, header: list[str]) -> str | None:
+    for number, line in enumerate(data.splitlines(), start=1):
+        if (count := len(from_line(line))) > len(header):
+            return f"line {number} has {count} cells, expected {len(header)}"
+    return None
+
+
+def _damaged(path: Path, text: pd.DataFrame) -> ResultsError | None:
+    """Return the error for the first column with a cell that cannot be converted."""
+    for name in text:
+        for place, cell in text[name].dropna().items():
+            if expected := expected_instead(str(name), cell):
+                return bad_cell(path, int(str(place)), str(name), cell, expected)
+    return None
+
+
+def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, expected: str) -> None:
+    """Raise ResultsError for the first cell of the column `name` where `bad` is true."""
+    if bad.any():
+        place = int(np.asarray(bad, dtype=bool).argmax())
+        value = table[name].iloc[place]
+        raise bad_cell(path, place, name, None if pd.isna(value) else value, expected)
+
+
+def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> None:
+    for name, field in row_type.model_fields.items():
+        if typing.get_origin(field.annotation) is Literal:
+            choices = typing.get_args(field.annotation)
+            _refuse(path, table, name, ~table[name].isin(choices), f"one of {', '.join(choices)}")
+        elif name in ("workers", "attempt", "epochs"):
+            _refuse(path, table, name, table[name].isna() | (table[name] < 1).fillna(False), "a number from 1 up")
+        elif field.is_required():
+            _refuse(path, table, name, table[name].isna(), "a value")
+        if (expected := range_of(name)) is not None:
+            _refuse(path, table, name, out_of_range(name, table[name]).fillna(False), expected)
+
+
+def _check_engines(path: Path, table: pd.DataFrame) -> None:
+    simulated = table["execution"].isin(("virtual", "modelled"))
+    is_virtual = table["engine"] == "virtual"
+    _refuse(path, table, "engine", simulated & ~is_virtual, "virtual for this execution")
+    _refuse(path, table, "engine", is_virtual & ~simulated, "a native engine for this execution")
+
+
+def _check_start_times(path: Path, moments: pd.Series[str]) -> None:
+    """Refuse dates reformatted by a spreadsheet, whose runs would silently have no start."""
+    given = moments.notna().to_numpy(dtype=bool)
+    read = pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").notna().to_numpy(dtype=bool)
+    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
+    expected = "ISO 8601 (2026-11-20T12:00:00+00:00)"
+    _refuse(path, moments.to_frame("started_utc"), "started_utc", given & ~(read & dashed), expected)
+
+
+def _check_parts(path: Path, table: pd.DataFrame) -> None:
+    """Refuse parts of a completed run that exceed the whole; `check` reports wholes of zero."""
+    completed = (table["status"] == "completed").to_numpy(dtype=bool)
+    for part, whole in WITHIN.items():
+        parts, wholes = (table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole))
+        bad = completed & (wholes > 0) & (parts > wholes * (1 + ROUNDING))
+        if bad.any():
+            _refuse(path, table, part, bad, f"at most {whole}, which is {wholes[int(bad.argmax())]:g}")

@@ -1,0 +1,66 @@
+"""Parsers of worker counts (`1..64`, `1..64:8`, `1,2,6`) and shares (`5%`, `0.05`)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_COUNTS = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
+_LIMIT = 1_000_000
+_MOST_DIGITS = 18  # of a count; further digits only make it larger than the limit
+_PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})\s*%\s*")
+_SHARE = "expected a share such as 5% or 0.05"
+
+
+def parse_workers(value: Any) -> list[int]:
+    """Return the sorted, distinct worker counts of a text or list.
+
+    `a..b` is a, then each power of two above a, up to b; `a..b:s` is a, then each multiple of s above a, up to b.
+
+    Raises:
+        ValueError: the text has another form, a count is below 1, or a range runs backwards.
+    """
+    parts = value if isinstance(value, list) else str(value).split(",")
+    counts: set[int] = set()
+    for part in parts:
+        counts.update(_expand(str(part).strip()))
+    if not counts:
+        raise ValueError(f"no worker counts; {_COUNTS}")
+    return sorted(counts)
+
+
+def _expand(text: str) -> list[int]:
+    match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+)(?::([0-9]+))?)?", text)
+    if not match:
+        raise ValueError(f"cannot read the worker counts {text[:60]!r}; {_COUNTS}")
+    first, last, step = (int(group[:_MOST_DIGITS]) if group else None for group in match.groups())
+    assert first is not None
+    last = first if last is None else last
+    if first < 1 or step == 0 or max(first, last) > _LIMIT:
+        raise ValueError(f"worker counts lie between 1 and {_LIMIT:,}, got {text[:60]!r}; {_COUNTS}")
+    if last < first:
+        raise ValueError(f"the range {text!r} runs backwards; write {last}..{first}")
+    if step:
+        return [first, *range((first // step + 1) * step, last + 1, step)]
+    powers = (1 << bit for bit in range(last.bit_length()))
+    return [first, *(power for power in powers if first < power <= last)]
+
+
+def parse_share(value: Any) -> float:
+    """Return the share of a number or percentage: 0.05 for `5%`.
+
+    Raises:
+        ValueError: the value is neither a percentage nor a number, or is a number above 1.
+    """
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        return float(match[1]) / 100
+    try:
+        share = float(value) if not isinstance(value, bool) else None
+    except (TypeError, ValueError, OverflowError):
+        share = None
+    if share is None or not math.isfinite(share):
+        raise ValueError(f"{_SHARE}, got {str(value)[:40]!r}")
+    if share > 1:
+        raise ValueError(f"{_SHARE}, got {share:g}; write {share:g}% for per cent")
+    return share

@@ -1,0 +1,234 @@
+"""Timed windows of steps of one process, taken in rounds with the other processes of a load."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.study.spec import Run
+from scalebench.system.clock import Ledger, Task
+from scalebench.system.stopwatch import Stopwatch, typical
+from scalebench.training.reference_step import Gauge
+from scalebench.virtual.step_times import STEP_TASKS
+
+FEWEST_ROUNDS = 8
+_FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S
+_RELEASES = (5, 50)  # least and most backward passes for the release times of gradients
+_RELEASES_S = 0.5
+_STEPS = 4  # of a window if they take less than _FAST_S; slower models have one step in a window
+_FAST_S, _ROUND_S = 5e-3, 0.02
+
+
+class LapClock:
+    """Clock that stores individual laps, where the wall clock sums them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.running = True
+        self.laps: dict[Task, list[float]] = {task: [] for task in Task}
+        self._mark = time.perf_counter()
+
+    def start(self) -> None:
+        """Delete all laps and begin the first one."""
+        for laps in self.laps.values():
+            laps.clear()
+        self.resume()
+
+    def resume(self) -> None:
+        """Begin the next lap now."""
+        self._mark = time.perf_counter()
+
+    def did(self, task: Task, samples: int = 0) -> None:
+        now = time.perf_counter()
+        self.laps[task].append(now - self._mark)
+        self._mark = now
+
+    def elapsed(self) -> float:
+        return 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        yield
+
+
+class SoloCommunicator:
+    """Communicator of a single worker."""
+
+    rank, size, collectives, bytes_sent = 0, 1, 0, 0
+    calls = None
+
+    def alltoallv(self, tensors: Sequence[Any]) -> list[Any]:
+        return list(tensors)
+
+
+class StepWindows(NamedTuple):
+    """Windows of steps of one process at one batch size and load.
+
+    `rounds` (windows,) has the round of each window, `seconds` (4, windows) the mean step by task, `references`
+    (windows,) the reference step, `steps` (windows, steps of a window) the whole steps. `alone` (rounds,) has the
+    seconds of the reference step of process 0 alone, NaN if disturbed; it is empty for other processes.
+    """
+
+    load: int
+    size: int
+    rounds: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    undisturbed: NDArray[np.bool_]
+    steps: NDArray[np.float64]
+    shuffle_s_per_sample: float
+    release: list[float]
+    references: NDArray[np.float64]
+    alone: NDArray[np.float64]
+
+    def slower_together(self) -> NDArray[np.float64]:
+        """Return (rounds,) the reference step of undisturbed windows relative to that of process 0 alone."""
+        found = []
+        for number, alone in enumerate(self.alone):
+            own = self.references[(self.rounds == number) & self.undisturbed]
+            found.append(np.median(own) / alone if len(own) else math.nan)
+        return np.array(found)
+
+
+class Rounds:
+    """Rounds of one process at one batch size and load."""
+
+    def __init__(self, replica: Any, gauge: Gauge, index: int, load: int, barrier: Any, going: Any) -> None:
+        self._replica, self._gauge, self._index, self._load = replica, gauge, index, load
+        self._barrier, self._going = barrier, going
+        self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
+        self._stopwatch = Stopwatch()
+        self._rows: list[tuple[int, NDArray[np.float64], float, bool]] = []  # round, (4, steps), reference, undisturbed
+        self._alone: list[float] = []
+
+    def run(self, size: int, release: list[float], each_s: float) -> StepWindows | None:
+        """Run rounds until process 0 has a precise median or `each_s` are over; None for a process beyond the load."""
+        clock: LapClock = self._replica.clock
+        clock.start()
+        step_s = self._warm()
+        fast = step_s < _FAST_S
+        per_window = _STEPS if fast else 1
+        per_round = max(1, min(20, round(_ROUND_S / (2 * per_window * step_s))))
+        least = _FEWEST_ROUNDS_FAST if fast else FEWEST_ROUNDS
+        end = time.perf_counter() + each_s
+        for number in itertools.count():
+            self._barrier.wait()
+            if self._index == 0:
+                self._alone.append(self._gauge.seconds() or math.nan)
+                in_time = time.perf_counter() < end
+                going = number < FEWEST_ROUNDS or (in_time and (number < least or not self._precise()))
+                self._going.value = going
+            self._barrier.wait()
+            if not self._going.value:
+                break
+            if self._index < self._load:
+                for _ in range(per_round):
+                    self._window(number, per_window, warm=fast)
+        if self._index >= self._load:
+            return None
+        shuffles = clock.laps[Task.SHUFFLE]
+        return StepWindows(
+            self._load,
+            size,
+            np.array([number for number, _, _, _ in self._rows]),
+            np.array([laps.mean(axis=1) for _, laps, _, _ in self._rows]).T,
+            np.array([undisturbed for _, _, _, undisturbed in self._rows]),
+            np.array([laps.sum(axis=0) for _, laps, _, _ in self._rows]),
+            float(np.median(shuffles)) / self._replica.plan.n if shuffles else 0.0,
+            release,
+            np.array([reference for _, _, reference, _ in self._rows]),
+            np.array(self._alone[:number]),
+        )
+
+    def _warm(self) -> float:
+        """Return approximate seconds of one step."""
+        self._step()
+        began = time.perf_counter()
+        self._step()
+        return time.perf_counter() - began
+
+    def _step(self) -> None:
+        self._replica.local_step(next(self._batches))
+
+    def _window(self, number: int, steps: int, *, warm: bool) -> None:
+        """Time a window of reference steps and `steps`, both after untimed steps if `warm`."""
+        clock: LapClock = self._replica.clock
+        self._stopwatch.start()
+        self._gauge.steps(_STEPS if warm else 1)  # reading the counters evicts caches
+        reference_s = self._gauge.steps(_STEPS)
+        if warm:
+            self._step()
+        clock.resume()
+        for _ in range(steps):
+            self._step()
+        undisturbed = self._stopwatch.stop().undisturbed
+        laps = np.array([clock.laps[task][-steps:] for task in STEP_TASKS])
+        self._rows.append((number, laps, reference_s, undisturbed))
+
+    def _precise(self) -> bool:
+        return typical([laps.sum() / laps.shape[1] / own for _, laps, own, kept in self._rows if kept]).precise
+
+
+def single_replica(run: Run, dataset: Any, size: int) -> Any:
+    from dataclasses import replace
+
+    from scalebench.data.plan import BatchPlan
+    from scalebench.training.replica import Replica
+
+    rows = min(dataset.n_train, max(size, 256 * size))
+    rows -= rows % size
+    part = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
+    plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
+    solo = run.model_copy(update={"workers": 1, "init_weights": None})
+    return Replica(solo, part, plan, SoloCommunicator(), LapClock())  # type: ignore[arg-type]
+
+
+def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:
+    """Yield 0, 1, 2, ...: at least `least` numbers, then up to `most` or until `seconds` are over."""
+    end = time.perf_counter() + seconds
+    for done in itertools.count():
+        if done >= least and (done == most or time.perf_counter() >= end):
+            return
+        yield done
+
+
+def take_steps(replica: Any, turns: Iterable[int]) -> int:
+    """Take one local step per turn, epoch after epoch; return the number of steps."""
+    done = 0
+    batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
+    for _, batch in zip(turns, batches, strict=False):
+        replica.local_step(batch)
+        done += 1
+    return done
+
+
+def release_shares(replica: Any) -> list[float]:
+    """Return the share of the backward pass after which each gradient is complete, the median over some steps."""
+    import torch
+
+    trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
+    moments: dict[int, float] = {}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, index=index: moments.__setitem__(index, time.perf_counter())
+        )
+        for index, parameter in enumerate(trainable)
+    ]
+    shares = []
+    batch = next(iter(replica.batches(0)))
+    loss = torch.nn.functional.cross_entropy if replica.task == "classification" else torch.nn.functional.mse_loss
+    for _ in bounded(*_RELEASES, _RELEASES_S):
+        value = loss(replica.model(batch.x), batch.y)
+        begin = time.perf_counter()
+        value.backward()  # type: ignore[no-untyped-call]
+        whole = time.perf_counter() - begin
+        shares.append([(moments.get(index, begin + whole) - begin) / whole for index in range(len(trainable))])
+    for handle in handles:
+        handle.remove()
+    return [float(share) for share in np.median(np.array(shares), axis=0)]
