@@ -173,7 +173,7 @@ def _begun_elsewhere(study: Path | None) -> str:
 def _show(plan: StudyPlan, jobs: int | None) -> None:
     from rich.table import Table
 
-    from scalebench.launch.engines import cores
+    from scalebench.comm.engines import cores
     from scalebench.launch.planning import estimate, is_oversubscribed
 
     runs, until = plan.sweep.runs, plan.study.until

@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts
+from scalebench.comm import engines
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
-from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.postmortem import telling_line

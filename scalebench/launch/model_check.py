@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scalebench.comm import engines
 from scalebench.errors import ModelError
-from scalebench.launch.memory import memory_notes
+from scalebench.formatting import counted
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.preparation import local_statistics
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
-from scalebench.study.spec import Run
+from scalebench.records.machine import usable_memory_mib
+from scalebench.strategies import registry
+from scalebench.study.spec import Run, Study
 from scalebench.training.initial_weights import load_weights
 
 
@@ -45,3 +50,70 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         return most
 
     return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)
+
+
+def local_statistics(study: Study) -> list[str]:
+    """Note the strategies under which the model's running statistics (BatchNorm) are never averaged."""
+    if max(study.workers) == 1:
+        return []
+    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
+    averaged = {str(component): strategy.synchronisation.averaged for component, strategy in made if strategy.requires}
+    notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
+    if local := [name for name, state in averaged.items() if "buffers" not in state]:
+        notes.append(
+            f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
+            f"the model is evaluated with worker 0's; {instead}"
+        )
+    if sent := [name for name, state in averaged.items() if "worker 0's buffers" in state]:
+        notes.append(
+            f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
+            f"alone, which every worker takes over before each step, as torch's default is; {instead}"
+        )
+    return notes
+
+
+class Need(NamedTuple):
+    """Bytes of a run on one node, at most; where replicas agree, one of their models is kept and not each."""
+
+    run: Run
+    replicas: int
+    of_replicas: int
+    models: int  # kept by each replica until training is over, when they are evaluated
+    of_models: int
+
+    @property
+    def total(self) -> int:
+        return self.of_replicas + self.of_models
+
+
+def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
+    """A note on the run that needs most memory, if this machine has less.
+
+    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run.
+    """
+    largest: dict[str, Run] = {}
+    for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
+        if run.execution == "virtual" or not engines.gpus():  # real workers on GPUs hold them there
+            largest[f"{run.strategy} {run.execution}"] = run
+    needs = [_need(plan, run, replica_bytes(run), model_bytes) for run in largest.values()]
+    most = max(needs, key=lambda need: need.total, default=None)
+    has = usable_memory_mib() * 2**20
+    if most is None or most.total <= has:
+        return []
+    run = most.run
+    said = (
+        f"{run.strategy} at {counted(run.workers, 'worker')} ({run.execution}) may take up to {_gib(most.total)} of "
+        f"memory, where this machine has {_gib(has)}: {_gib(most.of_replicas)} for {counted(most.replicas, 'replica')}"
+    )
+    fewer = " (evaluate_every keeps fewer)" if most.models > 1 else ""
+    return [f"{said}, {_gib(most.of_models)} for their models at {counted(most.models, 'evaluation')}{fewer}"]
+
+
+def _need(plan: StudyPlan, run: Run, replica: int, model: int) -> Need:
+    here = run.workers if run.execution == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
+    kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
+    return Need(run, here, here * replica, kept, here * kept * model)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.0f} GiB" if nbytes >= 10 * 2**30 else f"{nbytes / 2**30:.1f} GiB"

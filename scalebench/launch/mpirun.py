@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.launch.hosts import reachable, require_seen
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.native.heartbeat import create_heartbeats

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
+from scalebench.comm import engines
 from scalebench.errors import StudyError
 from scalebench.formatting import counted, roughly
-from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand, strategy_warnings

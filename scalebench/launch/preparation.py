@@ -57,26 +57,6 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     return made
 
 
-def local_statistics(study: Study) -> list[str]:
-    """Warnings where running statistics (BatchNorm's) of the study's model are never averaged."""
-    if max(study.workers) == 1:
-        return []
-    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    averaged = {str(component): strategy.synchronisation.averaged for component, strategy in made if strategy.requires}
-    notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
-    if local := [name for name, state in averaged.items() if "buffers" not in state]:
-        notes.append(
-            f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
-            f"the model is evaluated with worker 0's; {instead}"
-        )
-    if sent := [name for name, state in averaged.items() if "worker 0's buffers" in state]:
-        notes.append(
-            f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
-            f"alone, which every worker takes over before each step, as torch's default is; {instead}"
-        )
-    return notes
-
-
 def _few_steps(study: Study, made: Preparation) -> list[str]:
     """Averaging every s steps can hide at most 1 - 1/s of the communication of averaging every step."""
     notes = []

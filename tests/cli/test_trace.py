@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
-from scalebench.launch import engines
+from scalebench.comm import engines
 from tests.figures.trace_rules import broken_rules
 
 SHORT = ["--strategy", "epoch_average", "--cluster", "marenostrum5-acc", "--device-step-time", "0.001"]

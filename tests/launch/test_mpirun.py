@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.heartbeat import Phase, read_heartbeats

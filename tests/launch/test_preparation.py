@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 

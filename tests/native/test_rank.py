@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
 from scalebench.study.spec import Component, Run
 

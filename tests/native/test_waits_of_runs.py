@@ -6,10 +6,10 @@ import pytest
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.comm.engines import available
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study

@@ -1,13 +1,14 @@
-"""Warnings about BatchNorm statistics that a strategy leaves local to each worker."""
+"""Checks of the study's model: statistics of BatchNorm that stay local, and memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from scalebench.cluster.load import load_cluster
-from scalebench.launch.model_check import look_at_model
+from scalebench.launch import model_check
+from scalebench.launch.model_check import local_statistics, look_at_model
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.preparation import local_statistics, prepare_study
+from scalebench.launch.preparation import prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
@@ -48,3 +49,43 @@ def test_only_models_with_statistics_are_warned_about(normalised, tmp_path):
     sweep = expand(study, cluster)
     notes = look_at_model(StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs)))
     assert len(notes) == (1 if normalised else 0)
+
+
+GIB = 2**30
+
+
+def plan_of(**values):
+    common = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 2, "device_step_time": 0.01}
+    study = Study.model_validate({"strategies": ["local_sgd"], "workers": "1,16", "epochs": 10, **common, **values})
+    cluster = load_cluster("this-machine")
+    sweep = expand(study, cluster)
+    return StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
+
+
+@pytest.fixture
+def machine_of(monkeypatch):
+    monkeypatch.setattr(model_check.engines, "gpus", lambda: 0)
+    return lambda gib: monkeypatch.setattr(model_check, "usable_memory_mib", lambda: gib * 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "models"), [({}, 16 * 10), ({"evaluate_every": 3}, 16 * 4), ({"evaluate_every": 0}, 16)]
+)
+def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(changes, models, machine_of):
+    replicas = 16 * 3
+    plan = plan_of(**changes)
+    machine_of(replicas + models)
+    assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
+    machine_of(replicas + models - 1)
+    (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
+    assert note.startswith(f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory")
+    assert f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at" in note
+
+
+def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkeypatch):
+    plan = plan_of(execution="native", engine="mpi", workers="2", device_step_time=None)
+    machine_of(1)
+    (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
+    assert "(native)" in note
+    monkeypatch.setattr(model_check.engines, "gpus", lambda: 2)
+    assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
