@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
-_SAID = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
+_PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
 
 
 def comparison_table(found: Verdicts) -> TerminalTable:
@@ -147,8 +147,8 @@ def comparison_notes(found: Verdicts) -> list[str]:
     unsure = found.table[found.table["metric_verdict"] == "undecided"]
     if 0 < len(unsure) < len(found.table):
         notes.append(f"metric undecided: {_place(unsure)}")
-    counts = [f"{found.count(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.count(verdict)]
-    metrics = [f"{found.metrics(verdict)} {_SAID[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
+    counts = [f"{found.count(verdict)} {_PARTICIPLES[verdict]}" for verdict in VERDICTS if found.count(verdict)]
+    metrics = [f"{found.metrics(verdict)} {_PARTICIPLES[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
     notes.append(
         f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
         f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
@@ -167,8 +167,8 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
     if not known:
         return "virtual times: their virtual-native error is known from 1 check only, so that they have no interval"
     alone = "; it stands for the other study too, which has fewer native points to check" if len(known) == 1 else ""
-    said = known["A"].replace(" in A", "") if errors[0] == errors[1] else ", ".join(known.values())
-    return f"virtual times: the virtual-native error inside their intervals is {said}{alone}"
+    errors_text = known["A"].replace(" in A", "") if errors[0] == errors[1] else ", ".join(known.values())
+    return f"virtual times: the virtual-native error inside their intervals is {errors_text}{alone}"
 
 
 def _cells(names: list[CellName]) -> str:

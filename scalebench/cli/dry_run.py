@@ -25,7 +25,7 @@ _COLUMNS = (
 
 def show_plan(plan: StudyPlan, jobs: int | None) -> None:
     """Print the plan; the estimate, for `jobs` virtual runs at a time, takes about a second."""
-    from scalebench.launch.planning import estimate
+    from scalebench.launch.model_check import estimate
 
     study = plan.study
     expected = estimate(plan, jobs or cores())

@@ -1,4 +1,4 @@
-"""Checks of the study's model: statistics of BatchNorm that stay local, and memory."""
+"""Checks of the study's model: local BatchNorm statistics, memory and time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 
 from scalebench.cluster.load import load_cluster
 from scalebench.launch import model_check
-from scalebench.launch.model_check import local_statistics, look_at_model
-from scalebench.launch.planning import StudyPlan
-from scalebench.launch.preparation import prepare_study
+from scalebench.launch.model_check import ComputeEstimate, local_statistics, look_at_model
+from scalebench.launch.planning import StudyPlan, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
@@ -89,3 +88,16 @@ def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkey
     assert "(native)" in note
     monkeypatch.setattr(model_check.engines, "gpus", lambda: 2)
     assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "core_hours", "most", "text"),
+    [
+        (1.0, 0.0001, 1.0, "about 1 s and 0.000 core-hours of training compute"),
+        (1.0, 0.0001, 1.2, "about 1 s and 0.000 core-hours of training compute"),
+        (600.0, 0.0001, 3.0, "about 10 min to 30 min and 0.000 core-hours of training compute"),
+        (600.0, 1.0, 3.0, "about 10 min to 30 min and 1.000 to 3.000 core-hours of training compute"),
+    ],
+)
+def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
+    assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
