@@ -189,7 +189,7 @@ def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeyp
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced"])
 def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
-    """An engine that is asked for by name is no matter of what is here."""
+    """A named engine is checked even if it is not installed."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
     assert "engine nccl is not available: " in line
@@ -321,7 +321,7 @@ def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
 
 
 def test_own_model_missing_from_another_folder_names_the_first_folder(refused, tmp_path, monkeypatch):
-    """`retry` goes there; `run` may be given other paths, which are seen from here, and says where to go."""
+    """`retry` changes to the first folder; `run` resolves paths from here and names that folder."""
     home = tmp_path / "home"
     results = home / "results" / "mine"
     results.mkdir(parents=True)

@@ -76,7 +76,7 @@ def swept(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference():
-    """Gradient averaging and epoch averaging by hand, in one process: what all engines must end with."""
+    """Reference loops of gradient averaging and epoch averaging in one process."""
     import torch
 
     from scalebench.data.dataset import open_dataset
