@@ -189,7 +189,7 @@ def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeyp
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced"])
 def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
-    """A named engine is checked even if it is not installed."""
+    """A missing engine that is named is refused in every execution."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
     assert "engine nccl is not available: " in line
