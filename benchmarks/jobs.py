@@ -17,8 +17,8 @@ from pathlib import Path
 from ratios import Finding, Goal, finding, show
 from virtual_overhead import make_run, stated_scenery
 
+from scalebench.comm.engines import cores
 from scalebench.data.catalog import prepare
-from scalebench.launch.engines import cores
 from scalebench.study.spec import Run, Training
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ratios import Finding
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.launch.processes import environment, mpirun_command
 
 _LIMIT_S = 300.0

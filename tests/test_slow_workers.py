@@ -15,15 +15,15 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
 from scalebench.comm.counters import SlowLinks
+from scalebench.comm.engines import available
 from scalebench.comm.event_log import numbers
 from scalebench.comm.in_flight import InFlight
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
-from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import plan_study
-from scalebench.launch.rows import rows_of
 from scalebench.launch.sweep import expand
+from scalebench.records.rows import rows_of
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import jitter_source
 from scalebench.study.load import dump_study, load_study

@@ -48,14 +48,14 @@ def laws(
     from scalebench.analysis import load
     from scalebench.analysis.laws import scaling_laws, write_extrap
     from scalebench.analysis.laws.render import as_values
-    from scalebench.cli.run_common import results_console
+    from scalebench.cli.terminal_table import print_results
 
     study = load(completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
         click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))
     else:
-        results_console().print(laws_tables(found))
+        print_results(laws_tables(found))
         for note in study.notes:
             click.echo(note, err=True)
     if extrap is not None:

@@ -31,7 +31,7 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
     """
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
-    from scalebench.launch.engines import cores
+    from scalebench.comm.engines import cores
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study

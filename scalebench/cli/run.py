@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
 from scalebench.cli.options import keep_going_option, verbosity_options
-from scalebench.cli.run_common import enter_first_folder, results_console, run_plan
+from scalebench.cli.run_common import enter_first_folder, run_plan
 from scalebench.errors import ModelError, StudyError
-from scalebench.formatting import counted
-
-if TYPE_CHECKING:
-    from scalebench.launch.planning import StudyPlan
 
 
 @click.command()
@@ -129,12 +125,13 @@ def run(
         named = flags["model"] if isinstance(error, ModelError) else strategies
         raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
     if dry_run:
+        from scalebench.cli.dry_run import show_plan
         from scalebench.launch.cost_model import given_calibration
         from scalebench.launch.model_check import look_at_model
 
         given_calibration(wanted, plan.cluster)
         plan.prepared.notes += look_at_model(plan)
-        _show(plan, jobs)
+        show_plan(plan, jobs)
         return 0
     return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast)
 
@@ -168,58 +165,3 @@ def _begun_elsewhere(study: Path | None) -> str:
     if place is None or place == Path.cwd().resolve():
         return ""
     return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
-
-
-def _show(plan: StudyPlan, jobs: int | None) -> None:
-    from rich.table import Table
-
-    from scalebench.launch.engines import cores
-    from scalebench.launch.planning import estimate, is_oversubscribed
-
-    runs, until = plan.sweep.runs, plan.study.until
-    most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
-    table = Table(title=f"{plan.study.name}: {counted(len(runs), 'run')}{most}")
-    for column in ("strategy", "workers", "execution", "engine", "repetitions", "steps per epoch", "batch per worker"):
-        table.add_column(column, justify="left" if column in {"strategy", "execution", "engine"} else "right")
-    cells: dict[tuple[Any, ...], int] = {}
-    place = {str(strategy): n for n, strategy in enumerate(plan.study.strategies)}
-    for item in sorted(plan.sweep.runs, key=lambda item: (item.execution, place[str(item.strategy)], item.workers)):
-        mark = " (oversubscribed)" if is_oversubscribed(item) else ""
-        key = (str(item.strategy), item.workers, item.execution + mark, item.engine)
-        cells[key] = cells.get(key, 0) + 1
-    for (strategy, workers, execution, engine), repetitions in cells.items():
-        shards = plan.prepared.plans[workers]
-        table.add_row(
-            strategy,
-            str(workers),
-            execution,
-            engine,
-            f"{repetitions} to {until.at_most}" if until else str(repetitions),
-            str(shards.steps(0)),
-            str(shards.batch_size),
-        )
-    console = results_console()
-    console.print(table)
-    study = plan.study
-    console.print(
-        f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
-        f"{study.optimizer} at lr {study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    expected = estimate(plan, jobs or cores())
-    console.print(
-        f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
-        "calibration come on top",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if until:
-        console.print(
-            f"each point is repeated until the interval of its time is {100 * until.ci_width:.3g} % of it wide",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for note in plan.notes:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -11,8 +11,6 @@ from scalebench.cli.progress import watching
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from scalebench.launch.planning import StudyPlan
     from scalebench.launch.reporter import Tally
 
@@ -47,31 +45,17 @@ def enter_first_folder(folder: Path) -> Path:
     return folder
 
 
-def results_console() -> Console:
-    """Standard output, wide enough for tables in a file or a pipe."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
-
-
 def _summarise(tally: Tally) -> None:
-    console = results_console()
+    from scalebench.cli.terminal_table import print_results, summary_table
+
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load
-        from scalebench.cli.terminal_table import summary_table
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        console.print(summary_table(results))
-        for line in spoken(results):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_results(summary_table(results), spoken(results))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
-    console.print(
-        f"{counted(tally.completed, 'run')} completed{done}{failed}{remain}; results in {tally.folder}/",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    made = f"{counted(tally.completed, 'run')} completed{done}{failed}{remain}"
+    print_results(None, [f"{made}; results in {tally.folder}/"])

@@ -6,7 +6,7 @@ then leaves columns out, the least important first, and names them below the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -102,6 +102,19 @@ class TerminalTable:
 
     def _heading(self, row: Sequence[Text]) -> tuple[str, ...]:
         return tuple(cell.plain for cell, column in zip(row, self.columns, strict=True) if column.shared)
+
+
+def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> None:
+    """Print a table and lines to standard output, without line breaks in a file or a pipe."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    if table is not None:
+        console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def summary_table(results: Results) -> TerminalTable:

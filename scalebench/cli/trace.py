@@ -86,18 +86,18 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     from scalebench.study.load import load_study
     from scalebench.study.spec import slug
 
-    said = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
+    named = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
     defaults = _SHORT if study is None else {"execution": "virtual"}
     chosen = {**flags, "repetitions": 1, "strategies": [flags["strategy"]] if flags["strategy"] else None}
     del chosen["strategy"]
     for key, value in defaults.items():
-        if chosen[key] is None and key not in said:
+        if chosen[key] is None and key not in named:
             chosen[key] = value
     wanted = load_study(study, chosen, list(sets))
     if len(wanted.strategies) > 1:
         names = ", ".join(str(strategy) for strategy in wanted.strategies)
         raise UsageError(f"a timeline is of one strategy; choose one of {names} with --strategy")
-    asked = flags["workers"] is not None or "workers" in said
+    asked = flags["workers"] is not None or "workers" in named
     (strategy,) = wanted.strategies
     if asked and wanted.workers != [1] and not registry.find(strategy.name).requires:
         raise UsageError(f"strategy {strategy} trains on one worker; leave the number of workers out")

@@ -14,10 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.engine_costs import measure_between_nodes
-from scalebench.launch.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 

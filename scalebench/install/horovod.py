@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebench.comm.engines import cores
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.install.toolchain import Toolchain, find_toolchain
 from scalebench.install.wheels import default_cache, find_wheel, make_relocatable, store_wheel
-from scalebench.launch.engines import cores
 
 VERSION = "0.28.1"
 _TIMED = "build.json"  # beside the wheel

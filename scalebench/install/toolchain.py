@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebench.comm.engines import ADD_MPI, find_mpirun
 from scalebench.errors import EngineError
-from scalebench.launch.engines import ADD_MPI, find_mpirun
 from scalebench.study.spec import slug
 
 

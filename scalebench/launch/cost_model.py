@@ -10,9 +10,9 @@ from statistics import fmean
 
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.cluster.spec import Cluster
+from scalebench.comm import engines
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, EngineError, ResultsError
-from scalebench.launch import engines
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan

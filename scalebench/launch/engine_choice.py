@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from scalebench.comm import engines
 from scalebench.comm.base import Capability
 from scalebench.errors import OWN_MODULE, EngineError
-from scalebench.launch import engines
 from scalebench.launch.hosts import Hosts
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry

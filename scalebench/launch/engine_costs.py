@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts
+from scalebench.comm import engines
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
-from scalebench.launch import engines
 from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.postmortem import telling_line
@@ -80,10 +80,10 @@ def measure_between_nodes(
     alone = len(hosts.hosts) == 1
     ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
     command, binding = mpirun_command(ranks, settings=settings)
-    told = {"engines": names, "seconds": seconds / max(1, len(names)) / _PLACES, "sizes": list(sizes)}
-    told["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
+    spec = {"engines": names, "seconds": seconds / max(1, len(names)) / _PLACES, "sizes": list(sizes)}
+    spec["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
-    costs = _launched("scalebench.native.node_probe", command, variables, told, f"{', '.join(names)} between nodes")
+    costs = _launched("scalebench.native.node_probe", command, variables, spec, f"{', '.join(names)} between nodes")
     if "horovod" not in wanted:
         return costs
     moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
@@ -93,18 +93,18 @@ def measure_between_nodes(
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
     command, binding = mpirun_command(max(ranks), alone=True)
-    told = {"engines": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
+    spec = {"engines": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
     variables = environment(1, oversubscribed=binding == "none", alone=True)
-    return _launched("scalebench.native.engine_probe", command, variables, told, f"the engines {', '.join(names)}")
+    return _launched("scalebench.native.engine_probe", command, variables, spec, f"the engines {', '.join(names)}")
 
 
 def _launched(
-    program: str, command: list[str], variables: dict[str, str], told: dict[str, object], what: str
+    program: str, command: list[str], variables: dict[str, str], spec: dict[str, object], what: str
 ) -> EngineCosts:
-    """Start `program` by `command` with the argument `told`, and read the costs that it prints."""
+    """Start `program` by `command` with the argument `spec`, and read the costs that it prints."""
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-m", program, json.dumps(told)],
+            [*command, sys.executable, "-m", program, json.dumps(spec)],
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scalebench.comm import engines
 from scalebench.errors import EngineError
-from scalebench.launch import engines
 from scalebench.records.provenance import JOB_IDS
 from scalebench.system.parent_watch import end_with_parent
 

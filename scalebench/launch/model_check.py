@@ -1,16 +1,26 @@
-"""Checks of the study's model, built once before anything runs: strategies, initial weights, memory."""
+"""The study's model, built before anything runs: checks of strategies, weights and memory, and an estimate of time."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scalebench.comm import engines
 from scalebench.errors import ModelError
-from scalebench.launch.memory import memory_notes
+from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.preparation import local_statistics
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
-from scalebench.study.spec import Run
+from scalebench.records.machine import usable_memory_mib
+from scalebench.strategies import registry
+from scalebench.study.spec import Run, Study
 from scalebench.training.initial_weights import load_weights
+
+_WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
+_STEPS, _STEPS_S = (3, 60), 1.0
 
 
 def look_at_model(plan: StudyPlan) -> list[str]:
@@ -45,3 +55,133 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         return most
 
     return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)
+
+
+def local_statistics(study: Study) -> list[str]:
+    """Note the strategies under which the model's running statistics (BatchNorm) are never averaged."""
+    if max(study.workers) == 1:
+        return []
+    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
+    averaged = {str(component): strategy.synchronisation.averaged for component, strategy in made if strategy.requires}
+    notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
+    if local := [name for name, state in averaged.items() if "buffers" not in state]:
+        notes.append(
+            f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
+            f"the model is evaluated with worker 0's; {instead}"
+        )
+    if sent := [name for name, state in averaged.items() if "worker 0's buffers" in state]:
+        notes.append(
+            f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
+            f"alone, which every worker takes over before each step, as torch's default is; {instead}"
+        )
+    return notes
+
+
+class Need(NamedTuple):
+    """Bytes of a run on one node, at most; where replicas agree, one of their models is kept and not each."""
+
+    run: Run
+    replicas: int
+    of_replicas: int
+    models: int  # kept by each replica until training is over, when they are evaluated
+    of_models: int
+
+    @property
+    def total(self) -> int:
+        return self.of_replicas + self.of_models
+
+
+def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
+    """A note on the run that needs most memory, if this machine has less.
+
+    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run.
+    """
+    largest: dict[str, Run] = {}
+    for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
+        if run.execution == "virtual" or not engines.gpus():  # real workers on GPUs hold them there
+            largest[f"{run.strategy} {run.execution}"] = run
+    needs = [_need(plan, run, replica_bytes(run), model_bytes) for run in largest.values()]
+    most = max(needs, key=lambda need: need.total, default=None)
+    has = usable_memory_mib() * 2**20
+    if most is None or most.total <= has:
+        return []
+    run = most.run
+    needed = (
+        f"{run.strategy} at {counted(run.workers, 'worker')} ({run.execution}) may take up to {_gib(most.total)} of "
+        f"memory, where this machine has {_gib(has)}: {_gib(most.of_replicas)} for {counted(most.replicas, 'replica')}"
+    )
+    fewer = " (evaluate_every keeps fewer)" if most.models > 1 else ""
+    return [f"{needed}, {_gib(most.of_models)} for their models at {counted(most.models, 'evaluation')}{fewer}"]
+
+
+def _need(plan: StudyPlan, run: Run, replica: int, model: int) -> Need:
+    here = run.workers if run.execution == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
+    kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
+    return Need(run, here, here * replica, kept, here * kept * model)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.0f} GiB" if nbytes >= 10 * 2**30 else f"{nbytes / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True)
+class ComputeEstimate:
+    """Expected training compute, without communication, start-up of processes and calibration."""
+
+    step_s: float
+    wall_s: float
+    core_hours: float
+    most: float = 1.0  # times as much, if the stopping rule asks for all possible runs
+
+    def __str__(self) -> str:
+        """`about 12 min and 0.390 core-hours of training compute`, as a range if more runs may follow."""
+        wall, hours = roughly(self.wall_s), _hours(self.core_hours)
+        if self.most > 1:
+            wall = _span(wall, roughly(self.wall_s * self.most))
+            hours = _span(hours, _hours(self.core_hours * self.most))
+        return f"about {wall} and {hours} core-hours of training compute"
+
+
+def _span(low: str, high: str) -> str:
+    """`low to high`, or one of them if they are equal."""
+    return low if low == high else f"{low} to {high}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
+
+
+def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
+    """Estimate the time of all runs, `jobs` virtual ones at a time, from one local step measured now."""
+    step_s = measured_step(plan)
+    native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
+    paced_step = plan.study.device_step_time or step_s
+    native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
+    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
+    busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
+    return ComputeEstimate(
+        step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
+    )
+
+
+def run_steps(plan: StudyPlan, run: Run) -> int:
+    """Optimizer steps of one worker in the whole run."""
+    return plan.prepared.plans[run.workers].steps(0) * run.epochs
+
+
+def measured_step(plan: StudyPlan) -> float:
+    """Measure one local step, in seconds, of the study's model at its smallest worker count."""
+    import torch
+
+    from scalebench.system.clock import WallClock
+    from scalebench.training.replica import Replica
+    from scalebench.virtual.step_windows import SoloCommunicator, bounded, take_steps
+
+    torch.set_num_threads(plan.study.threads_per_worker)
+    run = min(plan.sweep.runs, key=lambda run: run.workers)
+    dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
+    replica = Replica(run, dataset, shards, SoloCommunicator(), WallClock())  # type: ignore[arg-type]
+    take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
+    begin = time.perf_counter()
+    steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
+    return (time.perf_counter() - begin) / steps

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.launch.hosts import reachable, require_seen
 from scalebench.launch.processes import environment, mpirun_command, stop
 from scalebench.native.heartbeat import create_heartbeats
@@ -24,6 +24,7 @@ from scalebench.native.job import EventReader, Further, Job, server_ranks, setti
 from scalebench.native.nodes import Nodes
 from scalebench.native.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
+from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
@@ -31,7 +32,6 @@ from scalebench.training.outcome import Outcome
 _POLL_S = 0.05
 CONNECTING_LIMIT_S = 60.0  # for ranks that wait for one another before a run, more where many share a core
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
-OVERRUN_LIMIT = 0.01  # share of steps: beyond it a paced run counts as oversubscribed
 
 
 def launch(
@@ -322,7 +322,7 @@ class _Launch:
             outcome.add_facts(oversubscribed=any(ranks * busy > held for ranks, held in cores))
         elif outcome.workers:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
-            outcome.add_facts(oversubscribed=max(overruns) > OVERRUN_LIMIT)
+            outcome.add_facts(oversubscribed=max(overruns) > PACED_OVERRUN_LIMIT)
         self._on_outcome(run, outcome)
         if outcome.status != "completed" and self._stopping():  # the ranks may have begun the next already
             self._last = self._last or run

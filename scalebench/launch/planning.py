@@ -1,27 +1,46 @@
-"""The plan of a study: resolved and checked before anything runs, without importing torch; and an estimate of it."""
+"""The plan of a study: data prepared, runs expanded, and everything checked that needs no torch."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
-from scalebench.errors import StudyError
-from scalebench.formatting import counted, roughly
-from scalebench.launch import engines
+from scalebench.comm import engines
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.data.plan import BatchPlan
+from scalebench.errors import DataError, StudyError
+from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
-from scalebench.launch.preparation import Preparation, prepare_study
 from scalebench.launch.sweep import Sweep, expand, strategy_warnings
 from scalebench.models.pinning import pinned
+from scalebench.models.registry import check_model
 from scalebench.native.job import server_ranks
+from scalebench.strategies import registry
+from scalebench.strategies.averaging import Averaging
 from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
+from scalebench.training.optimizers import check_optimizer
 
-_WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
-_STEPS, _STEPS_S = (3, 60), 1.0
+FEW_STEPS = 8  # between synchronisations: with fewer, averaging can hardly show a saving
+
+
+@dataclass
+class Preparation:
+    """Data sets on disk and their division among the workers, by worker count."""
+
+    folders: dict[int, Path] = field(default_factory=dict)
+    datasets: dict[int, Dataset] = field(default_factory=dict)
+    plans: dict[int, BatchPlan] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def batch_sizes(self, epochs: int, workers: set[int]) -> set[int]:
+        """All batch sizes that occur at these worker counts."""
+        return set().union(*(self.plans[count].all_batch_sizes(epochs) for count in workers))
 
 
 @dataclass
@@ -156,64 +175,82 @@ def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class ComputeEstimate:
-    """Expected training compute, without communication, start-up of processes and calibration."""
+def prepare_study(study: Study, runs: list[Run]) -> Preparation:
+    """Fetch or build the data, and check that every worker count can be served.
 
-    step_s: float
-    wall_s: float
-    core_hours: float
-    most: float = 1.0  # times as much, if the stopping rule asks for all possible runs
-
-    def __str__(self) -> str:
-        """`about 12 min and 0.390 core-hours of training compute`, as a range if more runs may follow."""
-        wall, hours = roughly(self.wall_s), _hours(self.core_hours)
-        if self.most > 1:
-            wall = _span(wall, roughly(self.wall_s * self.most))
-            hours = _span(hours, _hours(self.core_hours * self.most))
-        return f"about {wall} and {hours} core-hours of training compute"
-
-
-def _span(low: str, high: str) -> str:
-    """`low to high`, or one of them if they are equal."""
-    return low if low == high else f"{low} to {high}"
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
+    Raises:
+        DataError, ModelError, StudyError: the data are missing or corrupt, there are more workers than samples or
+            blocks, or the model or optimizer has a name or option that does not exist.
+    """
+    check_model(study.model)
+    check_optimizer(study.optimizer)
+    made = Preparation()
+    for workers in sorted({run.workers for run in runs}):
+        made.folders[workers] = prepare(study, workers)
+        made.datasets[workers] = open_dataset(made.folders[workers])
+        try:
+            made.plans[workers] = BatchPlan.of(study, workers, study.seed, made.datasets[workers])
+        except DataError as error:
+            raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
+        for note in made.plans[workers].notes:
+            made.notes.append(f"{workers} worker{'s' * (workers > 1)}: {note}")
+    made.notes += _few_steps(study, made) + _long_steps(study)
+    made.notes += _idle_schedule(study, made)
+    return made
 
 
-def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
-    """ComputeEstimate the time of all runs, `jobs` virtual ones at a time, from one local step measured now."""
-    step_s = measured_step(plan)
-    native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
-    paced_step = plan.study.device_step_time or step_s
-    native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
-    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
-    busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
-    return ComputeEstimate(
-        step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
-    )
+def _few_steps(study: Study, made: Preparation) -> list[str]:
+    """Note intervals of few steps: averaging every s steps saves at most 1 - 1/s of the communication of every step."""
+    notes = []
+    for component in study.strategies:
+        synchronisation = registry.create(component.name, component.options).synchronisation
+        if synchronisation.unit != "epoch":
+            continue
+        steps = {workers: synchronisation.every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
+        few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
+        if few:
+            worst = min(few.values())
+            notes.append(
+                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {_listed(few)} workers "
+                f"(down to {worst}); there it can save at most {100 * (1 - 1 / worst):.0f} % of the communication"
+            )
+    return notes
 
 
-def run_steps(plan: StudyPlan, run: Run) -> int:
-    """Optimizer steps of one worker in the whole run."""
-    return plan.prepared.plans[run.workers].steps(0) * run.epochs
+def _listed(workers: Iterable[int]) -> str:
+    return ", ".join(map(str, workers))
 
 
-def measured_step(plan: StudyPlan) -> float:
-    """Measure one local step, in seconds, of the study's model at its smallest worker count."""
-    import torch
+def _long_steps(study: Study) -> list[str]:
+    """Note strategies that `lr_policy: linear`, a rule for one batch of all workers, does not fit."""
+    most = max(study.workers)
+    if study.lr_policy != "linear" or most == 1:
+        return []
+    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
+    alone = [str(component) for component, strategy in made if isinstance(strategy, Averaging)]
+    if not alone:
+        return []
+    return [
+        f"{', '.join(alone)}: lr_policy linear multiplies the learning rate by up to {most}, for replicas whose "
+        "batch does not grow: they may train badly or diverge; use lr_policy constant for them"
+    ]
 
-    from scalebench.system.clock import WallClock
-    from scalebench.training.replica import Replica
-    from scalebench.virtual.step_windows import SoloCommunicator, bounded, take_steps
 
-    torch.set_num_threads(plan.study.threads_per_worker)
-    run = min(plan.sweep.runs, key=lambda run: run.workers)
-    dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
-    replica = Replica(run, dataset, shards, SoloCommunicator(), WallClock())  # type: ignore[arg-type]
-    take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
-    begin = time.perf_counter()
-    steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
-    return (time.perf_counter() - begin) / steps
+def _idle_schedule(study: Study, made: Preparation) -> list[str]:
+    """Note a schedule of the learning rate that is longer than the training."""
+    epochs, every = study.epochs, study.lr_decay_every or 0
+    trained = f"the training has {epochs} epoch{'s' * (epochs > 1)}"
+    if study.lr_policy == "linear" and study.lr_warmup_epochs >= epochs and max(made.plans) > 1:
+        return [f"lr_warmup_epochs {study.lr_warmup_epochs}, but {trained}: lr times the workers is never reached"]
+    if study.lr_policy == "step" and every >= epochs:
+        return [f"lr_decay_every {every}, in epochs, but {trained}: the learning rate never decays"]
+    if study.lr_policy != "optimizer_steps":
+        return []
+    steps = {workers: epochs * plan.steps(0) for workers, plan in made.plans.items()}
+    never = {workers: count for workers, count in steps.items() if every >= count}
+    if not never:
+        return []
+    return [
+        f"lr_decay_every {every}, in optimizer steps, but the training has at most {max(never.values())} at "
+        f"{_listed(never)} worker{'s' * (list(never) != [1])}: the learning rate never decays there"
+    ]

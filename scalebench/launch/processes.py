@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from scalebench.comm import engines
 from scalebench.errors import EngineError
-from scalebench.launch import engines
 from scalebench.launch.hosts import AS_ROOT, SPEAK_OF_HOSTS, reachable, this_host
 
 _GRACE_S = 5.0  # between asking processes to end and ending them

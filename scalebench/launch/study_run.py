@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.launch import engines
 from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
 from scalebench.launch.reporter import Reporter, Tally
-from scalebench.launch.rows import rows_of
 from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import is_virtual
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.records.lock import study_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, redact
+from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study
 from scalebench.study.spec import Run

@@ -102,7 +102,7 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
     `auto` is virtual at every worker count plus native where the cores, or GPUs, allow. Serial runs once, at one
     worker, for each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a
     seeded draw. With `until`, every run has its place in the order as if all blocks were run to the last. Without
-    `timed`, virtual runs need no step times: nobody asks how long they take.
+    `timed`, virtual runs need no step times.
 
     Raises:
         StudyError: unknown strategy or option, or nothing is left to run.

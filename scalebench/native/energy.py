@@ -98,8 +98,8 @@ def slurm_joules() -> float | None:
         return None
     command = [program, "--jobs", job, "--allsteps", "--noheader", "--parsable2", "--format=ConsumedEnergyRaw"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=True).stdout
-        return sum(float(line) for line in said.split()) or None
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=True).stdout
+        return sum(float(line) for line in output.split()) or None
     return None
 
 

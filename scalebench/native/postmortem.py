@@ -42,8 +42,8 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> 
     which report broken connections. Ranks wait before they abort, so that mpirun notices it (`processes`).
     """
     words = LastWords.first(folder)
-    said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
-    flat = " ".join(said.split())
+    output = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+    flat = " ".join(output.split())
     speaker = words.rank if words is not None else -1
     if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
         rank, number, name = match.groups()
@@ -66,8 +66,8 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> 
         return Death("failed", f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host")
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
-    told = telling_line(said)
-    return Death("failed", f"mpirun exited with code {returncode}: {told}; see {folder / 'stderr.txt'}")
+    text = telling_line(output)
+    return Death("failed", f"mpirun exited with code {returncode}: {text}; see {folder / 'stderr.txt'}")
 
 
 def telling_line(text: str) -> str:
@@ -76,8 +76,8 @@ def telling_line(text: str) -> str:
     if exception := next((line for line in lines if _EXCEPTION.match(line)), ""):
         return exception
     paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))
-    told = " ".join(paragraph).rstrip(":")
-    return textwrap.shorten(told, _MOST_TOLD, placeholder=" ...") or "it said nothing"
+    text = " ".join(paragraph).rstrip(":")
+    return textwrap.shorten(text, _MOST_TOLD, placeholder=" ...") or "it said nothing"
 
 
 def what_to_check(hosts: Sequence[str]) -> str:

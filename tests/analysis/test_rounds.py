@@ -18,7 +18,7 @@ from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.rounds import paired_rounds, paired_times, runs_by_cell
 from scalebench.cluster.load import load_cluster
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study

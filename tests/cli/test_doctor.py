@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.comm.engines import available
 from scalebench.install import examine as examination
 from scalebench.install.examine import examine
-from scalebench.launch.engines import available
 
 PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
 

@@ -21,7 +21,7 @@ class Now:
 
 @pytest.fixture
 def watched(make_run):
-    """Ends one run after the other: `watched(100.0, 10, [...seconds at which they end])` gives what was printed."""
+    """End runs at given seconds, `watched(100.0, 10, [...])`, and return the printed text."""
 
     def play(total, moments, bars=False):
         now, out = Now(), io.StringIO()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
+from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.launch import engines
 from scalebench.virtual.calibration_file import Calibration, read_calibration
 from scalebench.virtual.step_statistics import Measured
 

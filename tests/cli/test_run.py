@@ -157,7 +157,7 @@ def test_powersgd_without_matrices_is_refused(refused, tmp_path):
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced", "virtual"])
 def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
-    monkeypatch.setattr("scalebench.launch.engines.available", lambda name: None)
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda name: None)
     options = (
         "--execution",
         execution,
@@ -178,7 +178,7 @@ def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
 
 
 def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeypatch):
-    monkeypatch.setattr("scalebench.launch.engines.find_mpirun", lambda: None)
+    monkeypatch.setattr("scalebench.comm.engines.find_mpirun", lambda: None)
     line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")
     assert "no mpirun" in line
     assert "pip install" in line
@@ -189,7 +189,7 @@ def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeyp
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced"])
 def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
-    """An engine that is asked for by name is no matter of what is here."""
+    """A missing engine that is named is refused in every execution."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
     assert "engine nccl is not available: " in line
@@ -197,7 +197,7 @@ def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
 
 
 def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
-    import scalebench.launch.engines as engines
+    import scalebench.comm.engines as engines
 
     whole = engines.available
     missing = "Horovod is not built for torch; add it with: scalebench install horovod"
@@ -321,7 +321,7 @@ def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
 
 
 def test_own_model_missing_from_another_folder_names_the_first_folder(refused, tmp_path, monkeypatch):
-    """`retry` goes there; `run` may be given other paths, which are seen from here, and says where to go."""
+    """`retry` changes to the first folder; `run` resolves paths from here and names that folder."""
     home = tmp_path / "home"
     results = home / "results" / "mine"
     results.mkdir(parents=True)

@@ -244,7 +244,7 @@ def test_changed_calibration_file_is_refused(scalebench, tmp_path):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, background):
-    """What is lacking is measured beside them; on another machine that is refused, and what is there is used."""
+    """Missing loads are measured; on another machine that is refused, and existing numbers are used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     run = ("run", "study.yaml", "--jobs", "1", "--strategy", "allreduce", "--set", "batch_global=64")
     scalebench(*run, "--workers", "2")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
-from scalebench.launch import engines
+from scalebench.comm import engines
 from tests.figures.trace_rules import broken_rules
 
 SHORT = ["--strategy", "epoch_average", "--cluster", "marenostrum5-acc", "--device-step-time", "0.001"]
@@ -79,7 +79,7 @@ def test_real_run_has_laps_of_every_rank(tmp_path: Path) -> None:
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
 @pytest.mark.parametrize("strategy", ["dssp", "epoch_async", "gossip"])
 def test_trace_file_of_a_real_run_is_valid_for_viewers(tmp_path: Path, strategy: str) -> None:
-    """A server rank, one-sided accesses, messages: what waiting is cut out of, each by its own journal."""
+    """Waits at a server, at one-sided accesses and in messages."""
     _, document = trace(tmp_path, "--strategy", strategy, "--workers", "4", "--execution", "native", "--epochs", "1")
     assert broken_rules(document) == []
     found = lanes(document)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launch.engines import available
+from scalebench.comm.engines import available
 from scalebench.launch.processes import environment, mpirun_command
 
 PROGRAMS = Path(__file__).parent / "programs"

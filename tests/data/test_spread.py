@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalebench.comm.engines import available
 from scalebench.data.shuffle import MOVING, SHUFFLES
 from scalebench.data.tensor import DsTensor
 from scalebench.errors import DataError
-from scalebench.launch.engines import available
 from scalebench.launch.processes import environment, mpirun_command
 
 PROGRAM = Path(__file__).parent / "programs/spread.py"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.records.progress import progress_of
 

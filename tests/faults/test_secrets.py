@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scalebench.cli.main import main
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.study.load import load_study
 from scalebench.virtual.calibration_file import Calibration
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 
 LONG = ("--set", "epochs=30", "--set", "workers=4")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from tests.hosts import machines, slurm
 from tests.hosts.machines import Hosts, until
 from tests.hosts.slurm import Slurm

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from tests.hosts.machines import until
 from tests.hosts.studies import SCALEBENCH, finished, rows_in, study

@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import preset
-from scalebench.launch import engines
+from scalebench.comm import engines
 from tests.hosts import machines
 from tests.hosts.conftest import reached_by_name
 from tests.hosts.machines import Hosts

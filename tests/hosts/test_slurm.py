@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from tests.hosts.studies import SCALEBENCH, rows_in, study
 
 ALL = ["allreduce", "ddp", "epoch_async", "ssp", "daso-fixed", "horovod"]

@@ -1,8 +1,9 @@
 import pytest
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.comm import engines
 from scalebench.errors import EngineError
-from scalebench.launch import engine_costs, engines
+from scalebench.launch import engine_costs
 from scalebench.launch.engine_costs import measure_engine_costs
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.cluster.load import load_cluster
-from scalebench.launch import engines, hosts, planning, processes, sweep
+from scalebench.comm import engines
+from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import mpirun_command

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.heartbeat import Phase, read_heartbeats
@@ -103,7 +103,7 @@ def test_every_run_gets_an_outcome_in_order(swept):
 
 
 def test_silence_is_reported_and_ends_no_run(tmp_path, monkeypatch):
-    """A rank hangs: the launcher says so at once, where it is told not to wait, and leaves the run to its limit."""
+    """A rank hangs: the launcher reports it and leaves the run to its limit."""
     monkeypatch.setattr("scalebench.native.postmortem.HUSH_S", 0.0)
     monkeypatch.setattr("scalebench.native.postmortem.HUSH_FACTOR", 0.0)
     hung = Recorder([faulty("hung", "hang", time_limit_s=4.0)], tmp_path)
@@ -217,7 +217,7 @@ def test_nan_loss_on_any_rank_is_diverged(swept):
 
 
 def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
-    """The model of rank 1 gives NaN; the others learn of it by what they average, at the end of the same epoch."""
+    """The model of rank 1 gives NaN, which reaches the others by averaging at the end of the epoch."""
     kinds = [("allreduce", "mpi"), ("epoch_average", "mpi"), ("allreduce", "gloo"), ("ddp", "gloo")]
     if not engines.available("horovod"):
         kinds += [("horovod", "horovod"), ("epoch_average", "horovod")]

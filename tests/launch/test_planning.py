@@ -1,10 +1,11 @@
-"""A study resolved before it runs."""
+"""The plan of a study, and its warnings."""
 
 from __future__ import annotations
 
 import pytest
 
-from scalebench.launch.planning import ComputeEstimate, plan_study
+from scalebench.comm import engines
+from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 
 VIRTUAL = {"dataset": "wine", "workers": "1,2", "strategies": ["allreduce"], "execution": "virtual"}
@@ -24,14 +25,61 @@ def test_plan_measures_times_in_real_runs_and_calibrations(keys, measures):
     assert plan_study(load_study(None, {**VIRTUAL, **keys}, [])).measures is measures
 
 
+def notes(strategies, workers, **said):
+    study = {"dataset": "wine", "execution": "auto", "strategies": strategies, "workers": workers, **said}
+    return plan_study(load_study(None, study, [])).notes
+
+
 @pytest.mark.parametrize(
-    ("wall_s", "core_hours", "most", "text"),
+    ("strategies", "workers", "named"),
     [
-        (1.0, 0.0001, 1.0, "about 1 s and 0.000 core-hours of training compute"),
-        (1.0, 0.0001, 1.2, "about 1 s and 0.000 core-hours of training compute"),
-        (600.0, 0.0001, 3.0, "about 10 min to 30 min and 0.000 core-hours of training compute"),
-        (600.0, 1.0, 3.0, "about 10 min to 30 min and 1.000 to 3.000 core-hours of training compute"),
+        (["serial", "allreduce", "allreduce: {accumulate: 2}", "asp"], "1,2", None),
+        (["serial", "allreduce", "epoch_average", "local_sgd: {steps: 4}"], "1,4", "epoch_average, local_sgd(steps=4)"),
+        (["epoch_average"], "1", None),
     ],
 )
-def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
-    assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
+def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, named):
+    said = [note for note in notes(strategies, workers, lr_policy="linear") if "lr_policy" in note]
+    if named is None:
+        assert not said
+    else:
+        assert len(said) == 1
+        assert said[0].startswith(f"{named}: lr_policy linear multiplies the learning rate by up to 4")
+    assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
+
+
+@pytest.mark.parametrize(
+    ("workers", "said", "noted"),
+    [
+        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 3}, "lr_warmup_epochs 3, but the training has 3 epochs: "),
+        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 2}, None),
+        ("1", {"lr_policy": "linear", "lr_warmup_epochs": 3}, None),
+        ("1", {"lr_policy": "step", "lr_decay_every": 3}, "lr_decay_every 3, in epochs, but the training has 3 epochs"),
+        ("1", {"lr_policy": "step", "lr_decay_every": 2}, None),
+        (
+            "1,2,4",  # 142 wines by 8: 54, 27 and 15 steps
+            {"lr_policy": "optimizer_steps", "lr_decay_every": 27},
+            "lr_decay_every 27, in optimizer steps, but the training has at most 27 at 2, 4 workers: the learning ",
+        ),
+        ("1,2,4", {"lr_policy": "optimizer_steps", "lr_decay_every": 14}, None),
+        ("1", {}, None),
+    ],
+)
+def test_schedule_longer_than_the_training_is_noted(workers, said, noted):
+    found = notes(["allreduce"], workers, epochs=3, batch_per_worker=8, execution="virtual", **said)
+    found = [note for note in found if note.startswith("lr_")]
+    assert len(found) == (noted is not None)
+    assert all(note.startswith(noted) for note in found)
+
+
+def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
+    monkeypatch.setattr(engines, "cores", lambda: 2)
+    monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
+    (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]
+    assert note == (
+        "oversubscribed on 2 cores, so drawn but never a baseline nor fitted: gloo at 2 workers; "
+        "a worker of gloo has a thread that moves bytes beside the one that computes"
+    )
+    assert not [note for note in notes(["serial", "allreduce"], "1,2") if "oversubscribed" in note]
+    (note,) = [note for note in notes(["asp"], "2,4", execution="native") if "oversubscribed" in note]
+    assert "mpi with servers at 2, 4 workers; each server is one more process" in note

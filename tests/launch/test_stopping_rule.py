@@ -33,7 +33,7 @@ def replication(seconds=None):
 
 
 def run_study(made, times, stop_after=math.inf):
-    """Run what is left until nothing is; the times of the runs that were made, by run_id."""
+    """Run until nothing is left; return the times of the runs by run_id."""
     done = {}
     while left := made.left():
         for run in left:
@@ -139,7 +139,7 @@ def test_relative_width_is_the_interval_over_the_geometric_mean():
 
 
 def test_coverage_under_stopping_is_the_documented_one():
-    """As `docs/repetitions.md` says for 3 % noise and a width of 5 %; the tolerance is 4 standard errors."""
+    """docs/repetitions.md, for 3 % noise and a width of 5 %; the tolerance is 4 standard errors."""
 
     def coverage(at_least: int, points: int = 20000, at_most: int = 20) -> float:
         logs = np.random.default_rng(0).normal(0, 0.03, (points, at_most))

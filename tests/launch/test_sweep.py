@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from scalebench.cluster.load import load_cluster
+from scalebench.comm import engines
 from scalebench.errors import ClusterError, EngineError, StudyError
-from scalebench.launch import engines
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study

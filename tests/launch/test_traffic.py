@@ -8,8 +8,8 @@ import pytest
 
 from scalebench.data.plan import MOVING
 from scalebench.launch.planning import plan_study
-from scalebench.launch.rows import rows_of
 from scalebench.launch.traffic import TrafficCheck, bytes_of_row, traffic_of
+from scalebench.records.rows import rows_of
 from scalebench.study.load import load_study
 from scalebench.virtual.engine import simulate
 

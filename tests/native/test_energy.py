@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.native.energy import Gpu, Meter, Rapl, Reading, slurm_joules, total
 
 NVML = """

@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.analysis.methodology import check
 from scalebench.cli.main import main
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.records.provenance import describe_node, host_hash
 
 PYTHON = """\

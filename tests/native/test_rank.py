@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
 from scalebench.study.spec import Component, Run
 
@@ -76,7 +76,7 @@ def swept(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference():
-    """Gradient averaging and epoch averaging by hand, in one process: what all engines must end with."""
+    """Reference loops of gradient averaging and epoch averaging in one process."""
     import torch
 
     from scalebench.data.dataset import open_dataset

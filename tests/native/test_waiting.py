@@ -42,7 +42,7 @@ def test_wait_ends_when_the_operation_returns():
 
 
 def test_nonblocking_collective_waits_from_its_wait_call():
-    """All have begun it by second 4: who needs it at 3 waits a second, who needs it at 6 none, who never does none."""
+    """All have begun by second 4: a worker that needs the result at 3 waits 1 s, at 6 or never 0 s."""
     assert seconds([met((1, 3, 5)), met((4, 6, 6.5)), met((2, 2, 2))]) == [1, 0, 0]
 
 

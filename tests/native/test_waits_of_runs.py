@@ -6,10 +6,10 @@ import pytest
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.comm.engines import available
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.launch.engines import available
 from scalebench.launch.mpirun import launch
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -66,7 +66,7 @@ def in_epochs(worker):
 
 @pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
 def test_waiting_is_part_of_communication(paced, strategy):
-    """A fast worker's waiting is what the slow one's computing takes longer, whatever the machine adds to either."""
+    """A fast worker waits about as long as the slow one computes longer."""
     workers = paced[strategy].workers
     for worker in workers:
         assert 0 <= worker.wait_s <= worker.comm_s
@@ -91,7 +91,7 @@ def test_fast_workers_wait_in_every_epoch_only_in_lockstep(paced):
 
 @pytest.mark.parametrize("strategy", [*LOCKSTEP, *FREE, "ssp"])
 def test_real_waits_agree_with_virtual_ones(paced, virtual, strategy):
-    """As shares of what the slow one computes longer, which a busy machine changes too."""
+    """Compared as shares of the slow worker's additional compute time, which a busy machine changes too."""
     shares = []
     for workers in (paced[strategy].workers, virtual[strategy].workers):
         fast, slow = workers[0], workers[SLOW]

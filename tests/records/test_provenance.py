@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launch import engines
+from scalebench.comm import engines
 from scalebench.records import builds, provenance
 from scalebench.records.provenance import allowed_environment, collect, redact
 from scalebench.records.schema import RunRow, columns

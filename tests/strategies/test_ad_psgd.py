@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
-from scalebench.launch.rows import rows_of
+from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
 from scalebench.study.spec import Run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalebench.cluster.network import Network
-from scalebench.launch.engines import available
+from scalebench.comm.engines import available
 from scalebench.strategies import ddp
 from scalebench.virtual import engine
 from scalebench.virtual.costs import Costs

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scalebench.comm.engines import available
 from scalebench.data.dataset import Dataset
-from scalebench.launch.engines import available
 from scalebench.launch.mpirun import environment, mpirun_command
 from scalebench.virtual.engine import simulate
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.launch.engines import available
+from scalebench.comm.engines import available
 from scalebench.launch.mpirun import environment, mpirun_command
 from scalebench.virtual.engine import simulate
 from tests.strategies import daso_case

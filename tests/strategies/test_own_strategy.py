@@ -15,8 +15,8 @@ import pytest
 from scalebench.analysis import compare_strategies, load
 from scalebench.analysis.comparability import changed
 from scalebench.artifact import Paper, write_artifact
+from scalebench.comm import engines
 from scalebench.errors import StudyError
-from scalebench.launch import engines
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch import engines
 from scalebench.launch.engine_choice import describe_strategies
 from scalebench.launch.mpirun import launch
 from scalebench.strategies import registry

@@ -300,7 +300,7 @@ def test_a_server_in_the_same_process_does_what_one_does_that_hears_of_messages(
 
 def test_several_servers_run_on_real_ranks_too(monkeypatch):
     from scalebench.cluster.load import load_cluster
-    from scalebench.launch.engines import available
+    from scalebench.comm.engines import available
     from scalebench.launch.planning import is_oversubscribed
     from scalebench.launch.sweep import expand
     from scalebench.native.job import server_ranks
@@ -311,5 +311,5 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
     options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "2", "execution": "native"}
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
     assert [server_ranks(run) for run in sweep.runs] == [2] * len(sweep.runs)  # no more than workers
-    monkeypatch.setattr("scalebench.launch.engines.cores", lambda: 3)
+    monkeypatch.setattr("scalebench.comm.engines.cores", lambda: 3)
     assert is_oversubscribed(sweep.runs[0])  # 2 workers and 2 servers want 4 cores

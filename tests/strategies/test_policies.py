@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.launch.rows import rows_of
+from scalebench.records.rows import rows_of
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.description import options_of

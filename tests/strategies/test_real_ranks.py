@@ -10,11 +10,11 @@ import json
 import numpy as np
 import pytest
 
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch import engines
 from scalebench.launch.mpirun import launch
-from scalebench.launch.rows import rows_of
+from scalebench.records.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
 

@@ -13,7 +13,7 @@ from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
-PACED_OVERRUN_LIMIT = 0.01  # of the steps; above it the machine could not keep the pace
+PACED_OVERRUN_LIMIT = 0.01  # share of steps; above it a paced run counts as oversubscribed
 
 
 def rows_of(

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from scalebench.comm import engines
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
-from scalebench.launch import engines
 
 
 def test_baselines_need_their_own_engine():
@@ -43,7 +43,7 @@ def test_missing_engine_names_the_command_that_adds_it(monkeypatch):
 
 def test_availability_check_imports_nothing_heavy():
     program = (
-        "import sys; from scalebench.launch import engines; "
+        "import sys; from scalebench.comm import engines; "
         "[engines.available(e) for e in engines.PROGRESS_THREADS]; "
         "print([m for m in ('torch', 'horovod', 'mpi4py') if m in sys.modules])"
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scalebench.launch.rows import rows_of
+from scalebench.records.rows import rows_of
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
 NOTHING = {

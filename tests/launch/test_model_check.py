@@ -1,0 +1,103 @@
+"""Checks of the study's model: local BatchNorm statistics, memory and time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.launch import model_check
+from scalebench.launch.model_check import ComputeEstimate, local_statistics, look_at_model
+from scalebench.launch.planning import StudyPlan, prepare_study
+from scalebench.launch.sweep import expand
+from scalebench.study.spec import Study
+
+
+def study_of(model, strategies, workers="2"):
+    values = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 8}
+    return Study.model_validate({"model": model, "strategies": strategies, "workers": workers, **values})
+
+
+def test_only_strategies_with_local_statistics_are_named():
+    strategies = ["serial", "epoch_average", "dislib-compat", "local_sgd", {"slowmo": {"buffers": "keep"}}]
+    (note,) = local_statistics(study_of("resnet", strategies))
+    assert note.startswith("dislib-compat, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay")
+    assert "\n" not in note
+    assert local_statistics(study_of("resnet", ["serial", "local_sgd"])) == []
+    assert local_statistics(study_of("resnet", ["allreduce"], "1")) == []
+
+
+def test_ddp_statistics_are_named_as_those_of_worker_0():
+    local, sent = local_statistics(study_of("resnet", ["ddp", "horovod", "allreduce", "epoch_average"]))
+    assert local.startswith("horovod, allreduce: the running statistics (BatchNorm) of resnet stay local")
+    assert sent.startswith("ddp: the running statistics (BatchNorm) of resnet are worker 0's, of its batches alone")
+
+
+OWN = """
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+"""
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_only_models_with_statistics_are_warned_about(normalised, tmp_path):
+    (tmp_path / "own.py").write_text(OWN if normalised else OWN.replace("nn.BatchNorm1d(4), ", ""))
+    study = study_of(f"{tmp_path / 'own.py'}:build", ["allreduce"])
+    cluster = load_cluster("this-machine")
+    sweep = expand(study, cluster)
+    notes = look_at_model(StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs)))
+    assert len(notes) == (1 if normalised else 0)
+
+
+GIB = 2**30
+
+
+def plan_of(**values):
+    common = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 2, "device_step_time": 0.01}
+    study = Study.model_validate({"strategies": ["local_sgd"], "workers": "1,16", "epochs": 10, **common, **values})
+    cluster = load_cluster("this-machine")
+    sweep = expand(study, cluster)
+    return StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
+
+
+@pytest.fixture
+def machine_of(monkeypatch):
+    monkeypatch.setattr(model_check.engines, "gpus", lambda: 0)
+    return lambda gib: monkeypatch.setattr(model_check, "usable_memory_mib", lambda: gib * 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "models"), [({}, 16 * 10), ({"evaluate_every": 3}, 16 * 4), ({"evaluate_every": 0}, 16)]
+)
+def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(changes, models, machine_of):
+    replicas = 16 * 3
+    plan = plan_of(**changes)
+    machine_of(replicas + models)
+    assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
+    machine_of(replicas + models - 1)
+    (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
+    assert note.startswith(f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory")
+    assert f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at" in note
+
+
+def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkeypatch):
+    plan = plan_of(execution="native", engine="mpi", workers="2", device_step_time=None)
+    machine_of(1)
+    (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
+    assert "(native)" in note
+    monkeypatch.setattr(model_check.engines, "gpus", lambda: 2)
+    assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "core_hours", "most", "text"),
+    [
+        (1.0, 0.0001, 1.0, "about 1 s and 0.000 core-hours of training compute"),
+        (1.0, 0.0001, 1.2, "about 1 s and 0.000 core-hours of training compute"),
+        (600.0, 0.0001, 3.0, "about 10 min to 30 min and 0.000 core-hours of training compute"),
+        (600.0, 1.0, 3.0, "about 10 min to 30 min and 1.000 to 3.000 core-hours of training compute"),
+    ],
+)
+def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
+    assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
