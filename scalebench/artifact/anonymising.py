@@ -24,13 +24,12 @@ from scalebench.errors import ClusterError, ResultsError
 from scalebench.models.own import is_own
 from scalebench.models.pinning import checksum
 from scalebench.records.cells import from_line, to_lines, to_text
-from scalebench.records.folder import DURATIONS
+from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
 
-CALIBRATION = "calibration.json"
 DATA = "inputs/data"
 _HERE = "this-machine"
 _FREE_TEXTS = ("error", "launcher", "binding", "device", "energy_source")  # columns that may hold users and hosts
@@ -72,21 +71,21 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     records = target / "results" / name
     records.mkdir(parents=True)
     calibration = folder / CALIBRATION
-    if (folder / "study.yaml").is_file():
-        study = load_study(folder / "study.yaml", {}, [])
+    if (folder / STUDY).is_file():
+        study = load_study(folder / STUDY, {}, [])
         if study.calibration is not None and not calibration.is_file():
             calibration = shipment.begun_in / study.calibration.expanduser()
         shipment.study = inputs.ship(study)
-        (records / "study.yaml").write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
-    for table in ("runs.csv", "epochs.csv", "planned.json", DURATIONS):
+        (records / STUDY).write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
+    for table in (RUNS, EPOCHS, PLANNED, DURATIONS):
         if (folder / table).is_file():
             text = inputs.rename(redact(_read(folder / table), names=False))
-            if table == "runs.csv":
+            if table == RUNS:
                 text = _without_names(text)
-            if table == "planned.json":  # in the artifact, paths refer to its top
+            if table == PLANNED:  # in the artifact, paths refer to its top
                 text = re.sub(r'"begun_in": "[^"]*"', '"begun_in": "../.."', text)
             (records / table).write_text(text, encoding="utf-8")
-    copies = {file: records / "provenance" / file.name for file in sorted((folder / "provenance").glob("*.json"))}
+    copies = {file: records / PROVENANCE / file.name for file in sorted((folder / PROVENANCE).glob("*.json"))}
     shipment.has_calibration = calibration.is_file()
     if shipment.has_calibration:
         copies[calibration] = records / CALIBRATION
@@ -189,13 +188,13 @@ class _Inputs:
 def recorded_machines(folder: Path) -> list[dict[str, Any]]:
     """Return the launch environments in provenance/, that of the last run last."""
     found = []
-    for file in sorted((folder / "provenance").glob("*.json")):
+    for file in sorted((folder / PROVENANCE).glob("*.json")):
         try:
             facts = json.loads(_read(file))
         except ValueError as error:
             raise ResultsError(f"{file}: not JSON ({error}); repair or remove it") from None
         found.append(facts if isinstance(facts, dict) else {})
-    rows = list(csv.DictReader(_read(folder / "runs.csv").splitlines()))
+    rows = list(csv.DictReader(_read(folder / RUNS).splitlines()))
     last = {key: rows[-1].get(key) if rows else None for key in ("packages_hash", "git_commit", "host_hash")}
     return sorted(found, key=lambda facts: sum((facts.get(key) or "") == last[key] for key in last))
 

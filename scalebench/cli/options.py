@@ -44,9 +44,10 @@ def completed_study(results: Path | None) -> Path:
     """
     from scalebench.errors import ResultsError
     from scalebench.records.attempts import Attempts
+    from scalebench.records.folder import RUNS
 
     folder = study_folder(results)
-    attempts = Attempts(folder / "runs.csv")
+    attempts = Attempts(folder / RUNS)
     if len(attempts) and "completed" not in attempts.status:
         raise ResultsError(f"{folder}: no run was completed; `scalebench status {folder}` says why")
     return folder

@@ -93,7 +93,7 @@ class Counters:
         if clock.running and self.size > 1:
             self._add(1, nbytes, calls)
             group = (*self._group, "placed", members, self.rank // members)
-            self.event_log.meetings[group].extend((came, came, clock.mark))
+            self.event_log.collectives[group].extend((came, came, clock.mark))
 
     def linger(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> None:
         """Sleep for the delay of slow links in a collective of `nbytes` among `ranks` (default: all members)."""
@@ -134,8 +134,8 @@ class Counters:
         clock = self.clock
         if clock.running:
             clock.did(Task.COMM)
-            self._meetings.extend((self._came, self._came, clock.mark))
+            self._log.extend((self._came, self._came, clock.mark))
 
     def _join(self, group: Group) -> None:
         self._group = group
-        self._meetings = self.event_log.meetings[group]
+        self._log = self.event_log.collectives[group]

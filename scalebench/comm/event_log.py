@@ -26,13 +26,13 @@ def numbers() -> Numbers:
 class EventLog:
     """Event log of one worker. Entries are in order of time, equal for all members of a group, mail or vector."""
 
-    meetings: defaultdict[Group, Numbers] = field(default_factory=lambda: defaultdict(numbers))
+    collectives: defaultdict[Group, Numbers] = field(default_factory=lambda: defaultdict(numbers))
     """Collectives: arrival; begin of waiting (later if non-blocking); end."""
     sent: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
     """Messages: begin and end of sending."""
     received: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
     """Messages: begin and end of receiving."""
-    visits: list[Numbers] = field(default_factory=list)
+    accesses: list[Numbers] = field(default_factory=list)
     """Accesses to each shared vector: request; lock; end; number of previous accesses by all workers."""
     requests: Numbers = field(default_factory=numbers)
     """Requests to the server: number from 0; request; reply."""

@@ -15,7 +15,7 @@ from scalebench.system.clock import Task, WallClock, sleep_until
 class InFlight:
     """Request with the engine's request `raw`, whose result in `packed` is divided by `total` into `target`.
 
-    Its entry in the group's `meetings` is made at the begin `came`, as all members begin operations in the same order,
+    Its entry in the group's `log` is made at the begin `came`, as all members begin operations in the same order,
     but may wait in another. It lasts `slowed` seconds longer than the engine: from its observed end, or from `came` if
     it had ended before the wait.
     """
@@ -28,16 +28,16 @@ class InFlight:
         total: float | None,
         clock: WallClock,
         came: float,
-        meetings: Numbers,
+        log: Numbers,
         slowed: float = 0.0,
     ) -> None:
         self._raw, self._packed, self._target, self._total = raw, packed, target, total
-        self._clock, self._meetings = clock, meetings
+        self._clock, self._log = clock, log
         self._landed = False
         self._slowed, self._came = slowed, came
-        self._place = len(meetings) if clock.running else None  # None: outside the training time
+        self._place = len(log) if clock.running else None  # None: outside the training time
         if clock.running:
-            meetings.extend((came, came, came))
+            log.extend((came, came, came))
 
     def wait(self) -> None:
         if self._landed:
@@ -53,7 +53,7 @@ class InFlight:
         self._landed = True
         clock.did(Task.COMM)
         if clock.running and self._place is not None:
-            self._meetings[self._place + 1], self._meetings[self._place + 2] = since, clock.mark
+            self._log[self._place + 1], self._log[self._place + 2] = since, clock.mark
 
     def done(self) -> bool:
         return self._landed or (self._raw.done() and time.perf_counter() >= self._came + self._slowed)

@@ -91,7 +91,7 @@ class NativeCommunicator(Counters, ABC):
         self.clock.did(Task.COMM)
         slowed = self._slowed("allreduce", packed.nbytes)
         divisor = self._divisor(weight, op)
-        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._meetings, slowed)
+        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._log, slowed)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
         self._enter(0 if linear and self.rank == root else tensor.nbytes, self.linear_calls if linear else 1)

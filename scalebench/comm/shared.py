@@ -38,8 +38,8 @@ class OneSidedState:
         self._vector = torch.from_numpy(self._fetched[_HEADER:]).view(initial.dtype)
         self._staged = torch.empty_like(initial) if initial.is_cuda else None
         self.merges = 0
-        self._visits = numbers()
-        comm.event_log.visits.append(self._visits)
+        self._accesses = numbers()
+        comm.event_log.accesses.append(self._accesses)
         if hosted:
             self._vector.copy_(initial)
             self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
@@ -68,7 +68,7 @@ class OneSidedState:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)
         if clock.running:
-            self._visits.extend((asked, entered, clock.mark, self.merges))
+            self._accesses.extend((asked, entered, clock.mark, self.merges))
         if counted:
             self._comm.tally(self._vector.numel() * self._vector.element_size())
 

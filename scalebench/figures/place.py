@@ -10,6 +10,7 @@ from pathlib import Path
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.cells import to_text
+from scalebench.records.folder import RUNS
 from scalebench.study.spec import slug
 
 _MARK = ".records"  # file with a hash of the path of the records
@@ -23,9 +24,9 @@ def place_for(records: Path, output: Path) -> Path:
     Raises:
         ResultsError: there are no records, or the folder cannot be made.
     """
-    attempts = Attempts(records / "runs.csv")
+    attempts = Attempts(records / RUNS)
     if not len(attempts):
-        raise ResultsError(f"{records / 'runs.csv'} holds no runs yet; `scalebench run` fills it")
+        raise ResultsError(f"{records / RUNS} holds no runs yet; `scalebench run` fills it")
     study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
     mark = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:12]
     for number in count(1):

@@ -16,11 +16,12 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
+from scalebench.records.folder import CALIBRATION
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system.cache import cache_folder
 from scalebench.virtual.calibration import Budget, measure_steps
-from scalebench.virtual.calibration_file import CALIBRATION, Calibration, read_calibration, save_text
+from scalebench.virtual.calibration_file import Calibration, read_calibration, save_text
 from scalebench.virtual.engine import CostModel
 from scalebench.virtual.operation_costs import measure_operations
 from scalebench.virtual.step_times import StepTable, stated_table

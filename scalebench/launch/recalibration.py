@@ -23,13 +23,13 @@ from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.records.folder import CALIBRATION
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.calibration_file import CALIBRATION
 from scalebench.virtual.engine import CostModel, replay, replays
 from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace

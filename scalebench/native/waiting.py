@@ -56,9 +56,9 @@ class _InconsistentLogsError(Exception):
 
 
 def _at_collectives(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
-    for group in {group: None for event_log in event_logs for group in event_log.meetings}:
-        members = [worker for worker, event_log in enumerate(event_logs) if group in event_log.meetings]
-        meters = [_table(event_logs[worker].meetings[group], 3) for worker in members]
+    for group in {group: None for event_log in event_logs for group in event_log.collectives}:
+        members = [worker for worker, event_log in enumerate(event_logs) if group in event_log.collectives]
+        meters = [_table(event_logs[worker].collectives[group], 3) for worker in members]
         if len({len(book) for book in meters}) > 1:
             raise _InconsistentLogsError
         last = np.max([book[:, 0] for book in meters], axis=0)
@@ -81,14 +81,14 @@ def _for_messages(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> N
 
 
 def _for_shared_vectors(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
-    for meters in zip(*(event_log.visits for event_log in event_logs), strict=True):
+    for meters in zip(*(event_log.accesses for event_log in event_logs), strict=True):
         tables = [_table(book, 4) for book in meters]
         owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        visits = np.concatenate(tables)
-        order = np.argsort(visits[:, 3])
-        visits, owner = visits[order], owner[order]
-        before = np.concatenate(([-np.inf], visits[:-1, 2]))
-        waited = _waits(visits[:, 0], visits[:, 1], before)
+        accesses = np.concatenate(tables)
+        order = np.argsort(accesses[:, 3])
+        accesses, owner = accesses[order], owner[order]
+        before = np.concatenate(([-np.inf], accesses[:-1, 2]))
+        waited = _waits(accesses[:, 0], accesses[:, 1], before)
         for worker, each in enumerate(found):
             each.append(waited[owner == worker])
 

@@ -62,9 +62,10 @@ class Attempts:
             raise ResultsError(f"cannot read {path}: {error.strerror}") from None
         if header:
             check_header(path, header, self._names)
-        if header not in ([], self._names) or len(cells) != lines or any('"' in cell for row in cells for cell in row):
-            cells = self._parse_all(header)
-        firsts: list[list[str]] = list(map(list, zip(*cells, strict=True))) or [[] for _ in _FIRST]
+        firsts = _transposed(cells)
+        ordered = header in ([], self._names)
+        if not ordered or len(cells) != lines or any('"' in "".join(column) for column in firsts):
+            firsts = _transposed(self._parse_all(header))
         versions, _, self.run_id, self.config_hash, attempts, self.status = firsts
         check_version(path, set(versions))
         if not all(map(_is_attempt, set(attempts))):
@@ -143,6 +144,10 @@ class Attempts:
         csv.writer(buffer, lineterminator="\n").writerows([row[name] for name in self._names] for row in rows)
         self._lines = buffer.getvalue().encode().split(b"\n")[:-1]
         return [[row[name] for name in _FIRST] for row in rows]
+
+
+def _transposed(cells: list[list[str]]) -> list[list[str]]:
+    return list(map(list, zip(*cells, strict=True))) or [[] for _ in _FIRST]
 
 
 def _is_attempt(cell: str) -> bool:

@@ -8,6 +8,7 @@ from scalebench.errors import ResultsError
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
 STUDY = "study.yaml"
+CALIBRATION = "calibration.json"
 PLANNED = "planned.json"
 DURATIONS = "durations.json"
 PROVENANCE = "provenance"  # a folder with one JSON file per environment

@@ -82,5 +82,4 @@ def expected_instead(name: str, cell: str) -> str | None:
             number = int(cell)
         elif not digits.isdecimal() and not number.is_integer():
             return "a whole number"
-    expected = range_of(name)
-    return expected if expected is not None and out_of_range(name, number) else None
+    return range_of(name) if (kind == "integer" or name in _TIMES) and out_of_range(name, number) else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from scalebench.errors import ResultsError
 from scalebench.models.pinning import PINS, STRATEGIES, pinned
+from scalebench.records.folder import STUDY
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_whole
@@ -35,7 +36,7 @@ def keep_study(folder: Path, study: Study) -> None:
             "use --new, --name or --output for the new one, or delete the old one"
         )
     try:
-        write_whole(folder / "study.yaml", dump_study(study))
+        write_whole(folder / STUDY, dump_study(study))
     except OSError as error:
         raise ResultsError(
             f"cannot write results to {folder}: {error.strerror}; choose another folder with --output"
@@ -44,7 +45,7 @@ def keep_study(folder: Path, study: Study) -> None:
 
 def changes(folder: Path, study: Study) -> list[str]:
     """Differences of `study` from the one in `folder`, as "key was a, is b"; empty without study.yaml."""
-    path = folder / "study.yaml"
+    path = folder / STUDY
     if not path.exists():
         return []
     before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")

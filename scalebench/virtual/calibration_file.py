@@ -14,8 +14,6 @@ from scalebench.virtual.calibration import loads_up_to
 from scalebench.virtual.clock import OperationTimes
 from scalebench.virtual.step_times import StepTable
 
-CALIBRATION = "calibration.json"  # in the folder of a study
-
 
 class Calibration(BaseModel):
     """Step times, engine costs and times of operations; no `tables` where a study states its step times."""

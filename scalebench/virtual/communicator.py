@@ -69,7 +69,7 @@ class VirtualCommunicator:
     # --- collectives ------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        self._meet("barrier", None, lambda payloads: None, lambda: self.costs.barrier(self._group.ranks))
+        self._collective("barrier", None, lambda payloads: None, lambda: self.costs.barrier(self._group.ranks))
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -88,7 +88,7 @@ class VirtualCommunicator:
                 torch._foreach_copy_(list(same), [reduce_tensors(same, "mean", weights)] * len(same))
 
         self.count(nbytes)
-        self._meet("mean", (tensors, weight), effect, lambda: self.costs.allreduce(nbytes, self._group.ranks))
+        self._collective("mean", (tensors, weight), effect, lambda: self.costs.allreduce(nbytes, self._group.ranks))
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -116,7 +116,7 @@ class VirtualCommunicator:
 
         self.count(0 if linear and self.rank == root else tensor.nbytes)
         price = self.costs.linear_reduce if linear else self.costs.reduce
-        self._meet(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
+        self._collective(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
@@ -127,7 +127,7 @@ class VirtualCommunicator:
         sent = tensor.nbytes * (self.size - 1 if linear else 1)
         self.count(sent if self.rank == root else 0)
         price = self.costs.linear_broadcast if linear else self.costs.broadcast
-        self._meet("broadcast", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
+        self._collective("broadcast", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
 
     def _with_first(self, root: int) -> tuple[int, ...]:
         ranks = self._group.ranks
@@ -136,7 +136,7 @@ class VirtualCommunicator:
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self.count(tensor.nbytes)
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
-        rendezvous = self._meet("allgather", tensor.clone(), lambda payloads: None, seconds)
+        rendezvous = self._collective("allgather", tensor.clone(), lambda payloads: None, seconds)
         return list(rendezvous.payloads)
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ class VirtualCommunicator:
             self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
-        result: Tensor | None = self._meet("allgather", tensor, effect, seconds).result
+        result: Tensor | None = self._collective("allgather", tensor, effect, seconds).result
         self.clock.charge(combine, self.size)
         return combine([tensor]) if result is None else result  # None without arithmetic
 
@@ -257,7 +257,9 @@ class VirtualCommunicator:
     def split(self, color: int, key: int = 0) -> VirtualCommunicator:
         groups: dict[int, Group] = {}
         with self.clock.paused():
-            rendezvous = self._meet("split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0)
+            rendezvous = self._collective(
+                "split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0
+            )
         members = sorted(
             (entry[1], rank, entry[2]) for rank, entry in enumerate(rendezvous.payloads) if entry[0] == color
         )
@@ -283,7 +285,7 @@ class VirtualCommunicator:
             comm.bytes_sent += nbytes
             comm = comm._parent
 
-    def _meet(
+    def _collective(
         self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
     ) -> Rendezvous:
         rendezvous = self._start(what, payload, effect, seconds)
@@ -294,14 +296,14 @@ class VirtualCommunicator:
         self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
     ) -> Rendezvous:
         call, self._calls = self._calls, self._calls + 1
-        rendezvous = self._group.meetings.get(call)
+        rendezvous = self._group.pending.get(call)
         if rendezvous is None:
-            rendezvous = self._group.meetings[call] = Rendezvous(what, self.size)
+            rendezvous = self._group.pending[call] = Rendezvous(what, self.size)
         if rendezvous.what != what:
             raise RunError(f"worker {self.rank} calls {what} while others call {rendezvous.what}")
         rendezvous.join(self.rank, self.clock.now, payload)
         if not rendezvous.missing:
-            del self._group.meetings[call]
+            del self._group.pending[call]
             if self._arithmetic:
                 rendezvous.result = effect(rendezvous.payloads)
             rendezvous.end = rendezvous.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)

@@ -37,7 +37,7 @@ class Group:
     [result, number of workers that have not fetched it]."""
 
     ranks: tuple[int, ...]
-    meetings: dict[int, Rendezvous] = field(default_factory=dict)
+    pending: dict[int, Rendezvous] = field(default_factory=dict)
     mail: dict[tuple[int, int, int], list[tuple[float, float, Tensor]]] = field(default_factory=dict)  # sent, there
     results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)

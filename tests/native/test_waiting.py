@@ -24,7 +24,7 @@ def numbers(*entries):
 def met(*entries, group=()):
     """A journal of collectives: (came, stood still since, left)."""
     event_log = EventLog()
-    event_log.meetings[group].extend(numbers(*entries))
+    event_log.collectives[group].extend(numbers(*entries))
     return event_log
 
 
@@ -68,9 +68,9 @@ def test_sender_of_an_unbuffered_message_waits_for_the_receiver():
 
 def test_access_to_a_shared_vector_waits_for_the_previous_one():
     first, second, third = EventLog(), EventLog(), EventLog()
-    first.visits.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
-    second.visits.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
-    third.visits.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))  # nobody was there the second time
+    first.accesses.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
+    second.accesses.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
+    third.accesses.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))  # nobody was there the second time
     assert seconds([first, second, third]) == [0, 4, 1]
 
 

@@ -231,7 +231,7 @@ def check(engine):
     # nothing so far was counted, for the clock did not run
     assert (comm.collectives, comm.bytes_sent) == (0, 0)
     assert not any(
-        (*comm.event_log.meetings.values(), *comm.event_log.sent.values(), *comm.event_log.received.values())
+        (*comm.event_log.collectives.values(), *comm.event_log.sent.values(), *comm.event_log.received.values())
     )
     clock.start()
     comm.allreduce_(torch.ones(10))
@@ -250,7 +250,7 @@ def check(engine):
     assert comm.collectives == 7, comm.collectives
     assert comm.calls == (7 if engine == "horovod" else 5), comm.calls  # the others send messages
     assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
-    met = np.frombuffer(comm.event_log.meetings[()]).reshape(-1, 3)
+    met = np.frombuffer(comm.event_log.collectives[()]).reshape(-1, 3)
     assert len(met) == 7, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
     assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, *[False] * 3]  # a non-blocking one: later
