@@ -10,87 +10,85 @@ from pydantic import BaseModel
 from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Doc, EpochRow, RunRow, kinds
 
 _WAITING = """\
-`wait_s` is the part of `comm_s` in which a worker stands still because another has not done its part yet. Moving
-bytes, merging, a server's own work and the way of a message are not waiting. The rule is the same for virtual and for
-real workers. With t: when the worker began to stand still, d: when it could go on, u: when what it stood still for was
-there, it waited min(max(u - t, 0), d - t) seconds:
+`wait_s` is the part of `comm_s` in which a worker is idle because another one is not ready. Transfer, merging, and the
+work of a server are not waiting. The rule is the same for virtual and real workers: a worker that is blocked from time
+t to time d, by a partner that is ready at time u, waits min(max(u - t, 0), d - t) seconds:
 """
 _UNTIL = {  # communication: (u, what is not waiting)
     "collective (allreduce, broadcast, barrier ...)": (
-        "when the last member of the group has come",
-        "the operation from then on",
+        "arrival of the last member of the group",
+        "the operation itself",
     ),
-    "one that does not block": (
-        "the same; t is when the worker needs the result",
-        "what compute hides, and the rest of the operation",
+    "non-blocking collective": (
+        "the same; t is the time at which the worker needs the result",
+        "the part hidden by compute, and the operation itself",
     ),
-    "receiving a message": ("when the other begins to send it", "its way"),
+    "receiving a message": ("start of sending", "the transfer"),
     "sending a message": (
-        "when the other begins to receive it; what is buffered is over at once",
-        "handing it over",
+        "start of receiving; at once if buffered",
+        "the transfer",
     ),
     "lock of a shared vector (`epoch_async`, `ad_psgd`)": (
-        "when the one before has left it",
+        "release by the previous worker",
         "locking, fetching, storing, unlocking",
     ),
     "request to a server (`bsp`, `asp`, `ssp` ...)": (
-        "t + max(f - t, 0) + (r - b): the server was done with what came before at f, took this request up at b, and "
-        "at r the one upon which its rule let the reply go",
-        "the way there and back, and the server's work",
+        "t + max(f - t, 0) + (r - b): the server finished earlier requests at f, started this one at b, and at r the "
+        "one upon which its rule released the reply",
+        "the transfer in both directions, and the server's work",
     ),
 }
 _WHO_WAITS = """\
-In lockstep a fast worker waits for as long as the slowest one computes longer; under `asp` only while the server is at
-others' requests; under `ssp` while its lead exceeds the bound; in `gossip` for its partner. In a run's `wait_s` and
-`comm_s` who is at the end before the last one waits for it; an epoch's row holds what lies before the epoch's end.
+In lockstep a fast worker waits for the slowest one; under `asp` only while the server handles other requests; under
+`ssp` while its lead exceeds the bound; in `gossip` for its partner. In a run's `wait_s` and `comm_s`, idle time between
+a worker's end and that of the last worker counts as waiting; an epoch's row holds the time before its end.
 Virtual messages are always buffered.
 
-Real workers write down when they came and went, and are compared after the run. All moments have to be of one clock:
-`wait_s` is known on one node and empty on several. It is empty too where communication is hidden inside the backward
-pass (`ddp`, `adasum` on Horovod). With several `shards` the slowest of the servers counts. A real request counts as
-there when it is sent: part of its way may lie in the queue behind others' requests.
+Real workers log the start and end of each operation, and the logs are compared after the run. The times need one clock:
+`wait_s` is known on one node and empty on several. It is also empty if communication is hidden inside the backward
+pass (`ddp`, `adasum` on Horovod). With several `shards` the slowest server counts. A real request is ready when it is
+sent: part of its transfer may overlap with the queue.
 """
 
 
 _CALLS = """\
-`syncs` counts how often replicas synchronised; `collective_calls` counts how often a real run called the engine's
-collectives for it. One call carries one synchronisation, whatever is averaged and weighted in it, except:
+`syncs` is the number of synchronisations of the replicas, `collective_calls` the number of calls of the engine's
+collectives in a real run. One call carries one synchronisation, except:
 
-- An average of more than 8 MiB x K, K workers: to divide all of it once it is there would take longer. By `mpi` and
-  `horovod` it goes in pieces of 8 MiB x K, one after the other, each divided while it is in the cache; by `gloo` in two
-  halves, the first of which is divided while the second travels.
-- Where what is averaged together does not lie side by side. Parameters, floating-point buffers and SGD's momentum do,
-  in this order, and go as one from where they lie. Apart lie Adam's moments, momentum where the buffers between it
-  and the parameters are not averaged, a buffer of another dtype and one that the model's forward pass replaces by a
-  new tensor: each piece of more than 1 MiB then goes from where it lies, in a call or in pieces, for to copy it takes
-  longer than a call; the rest goes as one vector.
-- Sums in half precision by `mpi`, which has none: two calls (every worker adds its share of what all send, then the
-  sums are gathered) where the workers' numbers together exceed 1 MiB, else one.
-- Rows that change workers (`shuffle`) are no synchronisation, but calls: one for the samples and one for their labels,
-  by `mpi` and `gloo` each after one for how many.
+- Averages of more than 8 MiB x K at K workers: `mpi` and `horovod` send pieces of 8 MiB x K, each divided while it is
+  in the cache; `gloo` sends two halves and divides the first during the transfer of the second.
+- State that is not contiguous. Parameters, floating-point buffers and SGD's momentum are contiguous in this order and
+  need one call. Separate are Adam's moments, momentum if the buffers between it and the parameters are not averaged,
+  buffers of another dtype, and buffers that the forward pass replaces by new tensors: a separate piece of more than
+  1 MiB is sent from its place, in one call or in pieces, as a copy takes longer than a call; smaller pieces are copied
+  to one vector.
+- Sums in half precision by `mpi`, which lacks them: two calls (each worker sums its share of all contributions, then
+  the sums are gathered) above 1 MiB of all workers' numbers together, else one.
+- Rows exchanged between workers (`shuffle`) count as calls, not as synchronisations: one for the samples and one for
+  the labels, by `mpi` and `gloo` each after one for their number.
 - `ddp`: an allreduce for each bucket of gradients, as torch logs them; PowerSGD: three for its one bucket. A model's
   buffers (BatchNorm) are one more synchronisation a step, a broadcast for each of their dtypes.
 
 Messages (`gossip`, `aggregation: master`, `collective: tree`, `adasum` on `mpi`), accesses to a shared model and
-requests to a server are synchronisations without such a call. The cell is empty where nobody knows: virtual runs, in
-which nothing is called; Horovod's own optimizer, which fuses what is ready at each of its cycles;
-`torch_post_local_sgd`; and `ddp` in runs without warm-up that are too short for torch to log its buckets.
+requests to a server are synchronisations without such a call. The cell is empty if the number is unknown: virtual runs,
+Horovod's own optimizer, which fuses ready tensors at each cycle, `torch_post_local_sgd`, and `ddp` in runs without
+warm-up that are too short for torch to log its buckets.
 """
 
 
 _ENERGY = """\
 `energy_j` is counted from the barrier before the first step to the last worker's end, in `native` runs only.
-`energy_source` names what counted it:
+`energy_source` names the counter:
 
 - `rapl`: the processors of all nodes of the run, and their memory where it is counted apart
-  (`/sys/class/powercap/intel-rapl:*/energy_uj`, which root has to let users read). It holds the whole node: idle cores,
-  ranks that sleep and other programs too.
+  (`/sys/class/powercap/intel-rapl:*/energy_uj`, which root has to make readable). It covers the whole node, idle
+  cores, sleeping ranks and other programs included.
 - `nvml`: the GPUs of the run, one for each worker. `rapl+nvml` is the sum of both.
-- `slurm`: where neither can be read, what Slurm's accounting counted for the job meanwhile (`sstat`,
-  `ConsumedEnergyRaw`), in the steps of its `JobAcctGatherFrequency`.
+- `slurm`: if neither can be read, the job's energy during the run in Slurm's accounting (`sstat`,
+  `ConsumedEnergyRaw`), in steps of its `JobAcctGatherFrequency`.
 
-Where a node or a GPU of the run cannot be read both cells are empty; the processors of a run on GPUs may be missing,
-and then the source says `nvml`. Paced and virtual runs have none: what they take here is not what a device would take.
+Both cells are empty if a node or a GPU of the run cannot be read; with unreadable processors, a run on GPUs has the
+source `nvml`. Paced and virtual runs have no energy: the energy used here is not that of the stated device.
 """
 
 
@@ -108,11 +106,11 @@ def data_dictionary_markdown() -> str:
             "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
             "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
             "",
-            "What provenance/ tells of processor, memory, GPUs and network is that of the node on which the command",
-            "ran; where real processes ran on others, `nodes` in it tells the same of each node that they used.",
+            "provenance/ describes processor, memory, GPUs and network of the node on which the command ran; if real",
+            "processes ran on other nodes, its key `nodes` describes each of them.",
             "",
             "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
-            "machine and build of torch, apart from what tells when and where they were computed:",
+            "machine and build of torch, apart from the columns on the time and place of their computation:",
             *textwrap.wrap(f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.", 118),
             "",
             "## runs.csv: one row per run and attempt",
@@ -123,13 +121,13 @@ def data_dictionary_markdown() -> str:
             "",
             *_dictionary(EpochRow),
             "",
-            "## What counts as a synchronisation, and as a call",
+            "## Synchronisations and calls",
             "",
             _CALLS,
-            "## What counts as energy",
+            "## Energy",
             "",
             _ENERGY,
-            "## What counts as waiting",
+            "## Waiting",
             "",
             _WAITING,
             "| communication | u | not waiting |",

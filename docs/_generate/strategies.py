@@ -91,8 +91,8 @@ def _of_libraries() -> list[str]:
     for name in registry.names():
         torchs = registry.create(name, {})
         if isinstance(torchs, TorchAverager):
-            said = torchs.rule.model_dump(include=torchs.rule.model_fields_set)
-            written = ", ".join(f"{option}: {value}" for option, value in said.items())
+            options = torchs.rule.model_dump(include=torchs.rule.model_fields_set)
+            written = ", ".join(f"{option}: {value}" for option, value in options.items())
             lines.append(f"- for `{name}`: `{torchs.rule.name}: {{{written}}}`")
     return [
         *lines,
@@ -132,7 +132,7 @@ def _options(name: str) -> str:
         f"| {option.description} |"
         for option in options_of(cls)
     ]
-    return "\n".join(["| option | default | what it says |", "|---|---|---|", *rows, ""]) if rows else "None.\n"
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows, ""]) if rows else "None.\n"
 
 
 def _traffic(name: str) -> str:

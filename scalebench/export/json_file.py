@@ -46,9 +46,9 @@ def json_text(results: Results) -> Iterator[str]:
         "study": results.study,
         "notes": results.notes,
         "columns": {
-            table: {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in said.items()}
-            for table, said in meanings.items()
-            if said
+            table: {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in columns.items()}
+            for table, columns in meanings.items()
+            if columns
         },
     }
     yield "{\n"

@@ -38,11 +38,11 @@ def columns_of(name: str) -> dict[str, Doc]:
     row_type = row_types.get(name)
     if row_type is None:
         return {}
-    said = {
+    known = {
         key: next(item for item in field.metadata if isinstance(item, Doc))
         for key, field in row_type.model_fields.items()
     }
-    return said | _OWN if name == "runs" else said
+    return known | _OWN if name == "runs" else known
 
 
 @contextlib.contextmanager

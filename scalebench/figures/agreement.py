@@ -26,8 +26,8 @@ class Agreement(Figure):
             return reason
         if len(agreement(results)):
             return ""
-        if (said := supposed(results)) and {"native", "virtual"} <= set(results.completed["execution"]):
-            return f"virtual times suppose {said}, which native ones do not have"
+        if (jitter := supposed(results)) and {"native", "virtual"} <= set(results.completed["execution"]):
+            return f"virtual times suppose {jitter}, which native ones do not have"
         return "no strategy ran both virtually and natively at one worker count"
 
     def draw(self, results: Results, canvas: Canvas) -> None:

@@ -67,14 +67,14 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
     """Return processor, cores and network of real runs and the cluster of virtual runs, of the `drawn` series."""
     runs = _of(results, drawn)
     real, virtual = runs[runs["execution"] != "virtual"], runs[runs["execution"] == "virtual"]
-    told = []
+    sentences = []
     if len(real):
         known = machines_of(real, provenance_in(results.folder)).values()
         machines = sorted({hardware(facts) for facts in known if facts}) or ["a machine that nothing describes"]
         nodes = int(real["nodes"].fillna(1).max())
         cards = sorted({_card(card) for facts in known if facts for card in facts.get("network") or []})
         way = f"up to {nodes} nodes by {_join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
-        told.append(f"Real runs: {_join(machines, ' and ')}, {way}.")
+        sentences.append(f"Real runs: {_join(machines, ' and ')}, {way}.")
     if len(virtual):
         cluster = str(virtual["cluster"].iloc[-1])
         with suppress(ClusterError):
@@ -87,8 +87,8 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
         )  # fmt: skip
         engine = f"; collectives at the cost of {named}'s" if (named := charged_engine(results)) else ""
         jitter = f"; {words}" if (words := jitter_in_words(results)) else ""
-        told.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}{jitter}.")
-    return " ".join(told)
+        sentences.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}{jitter}.")
+    return " ".join(sentences)
 
 
 def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
@@ -96,10 +96,11 @@ def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
     if not (virtual["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
-    said = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    collective = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    algorithm = allreduce_name(str(collective))
     if (measured := measured_nodes(results)) > 1:
-        return f"; allreduce between nodes as measured between {measured}, in proportion to {allreduce_name(str(said))}"
-    return f"; allreduce between nodes assumed by {allreduce_name(str(said))}"
+        return f"; allreduce between nodes as measured between {measured}, in proportion to {algorithm}"
+    return f"; allreduce between nodes assumed by {algorithm}"
 
 
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
