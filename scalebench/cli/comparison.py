@@ -174,8 +174,7 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
 def _cells(names: list[CellName]) -> str:
     import pandas as pd
 
-    from scalebench.analysis.grouping import place
-    from scalebench.analysis.grouping import PLACE
+    from scalebench.analysis.grouping import PLACE, place
 
     return place(pd.DataFrame(names, columns=PLACE))
 
