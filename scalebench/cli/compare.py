@@ -65,7 +65,7 @@ def compare(
     scalebench compare results/mine --strategy allreduce --strategy epoch_average
     """
     from scalebench.analysis import load
-    from scalebench.analysis.regression import compare_strategies, compare_studies
+    from scalebench.analysis.verdicts import compare_strategies, compare_studies
     from scalebench.cli.comparison import comparison_facts, comparison_notes, comparison_table
     from scalebench.cli.terminal_table import print_results
 
