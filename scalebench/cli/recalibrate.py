@@ -8,6 +8,7 @@ import rich_click as click
 
 from scalebench.cli.options import results_argument, study_folder, verbosity_options
 from scalebench.formatting import counted
+from scalebench.records.folder import STUDY
 
 
 @click.command()
@@ -39,7 +40,7 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
     if calibration is not None:
         calibration = calibration.resolve()
     folder = enter_first_folder(study_folder(results))
-    study = load_study(folder / "study.yaml", {}, [])
+    study = load_study(folder / STUDY, {}, [])
     plan = plan_study(study)
     changed = {"noisy": noisy or study.noisy} | ({"calibration": calibration} if calibration else {})
     plan.study = plan.study.model_copy(update=changed)

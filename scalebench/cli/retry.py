@@ -8,6 +8,7 @@ import rich_click as click
 
 from scalebench.cli.options import keep_going_option, results_argument, study_folder, verbosity_options
 from scalebench.errors import ResultsError
+from scalebench.records.folder import STUDY
 
 
 @click.command()
@@ -29,14 +30,14 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     folder = study_folder(results)
     if folder.name in ("", ".."):  # as `.` and `..` are
         folder = folder.resolve()
-    if not (folder / "study.yaml").is_file():
+    if not (folder / STUDY).is_file():
         raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")
     failures = progress_of(folder).failures
     if not failures:
         click.echo(f"no failed runs in {folder}/")
         return 0
     folder = enter_first_folder(folder)
-    study = load_study(folder / "study.yaml", {}, [])
+    study = load_study(folder / STUDY, {}, [])
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
     plan = plan_study(study)

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from scalebench.cli.options import keep_going_option, verbosity_options
 from scalebench.cli.run_common import enter_first_folder, run_plan
 from scalebench.errors import ModelError, StudyError
+from scalebench.records.folder import STUDY
 
 
 @click.command()
@@ -148,7 +149,7 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
     from scalebench.study.load import load_study
 
     folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
-    if study.name != "study.yaml" or begun_in(folder) is None:
+    if study.name != STUDY or begun_in(folder) is None:
         return study, output
     with suppress(StudyError):  # raised again where the file is read next
         if load_study(study, {}, []).name == folder.name:
@@ -161,7 +162,7 @@ def _begun_elsewhere(study: Path | None) -> str:
     """Hint at the folder that relative paths of a study in results start from; empty if it is this one or unknown."""
     from scalebench.records.progress import begun_in
 
-    place = begun_in(study.parent) if study is not None and study.name == "study.yaml" else None
+    place = begun_in(study.parent) if study is not None and study.name == STUDY else None
     if place is None or place == Path.cwd().resolve():
         return ""
     return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
