@@ -7,9 +7,9 @@ from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check
 from scalebench.analysis.methodology import quality as claims
-from scalebench.analysis.regression import compare_strategies, compare_studies
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.validation import agreement, median_error, virtual_error
+from scalebench.analysis.verdicts import compare_strategies, compare_studies
 
 __all__ = [
     "Finding",

@@ -231,9 +231,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, ratio: Ratio) -> dict[str, o
         "reduction": 1 - 1 / ratio.mean.centre,
         "reduction_low": 1 - 1 / ratio.mean.low,
         "reduction_high": 1 - 1 / ratio.mean.high,
-        "median_ratio": ratio.median.centre,
-        "median_ratio_low": ratio.median.low,
-        "median_ratio_high": ratio.median.high,
+        **ratio.median.named("median_ratio", "median_ratio_low", "median_ratio_high"),
         "note": note,
     }
 

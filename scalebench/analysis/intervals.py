@@ -64,6 +64,10 @@ class Interval(NamedTuple):
     high: Any
     n: int
 
+    def named(self, centre: str, low: str, high: str) -> dict[str, Any]:
+        """Columns of a table under these names."""
+        return {centre: self.centre, low: self.low, high: self.high}
+
     def exp(self) -> Interval:
         """The interval of one sample of logs on the scale of times."""
         return Interval(math.exp(self.centre), math.exp(self.low), math.exp(self.high), self.n)

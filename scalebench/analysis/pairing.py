@@ -67,7 +67,7 @@ class Ratio:
     @property
     def columns(self) -> dict[str, object]:
         """The columns that every table of ratios has."""
-        ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), self.mean[:3], strict=True))
+        ratio = self.mean.named("ratio", "ratio_low", "ratio_high")
         return {"paired": self.paired, "left_out": self.left_out, **ratio, "interval": self.interval}
 
 
@@ -108,7 +108,7 @@ class CellComparison:
             metrics = [cell.metrics[seed] for seed in sorted(shared) or cell.metrics]
             row |= {f"engine_{suffix}": cell.engine, f"label_{suffix}": cell.label, f"n_{suffix}": len(cell.seconds)}
             row[f"metric_{suffix}"] = mean_interval(metrics).centre
-        return row | dict(zip(("metric_difference", "metric_low", "metric_high"), self.metric[:3], strict=True))
+        return row | self.metric.named("metric_difference", "metric_low", "metric_high")
 
     def why_untested(self, alpha: float) -> str:
         """Reason for a missing test, empty if there is one."""

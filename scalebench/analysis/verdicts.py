@@ -1,4 +1,4 @@
-"""Verdicts on the changes from A to B, cell by cell, and their table.
+"""Verdicts on B against A, cell by cell: two studies, or two strategies of one.
 
 T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a cell's time is
 
@@ -13,14 +13,24 @@ and on its metric the same with M_B - M_A around a margin m: a regression lies b
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 
-from scalebench.analysis.comparability import Difference
-from scalebench.analysis.intervals import Interval
+from scalebench.analysis.comparability import Difference, changed, refuse_unless_equal
+from scalebench.analysis.comparing import compared_strategies
+from scalebench.analysis.grouping import EXECUTIONS, PLACE, place, strategy_rank
+from scalebench.analysis.intervals import Interval, median_time
+from scalebench.analysis.loading import Results
+from scalebench.analysis.pairing import CellComparison, Comparer
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
+from scalebench.analysis.significance import ALPHA
 from scalebench.analysis.validation import VirtualError
+from scalebench.errors import UsageError, nearest
+from scalebench.strategies.registry import is_deterministic
 
 CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of grouping.PLACE
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
@@ -81,6 +91,112 @@ class Verdicts:
         return bool(self.count("regression") or self.metrics("regression") or self.failed)
 
 
+def compare_studies(
+    a: Results,
+    b: Results,
+    *,
+    threshold: float = THRESHOLD,
+    metric_margin: float = METRIC_MARGIN,
+    strategies: Collection[str] = (),
+    execution: str | None = None,
+    ignore: Collection[str] = (),
+) -> Verdicts:
+    """Compare study `b` with the reference study `a`, cell by cell: same execution, engine, strategy and workers.
+
+    `strategies` (labels or names) and `execution` select cells. Oversubscribed cells have no verdict.
+
+    Raises:
+        UsageError: there is nothing in common, or a name is wrong.
+        ResultsError: the studies differ in a key that they have to share and that `ignore` does not name.
+    """
+    first, second = (_chosen(results, strategies, execution) for results in (a, b))
+    common = [cell for cell in first if cell in second]
+    if not common:
+        raise UsageError(
+            f"{a.folder} and {b.folder} have no cell in common: {place(_frame(first)) or 'none'} against "
+            f"{place(_frame(second)) or 'none'}; "
+            "run the same strategies at the same worker counts, with the same execution"
+        )
+    overridden = refuse_unless_equal(a, b, _frame(common), ignore)
+    comparer = Comparer(a, b)
+    families: dict[tuple[str, str, str], list[tuple[CellRuns, CellRuns]]] = {}
+    for name in common:  # the worker counts of a strategy are tested together
+        families.setdefault(name[:3], []).append((second[name], first[name]))
+    compared = [one for pairs in families.values() for one in comparer.family(pairs)]
+    rows = [_row(one, comparer, threshold, metric_margin) for one in compared]
+    absent = [cell for cell in first if cell not in second]
+    tried = {tuple(cell) for cell in b.runs[PLACE].itertuples(index=False)}
+    return Verdicts(
+        str(a.folder),
+        str(b.folder),
+        threshold,
+        metric_margin,
+        _ordered(rows),
+        missing=[cell for cell in absent if cell not in tried],
+        failed=[cell for cell in absent if cell in tried],
+        added=[cell for cell in second if cell not in first],
+        changed=changed(a, b),
+        overridden=overridden,
+        virtual_errors=comparer.errors,
+    )
+
+
+def compare_strategies(
+    results: Results,
+    a: str,
+    b: str,
+    *,
+    threshold: float = THRESHOLD,
+    metric_margin: float = METRIC_MARGIN,
+    execution: str | None = None,
+) -> Verdicts:
+    """Compare strategy `b` with strategy `a` of one study, at each worker count that both have.
+
+    Raises:
+        UsageError: `a` or `b` has no completed run, or they have no cell in common.
+    """
+    labels = [_label(results, name) for name in (a, b)]
+    if labels[0] == labels[1]:
+        raise UsageError(f"{labels[0]} differs in nothing from itself; name two strategies")
+    found = compared_strategies(results, labels[1], labels[0])
+    found = [one for one in found if execution in (None, one.top.execution)]
+    if not found:
+        raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
+    comparer = Comparer(results)
+    rows = [_row(one, comparer, threshold, metric_margin) | {"note": one.why_untested(ALPHA)} for one in found]
+    return Verdicts(labels[0], labels[1], threshold, metric_margin, _ordered(rows), virtual_errors=comparer.errors)
+
+
+def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[CellName, CellRuns]:
+    """Cells of a study by name, of these strategies and this execution."""
+    every = runs_by_cell(results)
+    for name in strategies:
+        known = {cell.label for cell in every} | {cell.strategy for cell in every}
+        if name not in known:
+            raise UsageError(f"{results.folder} has no completed run of strategy {name!r}; {nearest(name, known)}")
+    return {
+        (cell.execution, cell.engine, cell.label, cell.workers): cell
+        for cell in every
+        if (not strategies or cell.label in strategies or cell.strategy in strategies)
+        and execution in (None, cell.execution)
+    }
+
+
+def _frame(cells: Collection[CellName]) -> pd.DataFrame:
+    return pd.DataFrame(list(cells), columns=PLACE)
+
+
+def _label(results: Results, name: str) -> str:
+    """The label `name`, or that of the only variant of the strategy `name`."""
+    runs = results.completed
+    labels = sorted(runs.loc[runs["strategy"] == name, "label"].unique())
+    if name in set(runs["label"]) or not labels:
+        return name  # an unknown name is refused by `compared_strategies`
+    if len(labels) > 1:
+        raise UsageError(f"{name} ran with several options: name one of {', '.join(map(repr, labels))}")
+    return str(labels[0])
+
+
 def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
     return _verdict(math.log(ratio.low), math.log(ratio.high), math.log1p(threshold), "regression", "improvement")
@@ -89,6 +205,38 @@ def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
 def verdict_of_metric(difference: Interval, margin: float) -> Verdict:
     """Verdict on M_B - M_A of a metric for which higher is better."""
     return _verdict(difference.low, difference.high, margin, "improvement", "regression")
+
+
+def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
+    """The row of one cell under COLUMNS; A is the bottom of the ratio, B its top."""
+    a, b = one.bottom, one.top
+    crowded = a.oversubscribed or b.oversubscribed
+    verdict: Verdict = "not compared" if crowded else verdict_of_time(one.ratio.mean, threshold)
+    row = one.columns(top="b", bottom="a") | {
+        "verdict": verdict,
+        "metric_verdict": verdict_of_metric(one.metric, metric_margin) if one.metric.n else "not compared",
+        "metric_repeats": _repeats(a, comparer) and _repeats(b, comparer),
+        "note": "oversubscribed" if crowded else "",
+    }
+    for side, (name, cell) in enumerate((("a", a), ("b", b))):
+        times = list(cell.seconds.values())
+        row |= comparer.time(cell, side).named(f"{name}_s", f"{name}_low", f"{name}_high")
+        row |= {f"{name}_median_s": median_time(times).centre, f"{name}_spread": spread(np.log(times))}
+    return row
+
+
+def _repeats(cell: CellRuns, comparer: Comparer) -> bool:
+    """Return True if equal programs give `cell` equal metrics.
+
+    Where workers merge as they arrive, native metrics vary from run to run.
+    """
+    alike = cell.execution not in MEASURED and comparer.same_draws
+    return alike or cell.workers == 1 or is_deterministic(cell.strategy)
+
+
+def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    rank = [(EXECUTIONS.index(r["execution"]), strategy_rank(r["label_a"]), r["engine_a"], r["workers"]) for r in rows]
+    return pd.DataFrame([rows[n] for n in sorted(range(len(rows)), key=rank.__getitem__)], columns=COLUMNS)
 
 
 def _verdict(low: float, high: float, limit: float, above: Verdict, below: Verdict) -> Verdict:

@@ -80,7 +80,7 @@ def compare(
     scalebench compare results/mine --strategy allreduce --strategy epoch_average
     """
     from scalebench.analysis import load
-    from scalebench.analysis.regression import compare_strategies, compare_studies
+    from scalebench.analysis.verdicts import compare_strategies, compare_studies
 
     limits: dict[str, Any] = {"threshold": threshold, "metric_margin": metric_margin, "execution": execution}
     if b is None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
 
 from scalebench.analysis.grouping import PER_BATCH, listed, place
+from scalebench.analysis.intervals import CONFIDENCE, t_quantile
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, Severity
-from scalebench.formatting import percent, seconds_with_interval
+from scalebench.formatting import counted, percent, seconds_with_interval
 from scalebench.records.progress import group_of
 
+_MOST_RUNS = 200  # largest number of repetitions that a fix recommends
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
 
@@ -135,3 +138,46 @@ class Superlinear(Rule):
                 place(over),
                 "say why: a slow base case, fewer steps at more workers, or caches; check the base first",
             )
+
+
+@RULES.add
+class Unsettled(Rule):
+    """Rule 7 of the twelve: a difference within its interval is not established."""
+
+    name = "unsettled"
+    summary = "every reduction against allreduce has a sign: its interval does not hold zero"
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        table = evidence.ratios
+        headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
+        open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
+        for execution in dict.fromkeys(open_["execution"]):
+            own = open_[open_["execution"] == execution]
+            several = int((headline["execution"] == execution).sum())
+            yield self.finding(
+                "note",
+                f"whether time is saved against allreduce is open in "
+                f"{share_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
+                place(own),
+                _to_settle(own),
+            )
+
+
+def share_of(count: int, total: int, noun: str) -> str:
+    """Text for a share of cells: `2 of 9 native cells`, or `the only native cell`."""
+    return f"{count} of {counted(total, noun)}" if total > 1 else f"the only {noun}"
+
+
+def _to_settle(table: pd.DataFrame) -> str:
+    """Number of repetitions at which the interval of the first comparison would exclude zero, in words."""
+    first = table.iloc[0]
+    if first["interval"] != CONFIDENCE:
+        return "more repetitions do not narrow it: calibrate better, or measure natively"
+    distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
+    scatter = half * math.sqrt(n) / float(t_quantile(n - 1))
+    enough = next(
+        (k for k in range(n + 1, _MOST_RUNS) if float(t_quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
+    )
+    if not enough:
+        return "the difference, if there is one, is too small for repetitions to show: say that none was found"
+    return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"

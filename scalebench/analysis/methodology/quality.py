@@ -14,16 +14,16 @@ import pandas as pd
 
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.grouping import CELL, PLACE, listed, place
-from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, t_quantile
+from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
+from scalebench.analysis.methodology.baselines import Unsettled, share_of
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 from scalebench.formatting import counted, deviation, percent
 
 ENOUGH_RUNS = 5
-_MOST_RUNS = 200  # largest number of repetitions that a fix recommends
 
 
 def findings(results: Results) -> list[Finding]:
@@ -86,7 +86,7 @@ class Spread(Rule):
                 worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
                 yield self.finding(
                     "warning",
-                    f"{_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
+                    f"{share_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
                     f"more than {100 * self.most:.0f} % between repetitions, at most by "
                     f"{_share(wide['spread'].iloc[0])}{worst}",
                     place(wide),
@@ -107,7 +107,7 @@ class OddRuns(Rule):
             if len(odd):
                 yield self.finding(
                     "warning",
-                    f"in {_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
+                    f"in {share_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
                     "interval: single runs were unlike the others and move the mean",
                     place(odd),
                     "quote the median and its interval (median_s, median_low_s, median_high_s)",
@@ -134,7 +134,7 @@ class TwoGroups(Rule):
             if split:
                 yield self.finding(
                     "warning",
-                    f"the times of {_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
+                    f"the times of {share_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
                     "machine seems to have had two states, and a mean of both describes neither",
                     place(_rows(split)),
                     "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
@@ -238,29 +238,6 @@ class UncheckedSimulation(Rule):
 
 
 @RULES.add
-class Unsettled(Rule):
-    """Rule 7 of the twelve: a difference within its interval is not established."""
-
-    name = "unsettled"
-    summary = "every reduction against allreduce has a sign: its interval does not hold zero"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
-        open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
-        for execution in dict.fromkeys(open_["execution"]):
-            own = open_[open_["execution"] == execution]
-            several = int((headline["execution"] == execution).sum())
-            yield self.finding(
-                "note",
-                f"whether time is saved against allreduce is open in "
-                f"{_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
-                place(own),
-                _to_settle(own),
-            )
-
-
-@RULES.add
 class Seeds(Rule):
     """Each repetition needs its own seed, and paired metrics need the same seed in all strategies."""
 
@@ -303,21 +280,6 @@ def _repeat(results: Results) -> str:
     return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
 
 
-def _to_settle(table: pd.DataFrame) -> str:
-    """Number of repetitions at which the interval of the first comparison would exclude zero, in words."""
-    first = table.iloc[0]
-    if first["interval"] != CONFIDENCE:
-        return "more repetitions do not narrow it: calibrate better, or measure natively"
-    distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
-    scatter = half * math.sqrt(n) / float(t_quantile(n - 1))
-    enough = next(
-        (k for k in range(n + 1, _MOST_RUNS) if float(t_quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
-    )
-    if not enough:
-        return "the difference, if there is one, is too small for repetitions to show: say that none was found"
-    return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"
-
-
 def _to_check(results: Results) -> str:
     """Way to check the virtual times, in words; native runs on this machine check simulations of it only."""
     runs = results.completed
@@ -331,10 +293,6 @@ def _to_check(results: Results) -> str:
 
 def _times(execution: str, count: int) -> str:
     return f"{counted(count, 'cell')} of {execution} times {'rest' if count > 1 else 'rests'}"
-
-
-def _of(count: int, total: int, noun: str) -> str:
-    return f"{count} of {counted(total, noun)}" if total > 1 else f"the only {noun}"
 
 
 def _share(value: float) -> str:

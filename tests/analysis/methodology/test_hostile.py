@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import load
 from scalebench.analysis.methodology import check
-from scalebench.analysis.regression import compare_studies
+from scalebench.analysis.verdicts import compare_studies
 from scalebench.errors import ScalebenchError
 from scalebench.records.schema import RunRow, columns
 from tests.doctored import make_sound

@@ -13,7 +13,7 @@ from scipy import stats
 
 from scalebench.analysis import cells, differences, load
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, STOPPED_LATER
-from scalebench.analysis.regression import compare_strategies, compare_studies
+from scalebench.analysis.verdicts import compare_strategies, compare_studies
 from scalebench.errors import UsageError
 from tests.doctored import Doctored, make_sound
 
