@@ -17,14 +17,14 @@ def test_statistic_is_computed_once_per_study(study):
 
     @cached
     def rows(results):
-        """Count them."""
+        """Number of rows."""
         asked.append(results)
         return len(results.runs)
 
     first, second = study(repetitions=1), study(repetitions=2)
     assert [rows(results) for results in (first, second, first)] == [len(first.runs), len(second.runs), len(first.runs)]
     assert asked == [first, second]
-    assert rows.__doc__ == "Count them."
+    assert rows.__doc__ == "Number of rows."
 
 
 @pytest.mark.parametrize("statistic", [cells, ratios])

@@ -135,7 +135,7 @@ def test_code_and_packages_may_differ_and_are_listed(compare):
 
 
 def test_packages_that_only_one_study_has_are_counted_rather_than_listed(compare):
-    """As of two environments, one of which is a developer's."""
+    """Such as packages of a developer's environment."""
     many = {f"tool-{number}": "1.0" for number in range(40)} | {f"lib-{number}": "2.0" for number in range(9)}
     before = {f"lib-{number}": "1.0" for number in range(9)}
 
@@ -156,7 +156,7 @@ def test_packages_that_only_one_study_has_are_counted_rather_than_listed(compare
 
 @pytest.mark.parametrize("given", [False, True])
 def test_virtual_times_of_two_calibrations_are_refused_and_of_one_are_not(tmp_path, given):
-    """A study may be charged by the calibration that another one measured; the key of that file does not count."""
+    """A study may use the calibration of another one; the key in the file is ignored."""
     folders = [make_sound().write(tmp_path / name) for name in ("a", "b")]
     for folder, numbers in zip(folders, (1, 2), strict=True):
         (folder / "calibration.json").write_text(json.dumps({"key": folder.name, "tables": [numbers]}))

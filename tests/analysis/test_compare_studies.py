@@ -24,7 +24,7 @@ def native(row):
 
 @pytest.fixture
 def studies(tmp_path) -> Callable[..., tuple[Path, Path]]:
-    """The sound study as A, and as B once it has been doctored."""
+    """The sound study as A, and a doctored copy as B."""
 
     def make(
         doctor: Callable[[Doctored], object] = lambda study: None,
@@ -120,7 +120,7 @@ def test_measured_cells_are_independent_samples(studies):
 
 
 def test_adaptive_studies_keep_their_level(studies):
-    """Times by the level of their own study, ratios by that of studies of which either stopped."""
+    """Times have the level of their study, ratios the level of adaptive studies if either is."""
 
     def stopped(study):
         study.study |= {"until": {"ci_width": 0.05, "at_least": 3, "at_most": 20}}
@@ -157,7 +157,7 @@ def test_a_test_is_offered_only_where_it_can_reach_its_level(studies):
 
 
 def test_virtual_times_of_one_calibration_are_paired_by_their_draw(studies):
-    """Draws scatter by 20 %, but B is 10 % slower in each: without pairing that would be lost."""
+    """Draws scatter by 20 %, and B is 10 % slower in each: only pairing shows it."""
 
     def scatter(study):
         study.change(lambda row: not native(row), train_s=lambda row: row.train_s * 1.2**row.repetition)
@@ -175,7 +175,7 @@ def test_virtual_times_of_one_calibration_are_paired_by_their_draw(studies):
 
 
 def off_by(*logs):
-    """Native times, alike in every repetition, of serial and three other points so far, on logs, from virtual ones."""
+    """Native times of serial and three other points, at these log distances from virtual ones."""
 
     def doctor(study):
         virtual = {}
@@ -191,7 +191,7 @@ def off_by(*logs):
 
 
 def half_width(*parts):
-    """Student's, of variances with their degrees of freedom, as docs/statistics.md has it for several sources."""
+    """Student's half width of several variances, by docs/statistics.md."""
     total = sum(variance for variance, _ in parts)
     surplus = 2 if len({freedom for _, freedom in parts}) == 1 else 0
     freedom = 1 / sum((variance / total) ** 2 / (own + surplus) for variance, own in parts) - surplus
@@ -201,7 +201,7 @@ def half_width(*parts):
 
 @pytest.mark.parametrize("same_draws", [True, False])
 def test_virtual_ratio_contains_the_simulation_error(studies, same_draws):
-    """Against the formula, from the rows: the mean squares of four checks of each study beside the draws' own."""
+    """Against the formula, from the rows: mean squares of four checks of each study plus the variance of draws."""
     first, second = (0.1, -0.1, 0.2, 0.0), (0.05, 0.05, -0.1, 0.1)
 
     def make_b(study):
@@ -246,7 +246,7 @@ def test_error_of_one_checked_study_is_used_for_both(studies):
 
 @pytest.mark.parametrize(("left", "variance", "freedom"), [(2, 0.06 / 4 + 0.02 / 2, 2), (1, 2 * 0.06 / 4, 4)])
 def test_fewer_checks_count_of_two_checked_studies(studies, left, variance, freedom):
-    """Two checks count with their two degrees of freedom; one check is none, and the other study's stand for both."""
+    """Two checks have two degrees of freedom; one check is too few, and those of the other study are used for both."""
     points = [("serial", 1), ("allreduce", 2)][:left]
 
     def fewer(study):

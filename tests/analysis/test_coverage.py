@@ -36,7 +36,7 @@ def test_interval_of_adaptive_studies_covers_95_percent(claim, noise):
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("n", [3, 5])
 def test_points_that_stop_at_most_cover_95_to_98_percent(n, noise):
-    """They are shown with the interval by which they were judged: 95 to 98.5 %, and one standard error."""
+    """Their interval has the level of the stopping rule: 95 to 98.5 %, and one standard error."""
     never = next(claim for claim in BESIDE if "never narrow" in claim.name)
     assert n in never.numbers
     assert 0.9465 <= share(never, noise, n, STUDIES) <= 0.9885

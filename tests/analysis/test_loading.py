@@ -233,7 +233,7 @@ def test_a_number_too_large_for_its_column_is_named(study, value):
 
 
 def test_last_row_of_a_repeated_run_counts(study):
-    """The same row again with another time, and another name for the same repetition of the cell."""
+    """A repeated row with another time, and another run_id for the same repetition of a cell."""
     rows = [
         run_row(run_id="a", repetition=0, train_s=1.0),
         run_row(run_id="b", repetition=1, train_s=1.0),

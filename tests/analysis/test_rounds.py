@@ -102,7 +102,7 @@ def test_uninterrupted_study_is_paired(study):
 
 @pytest.mark.parametrize("repetition", [0, 2, 4])
 def test_run_repeated_hours_later_is_not_paired(study, repetition):
-    """Also the last one, beside which nothing else ran, and which by its rank alone would look adjacent."""
+    """Including the last run, which is adjacent by rank but not by time."""
     results, found = sessions(study, rounds(but={("allreduce", repetition)}), [("allreduce", repetition, 2)])
     kept = [r for r in range(5) if r != repetition]
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == kept
@@ -114,7 +114,7 @@ def test_run_repeated_hours_later_is_not_paired(study, repetition):
 
 
 def test_runs_repeated_side_by_side_are_paired(study):
-    """The order is that in which they began: by the planned one, round 1 would lie inside the study's first hour."""
+    """Start times give the order: by the planned one, round 1 would lie in the first hour."""
     failed = {("allreduce", 1), ("epoch_average", 1)}
     again = [("allreduce", 1, 2), ("epoch_average", 1, 2)]
     _, found = sessions(study, rounds(but=failed), again)
@@ -141,7 +141,7 @@ def test_too_few_pairs_are_independent_samples(study):
 
 
 def test_interrupted_round_is_left_out(study):
-    """No attempt tells of it: the command ended between two runs, and went on after an hour."""
+    """The command ended between two runs and continued after an hour, without a second attempt."""
     every = rounds()
     _, found = sessions(study, every[:10], every[10:])
     assert paired_rounds(found["allreduce"], found["epoch_average"]) == [0, 1, 3, 4]
@@ -164,7 +164,7 @@ def test_lost_pairs_are_reported(study):
 
 
 def test_one_common_round_is_not_paired(study):
-    """A pair has no spread, and the runs beside it would be thrown away."""
+    """One pair has no spread, and would discard the other runs."""
     rows = [run("allreduce", 2, 2.0 + r, "native", repetition=r, run_order=2 * r) for r in (0, 1, 2)]
     rows += [run("epoch_average", 2, 1.0 + r, "native", repetition=r, run_order=2 * r + 1) for r in (2, 3, 4)]
     results = study(rows=rows)
@@ -196,7 +196,7 @@ def test_one_run_of_each_has_lost_no_pairs(study):
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_strategy_added_later_is_independent(study, timed):
-    """Numbers that an older version gave twice look like one interleaved study; the clock tells two."""
+    """Run numbers given twice look like one interleaved study; start times distinguish two."""
     rows = []
     for name, begin in (("allreduce", 0.0), ("epoch_average", 40.0)):
         for r in range(4):
@@ -259,7 +259,7 @@ def test_native_cells_of_all_engines_share_rounds(study, monkeypatch):
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_ratios_of_adaptive_studies_have_their_own_level(study, paired):
-    """Nothing waited for a ratio to be narrow: its level is not that of the times."""
+    """The stopping rule does not look at ratios, so their level differs from that of times."""
     logs = [0.0, 0.03, -0.02, 0.01], [-0.01, 0.02, 0.02, -0.03]
     rows = [
         run(name, 2, math.exp(log), "native", repetition=r, run_order=2 * r + place + 100 * place * (not paired))

@@ -193,7 +193,7 @@ def test_digits_round_across_a_power_of_ten():
 
 @given(st.floats(allow_nan=False), st.floats(-300, 300))
 def test_no_number_is_written_out_to_its_last_digit(value, exponent):
-    """Whatever stands in a table of records, as the spread of times of 1e9 s and 1e-9 s, takes a column's width."""
+    """Extreme numbers, such as the spread of 1e9 s and 1e-9 s, fit the width of a column."""
     for number in (value, 10**exponent, -(10**exponent)):
         said = digits(number), percent(number), seconds(number), deviation(max(-600.0, min(number, 600.0)))
         assert max(map(len, said)) <= len("a factor of 999,999,999"), said

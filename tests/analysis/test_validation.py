@@ -131,7 +131,7 @@ def test_two_checks_have_two_degrees_of_freedom(study):
 
 
 def test_one_check_withholds_the_interval_instead_of_narrowing_it(study):
-    """All points of one worker are one check: how large the error is elsewhere, it can hardly say."""
+    """All points of one worker are one check, which is too few for an interval."""
     rows = [*checked_study([1.1, 1.2]), *(run("allreduce", 8, 1.0 + 0.01 * r, repetition=r) for r in range(3))]
     results = study(rows=rows)
     assert (virtual_error(results).checks, virtual_error(results).known) == (1, False)
@@ -171,7 +171,7 @@ def test_virtual_intervals_contain_the_error(study):
 
 
 def test_equal_computations_have_a_ratio_of_exactly_one(study):
-    """Averaging once an epoch, at one worker, is serial: equal in every draw, though the draws differ."""
+    """Averaging once per epoch equals serial at one worker, in every draw."""
     rows = checked_study([1.1, 1.1, 0.9, 1.2])
     for strategy, longer in (("epoch_average", 1.0), ("local_sgd", 1.0 + 1e-12)):
         rows += [run(strategy, 1, longer * (8.8 + 0.1 * r), repetition=r) for r in range(3)]
@@ -245,7 +245,7 @@ def test_an_engine_that_is_off_by_half_widens_only_ratios_with_it(study):
 
 
 def test_noise_of_native_runs_is_taken_out_of_the_error_between_strategies(study):
-    """Medians of three runs of 10 % noise; a simulation without any error but them, and one that is off by 30 %."""
+    """Medians of three runs of 10 % noise; a simulation without further error, and one that is off by 30 %."""
     random = np.random.default_rng(3)
     noise = random.normal(0, 0.1, (4, 3))
     noise_alone = virtual_error(study(rows=engines_study(dict.fromkeys(MPI, 1.0), noise)))
@@ -275,7 +275,7 @@ def times(**columns):
 
 
 def test_native_times_are_compared_at_one_speed_of_the_machine():
-    """Three runs on a machine that was slower by a half in the second, by its compute on mpi."""
+    """Three runs; the machine is slower by a half in the second, by compute time on mpi."""
     virtual = times(train_s=[4.0], compute_s=[3.0])
     native = {"train_s": [4.0, 6.0, 4.0], "compute_s": [3.0, 4.5, 3.0], "wait_s": [None] * 3}
     native["reference_step_s"] = [1.0, 7.0, 1.0]

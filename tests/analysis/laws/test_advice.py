@@ -29,37 +29,37 @@ def advice(law, coefficients, efficiency=0.5, **changes):
 @settings(max_examples=40)
 @given(st.floats(0.005, 0.4), st.floats(0.2, 0.95))
 def test_amdahl(s, efficiency):
-    told = advice(amdahl(), (1 - s, s), efficiency, repetitions=1)
+    advised = advice(amdahl(), (1 - s, s), efficiency, repetitions=1)
     knee, worth = (1 - s) / s, 1 + (1 / efficiency - 1) / s  # E = 1 / (1 + s (N - 1))
     n = np.arange(1, 1025)
     height = n / (1 + s * (n - 1)) ** 2  # E S; its continuous maximum is at (1 - s) / s
-    assert height[told.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
-    assert abs(told.knee.workers - knee) <= 1
-    assert told.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
-    assert told.knee.at == pytest.approx(knee, rel=1e-3)
-    assert told.worth.at == pytest.approx(worth, rel=1e-3)
-    assert told.fastest.workers == told.limit == 64 * 16  # it never gets slower
-    assert math.isnan(told.knee.low)  # one repetition has no interval
+    assert height[advised.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
+    assert abs(advised.knee.workers - knee) <= 1
+    assert advised.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
+    assert advised.knee.at == pytest.approx(knee, rel=1e-3)
+    assert advised.worth.at == pytest.approx(worth, rel=1e-3)
+    assert advised.fastest.workers == advised.limit == 64 * 16  # it never gets slower
+    assert math.isnan(advised.knee.low)  # one repetition has no interval
 
 
 @settings(max_examples=40)
 @given(st.floats(0.005, 0.4), st.floats(0.2, 0.95), st.floats(0.3, 1.2))
 def test_efficiency_is_against_the_serial_run(s, efficiency, serial):
-    """T(N) = s + (1 - s) / N, and `serial` takes another time than the strategy on one worker."""
-    told = advice(amdahl(), (1 - s, s), efficiency, repetitions=1, base=Base(math.log(serial), 0.0, 1))
+    """T(N) = s + (1 - s) / N, and a `serial` time that differs from the strategy at one worker."""
+    advised = advice(amdahl(), (1 - s, s), efficiency, repetitions=1, base=Base(math.log(serial), 0.0, 1))
     worth = (serial / efficiency - (1 - s)) / s  # serial / (N T(N)) = efficiency
     if worth < 1 - 1e-6:
-        assert (told.worth.workers, math.isnan(told.worth.at)) == (0, True)
-        assert count_text(told.worth) == "none"
+        assert (advised.worth.workers, math.isnan(advised.worth.at)) == (0, True)
+        assert count_text(advised.worth) == "none"
     elif 1 + 1e-6 < worth < 1000:
-        assert told.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
-        assert told.worth.at == pytest.approx(worth, rel=1e-3)
+        assert advised.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
+        assert advised.worth.at == pytest.approx(worth, rel=1e-3)
     knee = advice(amdahl(), (1 - s, s), efficiency, repetitions=1).knee
-    assert (told.knee.workers, told.knee.at) == (knee.workers, pytest.approx(knee.at, rel=1e-6))
+    assert (advised.knee.workers, advised.knee.at) == (knee.workers, pytest.approx(knee.at, rel=1e-6))
 
 
 def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
-    """400 studies of 5 repetitions: a standard error of 1.1 %; three repetitions' drift is three times the noise."""
+    """400 studies of 5 repetitions: standard error 1.1 %; shared noise of three repetitions is three times the rest."""
     random, held, widths = np.random.default_rng(5), [], []
     true = (1.0 / 0.5 - 0.97) / 0.03
     for _ in range(400):
@@ -74,9 +74,9 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
         columns = {"at": "workers", "seconds": "train_s", "repetition": "repetition"}
         values = {name: runs[column].to_numpy(float) for name, column in columns.items()}
         series = following(amdahl(), (0.97, 0.03), repetitions=1, base=base, **values)
-        told = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, 0.5).worth
-        held.append(told.low <= true <= told.high)
-        widths.append(math.log(told.high / told.low))
+        advised = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, 0.5).worth
+        held.append(advised.low <= true <= advised.high)
+        widths.append(math.log(advised.high / advised.low))
     assert 0.93 <= np.mean(held) <= 0.985, (
         "Satterthwaite's degrees of freedom are few here, which errs to the safe side"
     )
@@ -86,13 +86,13 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
 @settings(max_examples=40)
 @given(st.floats(0, 0.2), st.floats(0.0005, 0.05))
 def test_usl_is_fastest_at_its_peak(sigma, kappa):
-    told = advice(universal(weak=False), (1.0, sigma, kappa), repetitions=1)
-    assert abs(told.fastest.workers - math.sqrt((1 - sigma) / kappa)) <= 1  # Gunther 2007
+    advised = advice(universal(weak=False), (1.0, sigma, kappa), repetitions=1)
+    assert abs(advised.fastest.workers - math.sqrt((1 - sigma) / kappa)) <= 1  # Gunther 2007
     n = np.arange(1, 1025)
     speed = n / (1 + sigma * (n - 1) + kappa * n * (n - 1))
-    assert speed[told.fastest.workers - 1] == pytest.approx(speed.max(), rel=1e-8)
-    assert (speed**2 / n)[told.knee.workers - 1] == pytest.approx((speed**2 / n).max(), rel=1e-8)
-    assert told.worth.workers == n[speed / n >= 0.5 - 1e-9][-1]
+    assert speed[advised.fastest.workers - 1] == pytest.approx(speed.max(), rel=1e-8)
+    assert (speed**2 / n)[advised.knee.workers - 1] == pytest.approx((speed**2 / n).max(), rel=1e-8)
+    assert advised.worth.workers == n[speed / n >= 0.5 - 1e-9][-1]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -100,14 +100,14 @@ def test_worth_interval_matches_the_band_of_efficiency(seed: int):
     # What makes its coverage that of the band: nothing is rounded, and nothing added.
     series = following(amdahl(), (0.9, 0.1), repetitions=3, noise=0.05, random=np.random.default_rng(seed))
     found, _ = candidates(laws_for(series)[0], series)
-    told = advise(found, series, 0.5).worth
+    advised = advise(found, series, 0.5).worth
     n = np.arange(2, 40, 0.01)
     against_one = np.hstack([np.ones((len(n), 1)), -np.eye(len(n))])
     band = linear(found, series, np.append(1.0, n), against_one)
     level = math.log(0.5) + np.log(n)
     inside = n[(band.low <= level) & (level <= band.high)]
-    assert told.low == pytest.approx(inside[0], rel=2e-3)
-    assert told.high == pytest.approx(inside[-1], rel=2e-3)
+    assert advised.low == pytest.approx(inside[0], rel=2e-3)
+    assert advised.high == pytest.approx(inside[-1], rel=2e-3)
 
 
 @pytest.mark.parametrize(("true", "low", "high"), [(12, 0.93, 0.97), (62, 0.93, 0.97), (80, 1, 1)])
@@ -121,8 +121,8 @@ def test_an_interval_holds_the_truth_in_95_percent_up_to_the_end_of_the_band_and
     efficiency = 1 / (1 + 0.03 * (true - 1))
     for _ in range(400):
         series = following(amdahl(), (0.97, 0.03), (1, 2, 4, 8, 16, 32), repetitions=3, noise=0.03, random=random)
-        told = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, efficiency).worth
-        held.append(told.low <= true <= told.high)
+        advised = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, efficiency).worth
+        held.append(advised.low <= true <= advised.high)
     assert low - 0.011 <= np.mean(held) <= high + 0.011
 
 
@@ -132,8 +132,8 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
             random = np.random.default_rng(seed)
             series = following(amdahl(), (0.97, 0.03), counts, repetitions=3, noise=0.01, random=random)
             found, _ = candidates(laws_for(series)[0], series)
-            told = advise(found, series, 0.5)
-            for count in (told.knee, told.worth):
+            advised = advise(found, series, 0.5)
+            for count in (advised.knee, advised.worth):
                 assert 1 <= count.low <= min(count.at, reach(series))
                 assert count.high <= reach(series) or math.isinf(count.high)
                 if len(counts) == 5:  # a knee at 32 of counts up to 16
@@ -142,17 +142,17 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
 
 def test_lower_end_of_worth_is_at_most_the_end_of_the_band():
     series = following(amdahl(), (0.9999, 0.0001), repetitions=3, noise=0.003, random=np.random.default_rng(0))
-    told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
-    assert told.worth.low == 128
-    assert told.knee.low == 128 / STEP
-    assert math.isinf(told.worth.high)
+    advised = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
+    assert advised.worth.low == 128
+    assert advised.knee.low == 128 / STEP
+    assert math.isinf(advised.worth.high)
 
 
 def test_gustafson_without_losses_reaches_the_end_of_the_search():
-    told = advice(gustafson(), (1.0, 0.0))
-    assert told.knee.reaches_end
-    assert told.worth.reaches_end
-    assert told.worth.workers == told.limit == 1024
+    advised = advice(gustafson(), (1.0, 0.0))
+    assert advised.knee.reaches_end
+    assert advised.worth.reaches_end
+    assert advised.worth.workers == advised.limit == 1024
 
 
 def test_gustafson_is_worth_running_always_or_never():
@@ -161,13 +161,13 @@ def test_gustafson_is_worth_running_always_or_never():
 
 
 def test_advice_keeps_a_whole_batch_per_worker():
-    told = advice(amdahl(), (1.0, 0.0), most_workers=100.0)
-    assert (told.limit, told.worth.workers, told.worth.reaches_end) == (100, 100, True)
+    advised = advice(amdahl(), (1.0, 0.0), most_workers=100.0)
+    assert (advised.limit, advised.worth.workers, advised.worth.reaches_end) == (100, 100, True)
 
 
 def test_without_any_gain_one_worker_is_worth_running():
-    told = advice(amdahl(), (0.0, 1.0), 0.51)
-    assert (told.worth.workers, told.knee.workers, told.fastest.workers) == (1, 1, 1)
+    advised = advice(amdahl(), (0.0, 1.0), 0.51)
+    assert (advised.worth.workers, advised.knee.workers, advised.fastest.workers) == (1, 1, 1)
 
 
 def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
@@ -175,10 +175,10 @@ def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
     for noise in (0.05, 0.005):
         random = np.random.default_rng(6)
         series = following(amdahl(), (0.96, 0.04), repetitions=5, noise=noise, random=random)
-        told = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
-        for count in (told.knee, told.worth):
+        advised = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
+        for count in (advised.knee, advised.worth):
             assert count.low <= count.at <= count.high
-        widths.append(math.log(told.worth.high / told.worth.low))
+        widths.append(math.log(advised.worth.high / advised.worth.low))
     assert widths[1] < widths[0] / 3
 
 
@@ -192,12 +192,12 @@ def test_advice_is_a_valid_number_of_workers(data):
     weak = data.draw(st.booleans())
     load = workload(counts, every=data.draw(st.sampled_from(["batch", "epoch"])))
     series = following(amdahl(), (1.0, 0.1), counts, repetitions=repetitions, load=load, seconds=seconds, weak=weak)
-    told = scaling_of(series, data.draw(st.floats(0.01, 1)))
-    assert (told.advice is None) == bool(told.refusal)
-    if told.advice is not None:
-        assert 1 <= told.advice.worth.workers <= told.advice.limit
-        assert 1 <= told.advice.knee.workers <= told.advice.limit
-        assert 1 <= told.advice.fastest.workers <= told.advice.limit
-        assert all(math.isfinite(one.leave_out_error) for one in told.candidates)
-        assert law_rows(told)
-        json.dumps(as_values(told), allow_nan=False)
+    advised = scaling_of(series, data.draw(st.floats(0.01, 1)))
+    assert (advised.advice is None) == bool(advised.refusal)
+    if advised.advice is not None:
+        assert 1 <= advised.advice.worth.workers <= advised.advice.limit
+        assert 1 <= advised.advice.knee.workers <= advised.advice.limit
+        assert 1 <= advised.advice.fastest.workers <= advised.advice.limit
+        assert all(math.isfinite(one.leave_out_error) for one in advised.candidates)
+        assert law_rows(advised)
+        json.dumps(as_values(advised), allow_nan=False)

@@ -37,7 +37,7 @@ def test_single_law_has_the_interval_of_nonlinear_least_squares():
 
 
 def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
-    """The largest of the typical widths of one kind of interval."""
+    """Largest typical width of one kind of interval."""
     return max(getattr(found[truth], what) for truth in truths or found)
 
 
@@ -172,7 +172,7 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
 
 
 def test_small_shared_noise_keeps_the_degrees_of_freedom_of_the_simulation_error():
-    """Where the drift outweighs the law's own misfit and where it does not, the band is as wide: both are small."""
+    """Shared noise and misfit are both small: the width does not depend on which is larger."""
     random, error = np.random.default_rng(5), VirtualError(0.3, 4)
     name, coefficients, every = TRUTHS["trees, each epoch"]
     law, jumps = mechanistic(workload(every=every), name), []

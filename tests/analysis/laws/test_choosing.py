@@ -24,7 +24,7 @@ def test_aicc_is_minus_two_log_likelihood_with_its_penalty():
 
 
 def test_more_draws_do_not_change_the_weights():
-    """They repeat one another: 30 of each count, all alike, weigh the laws as 3 do, but for the size of the noise."""
+    """Draws of a count are equal, so 30 give the weights of 3, except for the size of the noise."""
     random = np.random.default_rng(4)
     bent = universal(weak=False), (1.0, 0.05, 0.001)
     cached = following(*bent, repetitions=1, noise=0.03, random=random).seconds
@@ -109,7 +109,7 @@ def test_law_without_time_at_one_worker_is_no_candidate():
 
 
 def test_shared_noise_does_not_hide_the_law():
-    """Repetitions that a third lies between leave AICc's verdict on Amdahl's law as clear as it was without."""
+    """A third between repetitions leaves the weight of Amdahl's law unchanged."""
     bent = universal(weak=False)
     steady = following(bent, (1.0, 0.05, 0.001), repetitions=5, noise=0.01, random=np.random.default_rng(4))
     slow = np.exp(0.3 * np.array([-1.0, 0.5, 1.0, -1.0, 0.5]))[steady.repetition]

@@ -84,7 +84,7 @@ def printed(scaling):
 
 @pytest.mark.parametrize("jitter", [0.0, 1e-14])
 def test_interval_name_of_constant_times_is_misfit(jitter):
-    """As of stated step times: nothing was calibrated. Sums in another order are no variation."""
+    """Stated step times without calibration; rounding of sums is no variation."""
     stated = following(amdahl(), (0.95, 0.05), **VIRTUAL)
     misfit = np.where(stated.at == 8, 1.02, 1.0)
     stated = dataclasses.replace(stated, seconds=stated.seconds * misfit * (1 + jitter * stated.repetition))

@@ -18,7 +18,7 @@ COUNTS = (1, 2, 4, 8, 16)
 
 
 def rows(strategy="epoch_average", counts=COUNTS, s=0.05, repetitions=3, **columns):
-    """Runs that follow Amdahl's law with the serial share `s`, and count what they send."""
+    """Runs that follow Amdahl's law with the serial share `s`, with their bytes."""
     found = []
     for repetition in range(repetitions):
         for n in counts:
@@ -50,7 +50,7 @@ def serial_share(scaling):
 
 
 def test_efficiency_uses_the_base_of_ratios(study):
-    """Of a native engine, too, `serial` of its execution; horovod alone takes twice as long as `serial`."""
+    """The base of horovod is `serial` of its execution, here twice as fast as horovod on one worker."""
     found = rows("serial", (1,), s=0.0) + rows("horovod", s=0.05, engine="horovod", train_s=None)
     found = [
         row if row.train_s else row.model_copy(update={"train_s": 2 * (0.05 + 0.95 / row.workers)}) for row in found
@@ -166,7 +166,7 @@ def test_poor_fit_has_a_note(study):
 
 @pytest.mark.parametrize(("execution", "said"), [("native", True), ("virtual", False)])
 def test_shared_noise_has_a_note(study, execution, said):
-    """Draws of a calibration differ as a whole by what they are; that is no drift."""
+    """Draws of a calibration differ as a whole by construction, without a note."""
     engine = "mpi" if execution == "native" else "virtual"
     drifting = [row.model_copy(update={"execution": execution, "engine": engine}) for row in rows()]
     (scaling,) = scaling_laws(study(rows=drifting))

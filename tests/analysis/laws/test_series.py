@@ -13,7 +13,7 @@ from tests.records_factory import run_row
 
 
 def rows(**columns):
-    """What `workload_of` reads, of runs at 1, 2, 4 and 8 workers."""
+    """Columns of `workload_of` for runs at 1, 2, 4 and 8 workers."""
     import pandas as pd
 
     found = []
@@ -91,6 +91,6 @@ def test_workload_is_read_from_rows():
     ],
 )
 def test_missing_workload_has_a_reason(columns, reason):
-    told = workload_of(rows(**columns))
-    assert isinstance(told, str)
-    assert reason in told
+    found = workload_of(rows(**columns))
+    assert isinstance(found, str)
+    assert reason in found

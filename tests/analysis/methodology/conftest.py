@@ -9,5 +9,5 @@ from tests.doctored import Doctored, make_sound
 
 @pytest.fixture
 def sound() -> Doctored:
-    """A study to which no rule objects."""
+    """A study without findings."""
     return make_sound()

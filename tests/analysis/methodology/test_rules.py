@@ -12,7 +12,7 @@ from scalebench.records.progress import Planned
 from scalebench.records.provenance import name_of
 from tests.doctored import Doctored, described
 
-# rule, severity, what is said of it, how the study is doctored
+# rule, severity, text of the finding, change of the study
 CASES: list[tuple[str, str, str, Callable[[Doctored], Any]]] = []
 
 
@@ -316,7 +316,7 @@ def more_workers_than_cores(study):
 
 
 def of_a_missed_pace(study):
-    """All native runs are paced ones, and those of one worker were slower than the stated pace."""
+    """All native runs are paced, and those of one worker missed the pace."""
     study.change(lambda row: native(row) and row.workers == 1, paced_overrun=0.5)
     study.change(native, execution="paced")
 
@@ -418,7 +418,7 @@ def provenance_was_deleted(study):
 
 @case("no-provenance", "warning", "describes the machine and packages of 10 runs")
 def the_file_that_some_rows_name_was_deleted(study):
-    """Another one of the same host and packages tells nothing of their nodes."""
+    """Another file of the same host and packages does not describe their nodes."""
     study.change(lambda row: native(row) and row.workers == 4, provenance="0123456789ab")
 
 
