@@ -19,7 +19,7 @@ from scalebench.analysis.intervals import (
     half_width,
     interval_name,
     level_of,
-    median_ranks,
+    median_interval,
     t_quantile,
 )
 from scalebench.analysis.loading import CELL as CELL
@@ -96,11 +96,9 @@ def _median_bounds(logs: pd.Series[float], group: pd.Series[int], n: pd.Series[i
     first = np.cumsum(sizes) - sizes
     low, high = np.full(len(sizes), math.nan), np.full(len(sizes), math.nan)
     for size in np.unique(sizes[sizes >= MEDIAN_FROM]):
-        rank, inwards = median_ranks(int(size))
         own = sizes == size
-        bottom, top = first[own] + rank, first[own] + size - 1 - rank
-        low[own] = np.exp((1 - inwards) * values[bottom] + inwards * values[bottom + 1])
-        high[own] = np.exp((1 - inwards) * values[top] + inwards * values[top - 1])
+        found = median_interval(values[first[own][:, None] + np.arange(size)])
+        low[own], high[own] = np.exp(found.low), np.exp(found.high)
     return low, high
 
 
