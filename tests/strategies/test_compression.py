@@ -287,7 +287,7 @@ def test_the_learning_rate_follows_the_batches_not_the_optimizer_steps(play):
         # 2-16-16-3: the matrices 16 x 16 and 3 x 16 travel as two vectors each, the rest of n as it is
         ({"compression": "powersgd", "start": 0}, lambda n: (n - 256 - 48 + 2 * 16 + 3 + 16) * 8),
     ],
-    ids=str,
+    ids=["plain", "fp16", "bf16", "topk", "powersgd"],
 )
 def test_bytes_and_synchronisations_are_counted_as_the_rule_says(play, options, per_step):
     outcome, weights = play({"allreduce": options}, 2, epochs=3, model=WIDE)
