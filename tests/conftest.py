@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,11 @@ def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list
         return record(run, rule, BatchPlan.of(run, run.workers, run.seed, dataset), model, 2)
 
     return record_run
+
+
+def some(values: Sequence[Any], *always: Any) -> list[Any]:
+    """Parameters of which only `always` run with every change; the others are thorough."""
+    return [value if value in always else pytest.param(value, marks=pytest.mark.thorough) for value in values]
 
 
 def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting:

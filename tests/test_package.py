@@ -15,10 +15,11 @@ import yaml
 import scalebench
 from docs._generate.strategies import matrix_markdown, renewed
 from scalebench.cluster.spec import Cluster
-from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies
+from scalebench.launch.engine_choice import ENGINES, describe_strategies, describe_strategy
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
+from tests.conftest import some
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,8 +92,9 @@ def test_strategy_page_shows_torch_strategies_as_study_options() -> None:
         assert "mpi" in registry.find(known.name).engines
 
 
-@pytest.mark.parametrize("entry", describe_strategies(), ids=lambda entry: entry.name)
-def test_pages_of_strategies_state_options_and_recorded_traffic(entry: StrategyEngines) -> None:
+@pytest.mark.parametrize("name", some(registry.names(), "daso-heat", "local_sgd", "gossip"))
+def test_pages_of_strategies_state_options_and_recorded_traffic(name: str) -> None:
+    entry = describe_strategy(name)
     page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(encoding="utf-8")
     assert page == renewed(page, entry), "run: python docs/_generate/strategies.py"
     assert f"# {entry.name}\n" in page

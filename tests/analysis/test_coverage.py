@@ -20,6 +20,7 @@ from scalebench.analysis.intervals import Interval
 STUDIES = 4000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", INTERVALS, ids=lambda claim: claim.name)
 def test_an_interval_covers_95_percent_from_where_it_is_offered(claim, noise):
@@ -27,12 +28,14 @@ def test_an_interval_covers_95_percent_from_where_it_is_offered(claim, noise):
     assert 0.926 <= covered <= 0.974
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", UNTIL, ids=lambda claim: claim.name)
 def test_interval_of_adaptive_studies_covers_95_percent(claim, noise):
     assert 0.926 <= share(claim, noise, claim.numbers[0], STUDIES) <= 0.974
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("n", [3, 5])
 def test_points_that_stop_at_most_cover_95_to_98_percent(n, noise):
@@ -54,6 +57,7 @@ def test_only_intervals_that_are_offered_are_counted():
     assert holds(Interval(np.zeros(3), low, high, 5), 0.0) == 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", ALARMS, ids=lambda claim: claim.name)
 def test_alarms_are_false_5_times_in_100_at_most(claim, noise):

@@ -17,11 +17,12 @@ from scalebench.data.shuffle import MOVING, SHUFFLES
 from scalebench.data.tensor import DsTensor
 from scalebench.errors import DataError
 from scalebench.launch.processes import environment, mpirun_command
+from tests.conftest import some
 
 PROGRAM = Path(__file__).parent / "programs/spread.py"
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", some([2, 3, 4], 3))
 def test_tensor_over_real_ranks_equals_one_process(ranks, tmp_path):
     """Every operation bit for bit on uneven, empty and few blocks, grids and files; bad input ends on every rank."""
     if reason := available("mpi"):

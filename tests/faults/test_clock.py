@@ -57,6 +57,7 @@ def begun(row):
     return datetime.fromisoformat(row["started_utc"]).timestamp()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
 def test_a_clock_that_is_set_back_in_mid_run_changes_no_duration_no_order_and_no_resume(tmp_path, set_back):
     (tmp_path / "study.yaml").write_text(STUDY)

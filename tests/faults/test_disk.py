@@ -51,6 +51,7 @@ def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
     assert place.tables("second") == place.tables("undisturbed")
 
 
+@pytest.mark.thorough
 def test_a_folder_that_is_closed_while_the_study_runs(place):
     """What is open stays open; weights, which are new files, fail with their reason, and are made later."""
     process = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)

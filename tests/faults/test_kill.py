@@ -70,6 +70,7 @@ def wait_for(place, command, output, aim, draw, whole):
         time.sleep(draw.uniform(0.0, whole / 50))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(max(1800, 120 * KILLS))
 def test_a_sweep_that_is_killed_again_and_again_ends_as_if_undisturbed(place):
     """Sweeps charged by a given calibration; every third one measures its own, and is killed while it does."""
@@ -122,6 +123,7 @@ def test_a_kill_takes_the_worker_processes_with_it(place):
     place.until(lambda: not any(process.is_running() for process in family), "the end of the worker processes", 60)
 
 
+@pytest.mark.thorough
 def test_a_study_that_repeats_until_times_are_known_goes_on_to_the_same_blocks(place):
     until = ("--set", "until.ci_width=4%", "--set", "until.at_most=5", "--set", "virtual.jitter=normal")
     assert place.run("undisturbed", *until) == 0

@@ -90,12 +90,14 @@ def test_edited_tables(whole, name, edits):
     read_all(hurt(whole, name, data))
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(name=st.sampled_from(["runs.csv", "epochs.csv", "planned.json", "lock"]), data=st.binary(max_size=300))
 def test_any_bytes(whole, name, data):
     read_all(hurt(whole, name, data))
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(data=st.data())
 def test_shuffled_and_repeated_cells(whole, data):

@@ -27,7 +27,7 @@ def no_orphans(place, family):
     place.until(lambda: not any(process.is_running() for process in family), "the end of its processes", 60)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.thorough), "2"])
 @pytest.mark.parametrize(
     ("signum", "code", "line"),
     [
@@ -55,7 +55,7 @@ def test_the_first_signal_keeps_the_runs_under_way_and_the_same_command_goes_on(
         assert place.tables("out") == place.tables("whole")
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.thorough), "2"])
 def test_the_second_ctrl_c_abandons_them(place, jobs):
     command = place.start(
         "run", "study.yaml", "--output", "endless", "--set", "epochs=100000", "--set", "workers=4", "--jobs", jobs
@@ -104,7 +104,7 @@ def test_calibration_is_left_at_once_and_its_processes_with_it(place):
     no_orphans(place, family)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_real_ranks_finish_their_run_or_leave_it(place, signals):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -128,7 +128,7 @@ def test_real_ranks_finish_their_run_or_leave_it(place, signals):
     assert "Traceback" not in place.said()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_fail_fast_begins_no_run_after_the_first_failure(place, jobs):
     """Every run fails, so that each process has one at most: it fails its first, and begins none after another's."""
     assert place.run("out", "--set", "lr=1e30", "--fail-fast", "--jobs", str(jobs)) == 1

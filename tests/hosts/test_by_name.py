@@ -101,6 +101,7 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
     assert "check that these hosts reach each other by TCP" in unconnected
 
 
+@pytest.mark.thorough
 def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_named(begin, tmp_path):
     """Rank 2 never comes to Horovod's start, in which the others wait."""
     if reason := engines.available("horovod"):

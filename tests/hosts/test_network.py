@@ -44,6 +44,7 @@ def compared(slow, folder, **settings):
     return next(finding for finding in findings if finding["part"] == "allreduce")
 
 
+@pytest.mark.thorough
 def test_doctor_compares_the_choice_of_mpi_with_a_ring_and_names_the_setting_that_forces_it(slow, tmp_path):
     """Which of the two is slower depends on the load of the machine; the setting is one that MPI accepts."""
     found = compared(slow, tmp_path)

@@ -20,7 +20,7 @@ def submit(cluster, folder, text, *options):
     return said
 
 
-@pytest.mark.parametrize(("tasks", "workers"), [(1, 3), (2, 6)])
+@pytest.mark.parametrize(("tasks", "workers"), [(1, 3), pytest.param(2, 6, marks=pytest.mark.thorough)])
 def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, workers):
     names = [name for name in ALL if name != "horovod" or engines.available("horovod") is None]
     if tasks == 2:

@@ -37,7 +37,9 @@ def test_page_loads_without_errors_or_requests(browser, page, dark):
     assert [address for address in browser.requests if not address.startswith("data:")] == [page.as_uri()]
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize(
+    "width", [390, 1280, *(pytest.param(width, marks=pytest.mark.thorough) for width in (320, 768))]
+)
 def test_page_fits_screen_width(browser, page, width):
     browser.look(width, 844)
     browser.open(page)

@@ -105,6 +105,7 @@ def test_every_registered_strategy_is_here():
     assert BY_TIMING | set(OPTIONS) <= set(registry.names())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "engine"), PLACES)
 def test_the_pace_changes_the_clock_and_not_the_weights(launched, cost_model, name, engine):
     outcomes, folder = launched(engine)

@@ -41,6 +41,7 @@ def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
     return max(getattr(found[truth], what) for truth in truths or found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("counts", "repetitions", "kind", "spread", "curve", "beyond"),
     [
@@ -73,6 +74,7 @@ def test_nominal_95_percent_covers_93_to_97_with_a_band_of_use(
         assert np.mean([one.beyond_width for one in found.values()]) < beyond
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("counts", "kind", "losses"), [(5, "lognormal", 4), (5, "outliers", 4), (6, "drift", 1)])
 def test_nominal_95_percent_of_knee_and_worth_cover_93_to_97(counts: int, kind: Noise, losses: float):
     # By the printed limits, of those truths that lie where there is a band: 6 to 8 of ten laws. 50 studies of each
@@ -83,6 +85,7 @@ def test_nominal_95_percent_of_knee_and_worth_cover_93_to_97(counts: int, kind: 
         assert 0.93 - 0.011 <= np.nanmean(held) <= 0.97 + 0.011
 
 
+@pytest.mark.thorough
 def test_parameters_cover_and_knee_and_worth_are_known_to_a_third_with_seven_counts():
     # Of parameters 93 to 97 %, standard error 1.1 %.
     found = {truth: coverage(truth, 7, 3, "lognormal", 14) for truth in ALL}
@@ -156,6 +159,7 @@ def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
     assert parameter_interval(fit(amdahl(), exact), exact, share) == pytest.approx((0.1, 0.1), abs=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alike", [True, False])
 def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
     """Virtual times of 3 % noise, off by 10 % (lognormal) at all counts alike, or at each; checked at three others."""
