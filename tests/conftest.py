@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.comm import engines
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.models.registry import build_model
@@ -124,6 +125,9 @@ def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list
         return record(run, rule, BatchPlan.of(run, run.workers, run.seed, dataset), model, 2)
 
     return record_run
+
+
+needs_mpi = pytest.mark.skipif(engines.available("mpi") is not None, reason="MPI is not installed")
 
 
 def some(values: Sequence[Any], *always: Any) -> list[Any]:

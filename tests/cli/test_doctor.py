@@ -16,6 +16,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.engines import available
 from scalebench.install import examine as examination
 from scalebench.install.examine import examine
+from tests.conftest import needs_mpi
 
 PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
 
@@ -71,6 +72,7 @@ def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) 
     assert finding.add == "scalebench install horovod --force"
 
 
+@needs_mpi
 @pytest.mark.parametrize(
     ("chosen", "present", "said"),
     [

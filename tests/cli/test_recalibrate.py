@@ -11,6 +11,7 @@ from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.virtual.calibration_file import Calibration, read_calibration
 from scalebench.virtual.step_statistics import Measured
+from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
        "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip
@@ -66,6 +67,7 @@ def losses():
     return load(MINE).epochs.sort_values(["run_id", "epoch"])["train_loss"].tolist()
 
 
+@needs_mpi
 @pytest.mark.parametrize("given", [True, False], ids=["by a file", "by a measurement"])
 def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke, given):
     invoke(*RUN)
@@ -144,6 +146,7 @@ def test_disturbed_calibration_simulates_only_if_noisy(machine, invoke):
     assert set(rows()["strategy"]) == {"serial", "epoch_average"}
 
 
+@needs_mpi
 def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
     machine.disturbed = ("horovod",)
     words = (*RUN, "--strategy", "horovod")
