@@ -18,7 +18,7 @@ wait $study
 while kill -0 $study 2>/dev/null; do wait $study; done
 wait $study
 status=$?
-if [ $status -eq 138 ]; then                 # it was stopped by the signal
+if [ $status -eq 138 ] || [ $status -eq 130 ]; then   # stopped by the signal: among its runs, or before them
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status

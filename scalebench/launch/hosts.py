@@ -136,7 +136,8 @@ def _asking() -> tuple[str, ...]:
     mpirun = engines.find_mpirun()
     if mpirun is None:
         return ()
-    return str(mpirun), "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"
+    passed = ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()  # an agent such as ssh passes nothing on
+    return str(mpirun), *passed, "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"
 
 
 @cache

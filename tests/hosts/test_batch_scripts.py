@@ -71,7 +71,7 @@ def test_a_study_stopped_before_the_time_limit_goes_on_when_the_job_is_requeued(
     text = study(3, "allreduce", repetitions=6, epochs=60)
     job = submit("resume", text, *ONE)
     rows = tmp_path / "results" / "nodes" / "runs.csv"
-    until(rows.exists, "a run is done", 150)
+    until(lambda: rows.exists() and rows.read_text().count("\n") > 1, "a run is done", 150)
     cluster.hosts.login.call(["scancel", "--batch", "--signal=USR1", str(job)], env=cluster.environment)
     until(lambda: "Restarts=1" in cluster.shown(job), "the job is back in the queue", 100)
     done = len(rows.read_text().splitlines()) - 1
@@ -99,5 +99,6 @@ def test_hosts_of_a_hostfile_need_no_scheduler(hosts, by_name, user, tmp_path):
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = hosts.nodes[0].start([SCRIPTS / "hostfile.sh"], cwd=tmp_path, env=environment, **pipes)
     said = finished(process, 150)
+    assert process.returncode == 0, said
     row = rows_in(tmp_path)["allreduce"]
     assert (row["status"], row["nodes"], row["launcher"]) == ("completed", "3", "mpirun"), said
