@@ -7,9 +7,12 @@ from dataclasses import asdict
 
 import rich_click as click
 
+from scalebench.cli.options import launcher_option
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@launcher_option
 @click.option("--network", is_flag=True, help="Compare MPI's allreduce with a ring, on a single node too.")
 def doctor(as_json: bool, network: bool) -> None:
     """Say what this machine has, and for each missing part the command that adds it.

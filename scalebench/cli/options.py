@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,10 +76,26 @@ def keep_going_option(command: _F) -> _F:
     )(command)
 
 
+def launcher_option(command: _F) -> _F:
+    """`--launcher`, kept as SCALEBENCH_LAUNCHER, by which all that starts ranks goes."""
+    return click.option(
+        "--launcher",
+        type=click.Choice(["auto", "mpirun", "srun"]),
+        expose_value=False,
+        callback=_keep_launcher,
+        help="What starts real ranks; auto: mpirun, or srun in a Slurm job without one.  [env: SCALEBENCH_LAUNCHER]",
+    )(command)
+
+
 def verbosity() -> int:
     """Verbosity of the running command: -1 quiet, 0 normal, 1 verbose."""
     context = click.get_current_context(silent=True)
     return int(context.meta.get(_KEY, 0)) if context else 0
+
+
+def _keep_launcher(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        os.environ["SCALEBENCH_LAUNCHER"] = value
 
 
 def _set(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import keep_going_option, results_argument, study_folder, verbosity_options
+from scalebench.cli.options import keep_going_option, launcher_option, results_argument, study_folder, verbosity_options
 from scalebench.errors import ResultsError
 from scalebench.records.folder import STUDY
 
@@ -14,6 +14,7 @@ from scalebench.records.folder import STUDY
 @click.command()
 @results_argument
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@launcher_option
 @keep_going_option
 @verbosity_options
 def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:

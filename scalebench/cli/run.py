@@ -10,7 +10,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli.options import keep_going_option, verbosity_options
+from scalebench.cli.options import keep_going_option, launcher_option, verbosity_options
 from scalebench.cli.run_common import enter_first_folder, run_plan
 from scalebench.errors import ModelError, StudyError
 from scalebench.records.folder import STUDY
@@ -84,6 +84,7 @@ from scalebench.records.folder import STUDY
     help="Folder that gets one folder per study.",
 )
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
+@launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
 @verbosity_options

@@ -6,15 +6,20 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
+from scalebench.comm import slurm
 from scalebench.comm.base import Capability
+from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError, nearest
 
 ADD_MPI = 'pip install "scalebench[mpi]"'
 ADD_HOROVOD = "scalebench install horovod"
+LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"
+LAUNCHERS = ("auto", "mpirun", "srun")
 
 _TORCH = frozenset(
     {
@@ -107,13 +112,39 @@ def find_mpirun() -> Path | None:
     return Path(found) if found else None
 
 
+def launcher() -> str:
+    """Name of the program that starts real ranks, mpirun or srun: SCALEBENCH_LAUNCHER, or srun in a job without mpirun.
+
+    Raises:
+        EngineError: SCALEBENCH_LAUNCHER names another.
+    """
+    named = os.environ.get(LAUNCHER_VARIABLE) or "auto"
+    if named not in LAUNCHERS:
+        raise EngineError(f"{LAUNCHER_VARIABLE}: unknown launcher {named!r}; {nearest(named, LAUNCHERS)}")
+    if named == "auto":
+        return "srun" if find_mpirun() is None and slurm.in_job() and shutil.which("srun") else "mpirun"
+    return named
+
+
+def starts_by_mpi(engine_names: Iterable[str]) -> bool:
+    """Return True if the ranks of these engines are started as an MPI's; srun starts others without."""
+    return launcher() == "mpirun" or not {"mpi", "horovod"}.isdisjoint(engine_names)
+
+
 def available(engine: str) -> str | None:
     """None if `engine` can be launched here, else the reason and the command that adds it; imports nothing heavy."""
     provides(engine)
-    if find_mpirun() is None:
+    mpirun = find_mpirun()
+    if launcher() == "srun":
+        if reason := slurm.lacks(engine):
+            return reason
+    elif mpirun is None:
         return f"no mpirun beside {sys.executable} or on PATH; add it with: {ADD_MPI}"
-    if find_spec("mpi4py") is None:
-        return f"mpi4py is not installed; add it with: {ADD_MPI}"
+    if starts_by_mpi([engine]):
+        if find_spec("mpi4py") is None:
+            return f"mpi4py is not installed; add it with: {ADD_MPI}"
+        if launcher() == "mpirun" and mpirun is not None and (reason := mismatch(mpirun)):
+            return reason
     torch = _folder_of("torch")
     if torch is None:
         return "torch is not installed; add it with: pip install torch"

@@ -14,7 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.comm.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun
+from scalebench.comm import slurm
+from scalebench.comm.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun, launcher
+from scalebench.comm.mpi_match import REBUILD, library, mismatch
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.engine_costs import measure_between_nodes
@@ -51,6 +53,7 @@ def examine(*, network: bool = False) -> list[MachinePart]:
         _torch,
         _mpirun,
         _mpi4py,
+        _launcher,
         _horovod,
         _gloo,
         _nccl,
@@ -143,9 +146,26 @@ def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
 
 def _mpi4py() -> MachinePart:
     try:
-        return MachinePart("mpi4py", True, version("mpi4py"))
+        number = version("mpi4py")
     except PackageNotFoundError:
         return MachinePart("mpi4py", False, "not installed", ADD_MPI)
+    mpirun = find_mpirun()
+    if launcher() == "mpirun" and mpirun is not None and (reason := mismatch(mpirun)):
+        return MachinePart("mpi4py", False, f"{number}: {reason}", REBUILD)
+    named = library().partition(",")[0]
+    return MachinePart("mpi4py", True, f"{number} with {named}" if named else f"{number}, which finds no MPI library")
+
+
+def _launcher() -> MachinePart:
+    """Launcher of real ranks, and the engines that it serves."""
+    name = launcher()
+    if name == "mpirun":
+        return MachinePart("launcher", find_mpirun() is not None, "mpirun")
+    reason = slurm.lacks("gloo")
+    if reason is not None:
+        return MachinePart("launcher", False, f"srun: {reason}")
+    means = "with PMIx: all engines" if slurm.has_pmix() else "without PMIx: gloo and nccl only, no mpi, no horovod"
+    return MachinePart("launcher", True, f"srun {means}")
 
 
 def _horovod() -> MachinePart:
@@ -185,7 +205,8 @@ def _slurm() -> MachinePart:
     output = _output(["sinfo", "--version"])
     if output:
         job = os.environ.get("SLURM_JOB_ID")
-        return MachinePart("Slurm", True, output + (f", in job {job}" if job else ""))
+        pmix = "with PMIx" if slurm.has_pmix() else "without PMIx"
+        return MachinePart("Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else ""))
     return MachinePart("Slurm", False, "not here; runs start on this machine alone")
 
 

@@ -199,7 +199,9 @@ def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
     A cluster with links of its own is charged by these.
     """
     here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
-    if not here:
+    if "mpi" not in here:  # ranks that measure an engine are joined by it
+        if here:
+            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
         return EngineCosts()
     seconds = _ENGINES_SHARE * plan.study.calibration_budget_s
     inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)

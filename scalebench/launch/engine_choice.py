@@ -102,7 +102,7 @@ def native_points(
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
         if engine == "nccl":
-            return NativePoints(engine, [workers for workers in counts if workers <= engines.gpus()])
+            return NativePoints(engine, [workers for workers in counts if workers <= hosts.gpus])
         return NativePoints(engine, hosts.most(study.threads_per_worker, counts))
     if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
         raise EngineError(

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.comm import engines
+from scalebench.comm.mpi_match import apart, library
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from scalebench.native.postmortem import telling_line
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
@@ -79,7 +80,7 @@ def measure_between_nodes(
     hosts = reachable()
     alone = len(hosts.hosts) == 1
     ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
-    command, binding = mpirun_command(ranks, settings=settings)
+    command, binding = launch_command(ranks, settings=settings)
     spec = {"engines": names, "seconds": seconds / max(1, len(names)) / _PLACES, "sizes": list(sizes)}
     spec["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
@@ -92,7 +93,7 @@ def measure_between_nodes(
 
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
-    command, binding = mpirun_command(max(ranks), alone=True)
+    command, binding = launch_command(max(ranks), alone=True)
     spec = {"engines": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
     variables = environment(1, oversubscribed=binding == "none", alone=True)
     return _launched("scalebench.native.engine_probe", command, variables, spec, f"the engines {', '.join(names)}")
@@ -116,6 +117,8 @@ def _launched(
     except subprocess.TimeoutExpired:
         raise EngineError(f"measuring {what} took more than {_LIMIT_S:g} s") from None
     printed = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
+    if len(printed) > 1:
+        raise EngineError(apart(len(printed), 1, engines.launcher(), library()))
     if done.returncode != 0 or not printed:
         raise EngineError(f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor")
     return EngineCosts.model_validate_json(printed[-1])

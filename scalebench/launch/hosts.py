@@ -1,7 +1,7 @@
-"""The hosts over which mpirun spreads ranks, their cores and slots: each is asked, in a launch of one process a host.
+"""The hosts over which mpirun or srun spreads ranks, their cores, slots and GPUs.
 
-A scheduler's variables name hosts, a hostfile does, or neither; their cores only they know. Where nothing speaks of
-other hosts, this one is taken without asking.
+Each is asked, in a launch of one process a host: a scheduler's variables name hosts, a hostfile does, or neither; their
+cores only they know. Where nothing speaks of other hosts, this one is taken without asking.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scalebench.comm import engines
+from scalebench.comm import engines, slurm
+from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
+from scalebench.launch import srun
 from scalebench.records.provenance import JOB_IDS
 from scalebench.system.parent_watch import end_with_parent
 
@@ -32,7 +34,6 @@ SPEAK_OF_HOSTS = (
     "OMPI_MCA_prte_default_hostfile",
     "OMPI_MCA_orte_default_hostfile",
 )
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _LIMIT_S = 60.0
 _LATE_S = 5.0  # a shared file system may show a new folder so late
 _MARK = "scalebench-host "  # begins a host's line: mpirun prints others
@@ -47,11 +48,12 @@ class Host:
     slots: int
     cores: int
     physical_cores: int
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of an allocation, in the order in which mpirun fills their slots."""
+    """The hosts of an allocation, in the order in which their slots are filled."""
 
     hosts: tuple[Host, ...]
 
@@ -62,6 +64,10 @@ class Hosts:
     @property
     def slots(self) -> int:
         return sum(host.slots for host in self.hosts)
+
+    @property
+    def gpus(self) -> int:
+        return sum(host.gpus for host in self.hosts)
 
     def ranks_on(self, ranks: int) -> list[int]:
         """How many of the first `ranks` ranks each host holds: slot by slot, what exceeds them evenly."""
@@ -90,7 +96,7 @@ class Hosts:
 def this_host() -> Hosts:
     """The host of this process alone."""
     cores = engines.cores()
-    return Hosts((Host(platform.node(), cores, cores, engines.physical_cores()),))
+    return Hosts((Host(platform.node(), cores, cores, engines.physical_cores(), engines.gpus()),))
 
 
 def reachable() -> Hosts:
@@ -100,10 +106,10 @@ def reachable() -> Hosts:
         EngineError: a host cannot be reached; says which.
     """
     spoken = tuple(os.environ.get(name, "") for name in SPEAK_OF_HOSTS)
-    mpirun = engines.find_mpirun()
-    if not any(spoken) or mpirun is None:
+    asking = _asking()
+    if not any(spoken) or not asking:
         return this_host()
-    return _asked(mpirun, spoken)
+    return _asked(asking, spoken)
 
 
 def require_seen(paths: Sequence[Path]) -> None:
@@ -112,10 +118,10 @@ def require_seen(paths: Sequence[Path]) -> None:
     Raises:
         EngineError: names host and path.
     """
-    mpirun = engines.find_mpirun()
-    if mpirun is None or len(reachable().hosts) == 1:
+    asking = _asking()
+    if not asking or len(reachable().hosts) == 1:
         return
-    for facts in _ask(mpirun, [path.resolve() for path in paths])[0]:
+    for facts in _ask(asking, [path.resolve() for path in paths])[0]:
         if facts["unseen"]:
             raise EngineError(
                 f"node {facts['name']} does not see {facts['unseen'][0]}: real runs need it on a file system that all "
@@ -123,25 +129,38 @@ def require_seen(paths: Sequence[Path]) -> None:
             )
 
 
+def _asking() -> tuple[str, ...]:
+    """The command that starts a process on each host, up to the program; empty: nothing here can."""
+    if engines.launcher() == "srun":
+        return tuple(srun.one_on_each_node()) if slurm.in_job() else ()
+    mpirun = engines.find_mpirun()
+    if mpirun is None:
+        return ()
+    passed = ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()  # an agent such as ssh passes nothing on
+    return str(mpirun), *passed, "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"
+
+
 @cache
-def _asked(mpirun: Path, _: tuple[str, ...]) -> Hosts:
-    answers, slots = _ask(mpirun, [])
-    given = list(slots.values()) if len(slots) == len(answers) else [facts["cores"] for facts in answers]
+def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
+    answers, counted = _ask(asking, [])
+    slots = list(counted.values()) or srun.slots()
+    given = slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
+    share = srun.gpus_per_task() if engines.launcher() == "srun" else 0
     return Hosts(
         tuple(
-            Host(facts["name"], count, facts["cores"], facts["physical_cores"])
+            Host(facts["name"], count, facts["cores"], facts["physical_cores"], share * count or facts["gpus"])
             for facts, count in zip(answers, given, strict=True)
         )
     )
 
 
-def _ask(mpirun: Path, paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """What each host answers, in the order of ranks, and the slots that mpirun counts."""
-    command = [str(mpirun), "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"]
+    by_slurm = engines.launcher() == "srun"
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
-            env=AS_ROOT | os.environ,
+            env=srun.environment(os.environ) if by_slurm else AS_ROOT | os.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -161,7 +180,8 @@ def _ask(mpirun: Path, paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dic
         silent = [name for name in slots if name.partition(".")[0] not in known]
         who = f"node {', '.join(silent)} did" if silent else "a node did"
         raise EngineError(
-            f"{who} not answer within {_LIMIT_S:g} s as mpirun started a process on each node: {telling_line(error)}"
+            f"{who} not answer within {_LIMIT_S:g} s as {engines.launcher()} started a process on each node: "
+            f"{telling_line(error)}"
         )
     return sorted(answers, key=lambda facts: int(facts["rank"])), slots
 
@@ -175,14 +195,27 @@ def _answer(paths: Sequence[str]) -> None:
     deadline = time.monotonic() + _LATE_S
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
+    given = srun.cpus_here() if engines.launcher() == "srun" else engines.cores()
     facts = {
-        "rank": os.environ.get("PMIX_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0",
-        "name": platform.node(),
-        "cores": engines.cores(),
-        "physical_cores": engines.physical_cores(),
+        "rank": next((os.environ[name] for name in _ranks() if os.environ.get(name)), "0"),
+        "name": _node_name(),
+        "gpus": engines.gpus(),
+        "cores": min(engines.cores(), given),
+        "physical_cores": min(engines.physical_cores(), given),
         "unseen": unseen,
     }
     sys.stdout.write(f"{_MARK}{json.dumps(facts)}\n")
+
+
+def _ranks() -> Sequence[str]:
+    """The variables that number processes; mpirun inside a job of Slurm leaves srun's own there, too."""
+    return ("SLURM_PROCID",) if engines.launcher() == "srun" else ("PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+def _node_name() -> str:
+    """This host's name, for srun as Slurm writes it."""
+    named = os.environ.get("SLURMD_NODENAME") if engines.launcher() == "srun" else None
+    return named or platform.node()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from itertools import count
 from pathlib import Path
 
 from scalebench.comm import engines
+from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen
-from scalebench.launch.processes import environment, mpirun_command, stop
+from scalebench.launch.processes import environment, launch_command, stop
 from scalebench.native.heartbeat import create_heartbeats
-from scalebench.native.job import EventReader, Further, Job, server_ranks, settings_of
+from scalebench.native.job import REFUSED, EventReader, Further, Job, server_ranks, settings_of
 from scalebench.native.nodes import Nodes
 from scalebench.native.postmortem import Death, Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
@@ -196,7 +197,8 @@ class _Launch:
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
         progress = max(engines.PROGRESS_THREADS[run.engine] for run in runs)  # all engines get the same cores
-        command, binding = mpirun_command(self._ranks, threads, progress, bind=bind, settings=self._settings)
+        mpi = engines.starts_by_mpi(run.engine for run in runs)
+        command, binding = launch_command(self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings)
         job = Job(
             runs=runs,
             datasets=dict(self._folders),
@@ -204,6 +206,9 @@ class _Launch:
             folder=self._folder,
             weights=self._weights,
             settings=self._settings,
+            ranks=self._ranks,
+            launcher=engines.launcher(),
+            rendezvous=not mpi,
             binding=binding,
             host=host_hash(),
         )
@@ -225,6 +230,8 @@ class _Launch:
             stop(process, pulse.pids)
         if death is None:  # stopped: what began after the last run does not count
             return
+        if death.status == REFUSED:
+            raise EngineError(death.error)
         self._hear(events)
         if self.left:
             self._record(death)
@@ -276,7 +283,7 @@ class _Launch:
         if self._stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
             self._hear(events)
             return None
-        return cause_of_death(self._folder, process.returncode, pulse.hosts)
+        return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher())
 
     def _go_on(self, further: Further) -> None:
         assert self._more is not None

@@ -12,8 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.comm import engines
+from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
-from scalebench.launch.hosts import AS_ROOT, SPEAK_OF_HOSTS, reachable, this_host
+from scalebench.launch import srun
+from scalebench.launch.hosts import SPEAK_OF_HOSTS, Hosts, reachable, this_host
+from scalebench.launch.srun import srun_command
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 _ABORT_DELAY_S = 1  # a rank that lost a peer waits so long, in which mpirun notices the peer's death and names it
@@ -25,6 +28,33 @@ _PASSED = re.compile(
     r"|PYTHONPATH|LD_PRELOAD|CUBLAS_WORKSPACE_CONFIG|ATEN_CPU_CAPABILITY"
 )
 _SCHEDULERS = re.compile(r"(SLURM|PBS|LSB|PE)_\w+")
+
+
+def launch_command(
+    ranks: int,
+    threads: int = 1,
+    progress_threads: int = 0,
+    *,
+    bind: bool = True,
+    alone: bool = False,
+    mpi: bool = True,
+    settings: Iterable[str] = (),
+) -> tuple[list[str], str]:
+    """Command of the launcher in use, mpirun or srun, with the arguments and values of `mpirun_command`.
+
+    Without `mpi`, srun joins the ranks by no MPI.
+    """
+    if engines.launcher() == "mpirun":
+        return mpirun_command(ranks, threads, progress_threads, bind=bind, alone=alone, settings=settings)
+    hosts = reachable()
+    if alone:
+        hosts = Hosts(hosts.hosts[:1])
+    nodes = [host.name for host, count in zip(hosts.hosts, hosts.ranks_on(ranks), strict=True) for _ in range(count)]
+    if not bind or not hosts.can_bind(ranks, threads):
+        return srun_command(nodes, mpi=mpi), "none"
+    width = threads + progress_threads if hosts.can_bind(ranks, threads + progress_threads) else threads
+    per_core = max(1, *(host.cores // host.physical_cores for host in hosts.hosts))
+    return srun_command(nodes, cpus=width * per_core, mpi=mpi), "core" if width == 1 else f"core:{width}"
 
 
 def mpirun_command(
@@ -72,6 +102,8 @@ def environment(threads: int, *, oversubscribed: bool = False, alone: bool = Fal
     if oversubscribed:
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
+    if engines.launcher() == "srun":
+        return srun.environment(additions | kept)
     if alone:
         kept = {name: kept[name] for name in kept if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)}
     if alone or len(reachable().hosts) == 1:
@@ -80,7 +112,7 @@ def environment(threads: int, *, oversubscribed: bool = False, alone: bool = Fal
 
 
 def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
-    """End mpirun, which ends its ranks; then whatever is left of both."""
+    """End mpirun or srun, which ends its ranks; then whatever is left of both."""
     if process.poll() is not None and process.returncode == 0:
         return
     with suppress(ProcessLookupError):

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
-from mpi4py import MPI
 
 from scalebench.errors import EngineError
+from scalebench.native.control import Control
 
 _TRY_S = 3.0  # seconds for each address
 
@@ -28,37 +28,47 @@ class Route(NamedTuple):
     interface: str
 
 
-def find_route(mpi: MPI.Comm, port: int) -> Route:
+def find_route(ranks: Control, port: int) -> Route:
     """The first of rank 0's addresses whose `port` answers this rank; rank 0's interface is what rank 1 reached.
 
     Raises:
         EngineError: none answered; says what was tried, and what to check.
     """
-    host, addresses = mpi.bcast((platform.node(), _addresses()) if mpi.rank == 0 else None)
+    host, addresses = ranks.bcast((platform.node(), own_addresses()) if ranks.rank == 0 else None)
     own = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if mpi.rank == 0:
-        reached = mpi.gather(None)
+    if ranks.rank == 0:
+        reached = ranks.gather(None)
         address = next(each for each in (*(reached or ()), "127.0.0.1") if each is not None)
         return Route("127.0.0.1", "" if own else _interface(address))
-    found: tuple[str, str] | None = None
+    try:
+        address, source = first_answering(addresses, port, host)
+    except EngineError:
+        ranks.gather(None)
+        raise
+    ranks.gather(address)
+    return Route(address, "" if own else _interface(source))
+
+
+def first_answering(addresses: Sequence[str], port: int, host: str) -> tuple[str, str]:
+    """Find the first of the `addresses` of rank 0's `host` that answers at `port`, and this host's own to reach it.
+
+    Raises:
+        EngineError: none answered; says what was tried, and what to check.
+    """
     tried = []
     for address in addresses:
         try:
             with socket.create_connection((address, port), _TRY_S) as connection:
-                found = address, connection.getsockname()[0]
-                break
+                return address, connection.getsockname()[0]
         except OSError as error:
             tried.append(f"{address}: {(error.strerror or str(error)).lower()}")
-    mpi.gather(found[0] if found else None)
-    if found is None:
-        raise EngineError(
-            f"{platform.node()} reaches no address of rank 0's host {host} at TCP port {port} ({'; '.join(tried)}); "
-            "check routes and firewalls between the hosts, or name the network that joins them: GLOO_SOCKET_IFNAME=..."
-        )
-    return Route(found[0], "" if own else _interface(found[1]))
+    raise EngineError(
+        f"{platform.node()} reaches no address of rank 0's host {host} at TCP port {port} ({'; '.join(tried)}); "
+        "check routes and firewalls between the hosts, or name the network that joins them: GLOO_SOCKET_IFNAME=..."
+    )
 
 
-def _addresses() -> Sequence[str]:
+def own_addresses() -> Sequence[str]:
     """This host's addresses on networks: what its name means first, then those of its other interfaces."""
     named: list[str] = []
     with suppress(OSError):

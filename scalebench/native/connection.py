@@ -12,13 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, cast
 
 from scalebench.comm.native import NativeCommunicator
 from scalebench.native.addresses import Route, find_route
+from scalebench.native.control import Control
 from scalebench.system.clock import WallClock
+
+if TYPE_CHECKING:  # importing it would initialise MPI, which a rendezvous does without
+    from mpi4py import MPI
 
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 
@@ -26,14 +28,14 @@ _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itsel
 @contextmanager
 def connected(
     engine: str,
-    mpi: MPI.Comm,
+    ranks: Control,
     clock: WallClock,
     *,
     one_node: bool,
     for_good: bool = False,
     waits_for: Callable[[int | None], None] = lambda _: None,
 ) -> Iterator[NativeCommunicator]:
-    """The communicator of `engine` over the ranks of `mpi`.
+    """The communicator of `engine` over `ranks`; of mpi and horovod these are an MPI communicator.
 
     `for_good` leaves Horovod up for the next run, which has to have the same ranks. `waits_for` hears which rank this
     one begins to wait for, or None: all.
@@ -44,28 +46,28 @@ def connected(
     if engine == "mpi":
         from scalebench.comm.mpi import MpiCommunicator
 
-        yield MpiCommunicator(mpi, clock)
+        yield MpiCommunicator(cast("MPI.Comm", ranks), clock)
     elif engine == "horovod":
         import horovod.torch as hvd
 
         from scalebench.comm.horovod import HorovodCommunicator
 
         if not hvd.is_initialized():
-            hvd.init(comm=mpi)
+            hvd.init(comm=ranks)
         try:
             yield HorovodCommunicator(clock)
         except BaseException:
-            if mpi.size == 1:  # with others, shutting down would wait for them, and they wait for this rank
+            if ranks.size == 1:  # with others, shutting down would wait for them, and they wait for this rank
                 hvd.shutdown()
             raise
         if not for_good:
             hvd.shutdown()
     else:
-        yield from _process_group(engine, mpi, clock, one_node, waits_for)
+        yield from _process_group(engine, ranks, clock, one_node, waits_for)
 
 
 def _process_group(
-    engine: str, mpi: MPI.Comm, clock: WallClock, one_node: bool, waits_for: Callable[[int | None], None]
+    engine: str, ranks: Control, clock: WallClock, one_node: bool, waits_for: Callable[[int | None], None]
 ) -> Iterator[NativeCommunicator]:
     import torch.distributed as dist
 
@@ -73,22 +75,22 @@ def _process_group(
 
     # The operating system picks the port while rank 0 already listens on it: no other process can take it between.
     here = "127.0.0.1"
-    store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False) if mpi.rank == 0 else None  # type: ignore[attr-defined]
-    port = mpi.bcast(store.port if store is not None else None)
-    waits_for(0 if mpi.rank else None)
-    route = Route(here, "lo") if one_node else find_route(mpi, port)
+    store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None  # type: ignore[attr-defined]
+    port = ranks.bcast(store.port if store is not None else None)
+    waits_for(0 if ranks.rank else None)
+    route = Route(here, "lo") if one_node else find_route(ranks, port)
     if store is None:
         store = dist.TCPStore(route.address, port)  # type: ignore[attr-defined]
     waits_for(None)
     with _environment({"GLOO_SOCKET_IFNAME": route.interface} if engine == "gloo" and route.interface else {}):
-        dist.init_process_group(engine, store=store, rank=mpi.rank, world_size=mpi.size)
+        dist.init_process_group(engine, store=store, rank=ranks.rank, world_size=ranks.size)
     try:
         yield TorchCommunicator(clock)
     except BaseException:
-        if mpi.size == 1:
+        if ranks.size == 1:
             dist.destroy_process_group()
         raise
-    mpi.Barrier()  # who leaves first would cut off the others' last messages
+    ranks.Barrier()  # who leaves first would cut off the others' last messages
     group = dist.group.WORLD
     dist.destroy_process_group()
     _await_sole_owner(group)

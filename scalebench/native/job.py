@@ -16,6 +16,8 @@ from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome
 
+REFUSED = "refused"  # status of last words: no run is to blame, and none can be made
+
 
 class Job(BaseModel):
     """The runs of one launch in order, and the paths of its files."""
@@ -28,7 +30,9 @@ class Job(BaseModel):
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
     stays_open: bool = False  # after these runs others may follow, see `Further`
     settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
+    ranks: int = 0  # processes that are started
     launcher: str = "mpirun"
+    rendezvous: bool = False  # without MPI
     binding: str = "none"
     host: str = ""  # hash of the node that launches
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from scalebench.native.control import Control
 from scalebench.records.provenance import describe_node, host_hash
-
-if TYPE_CHECKING:  # the launching command reads `Nodes`; importing mpi4py.MPI would initialise MPI in it
-    from mpi4py import MPI
 
 FILE = "nodes.json"
 
@@ -41,7 +39,7 @@ class Nodes(BaseModel):
         return cls.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
-def keep_nodes(world: MPI.Comm, launcher: str, folder: Path) -> None:
+def keep_nodes(world: Control, launcher: str, folder: Path) -> None:
     """Gather the nodes of all ranks into the launch's `folder`, unless all are the `launcher`, known by its hash."""
     own = host_hash()
     hosts: list[str] = world.allgather(own)

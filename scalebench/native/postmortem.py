@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import signal
 import textwrap
 import time
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
-from scalebench.native.job import LastWords
+from scalebench.native.job import REFUSED, LastWords
 
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
+_TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE)
+_HINTS = {9: ", perhaps for want of memory"}
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
@@ -35,7 +38,7 @@ class Death:
     run_id: str = ""
 
 
-def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> Death:
+def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), launcher: str = "mpirun") -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
     mpirun names the process that ended first: a rank that died without an error file precedes the errors of others,
@@ -45,10 +48,13 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> 
     output = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
     flat = " ".join(output.split())
     speaker = words.rank if words is not None else -1
+    if words is not None and words.status == REFUSED:
+        return Death(REFUSED, words.error)
+    if (ended := _ended_in_slurm(output)) is not None and ended[0] != speaker:
+        return Death("failed", f"{_named(ended[0], hosts)} {ended[1]}", words.run_id if words is not None else "")
     if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
         rank, number, name = match.groups()
-        hint = ", perhaps for want of memory" if number == "9" else ""
-        error = f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{hint})"
+        error = f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{_HINTS.get(int(number), '')})"
         return Death("failed", error, words.run_id if words is not None else "")
     if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
         error = f"{_named(int(match[1]), hosts)} exited before reporting"
@@ -67,7 +73,19 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = ()) -> 
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
     text = telling_line(output)
-    return Death("failed", f"mpirun exited with code {returncode}: {text}; see {folder / 'stderr.txt'}")
+    return Death("failed", f"{launcher} exited with code {returncode}: {text}; see {folder / 'stderr.txt'}")
+
+
+def _ended_in_slurm(output: str) -> tuple[int, str] | None:
+    """The task that srun names first, and how it ended; those that Slurm ended for it come after."""
+    first = _TASK.search(output)
+    if first is None:
+        return None
+    rank, how = int(first[1]), first[2].strip()
+    number = next((each.value for each in signal.Signals if signal.strsignal(each) == how), None)
+    if number is None:
+        return rank, "exited before reporting"
+    return rank, f"was ended by signal {number} ({how}{_HINTS.get(number, '')})"
 
 
 def telling_line(text: str) -> str:

@@ -10,23 +10,30 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, cast
 
 import torch
-from mpi4py import MPI
 
-from scalebench.comm.server import ServerLoop
-from scalebench.errors import RunError, in_one_line
+from scalebench.comm.mpi_match import apart
+from scalebench.errors import EngineError, RunError, in_one_line
+from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job import EventWriter, Further, Job, LastWords, server_ranks
+from scalebench.native.job import REFUSED, EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
+from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome
 from scalebench.training.reference_step import Gauge
+
+if TYPE_CHECKING:  # imported where it is used: it would initialise MPI, which a rendezvous does without
+    from mpi4py import MPI
 
 _PR_SET_PDEATHSIG = 1
 _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core
@@ -36,10 +43,41 @@ def main(path: Path) -> None:
     """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
     _end_with_parent()
     job = Job.load(path)
+    if job.rendezvous:
+        _by_rendezvous(job)
+    else:
+        _by_mpi(job)
+
+
+def _by_mpi(job: Job) -> None:
+    from mpi4py import MPI
+
     world = MPI.COMM_WORLD
+    if world.size != job.ranks:
+        error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
+        LastWords(rank=world.rank, run_id="", status=REFUSED, error=error).save(job.folder)
+        world.Abort(1)
     heart = Heartbeat(job.heartbeats, world.rank)
     _finish_importing()
     contact(world, heart)
+    _serve(job, world, heart)
+
+
+def _by_rendezvous(job: Job) -> None:
+    """Serve the job without MPI, with the rank numbers of Slurm; rank 0, which holds the store, leaves last."""
+    rank = int(os.environ["SLURM_PROCID"])
+    heart = Heartbeat(job.heartbeats, rank)
+    _finish_importing()
+    try:
+        world = meet(job.folder, heart, rank, job.ranks)
+    except EngineError as error:
+        LastWords(rank=rank, run_id="", status="failed", error=in_one_line(error)).save(job.folder)
+        raise
+    _serve(job, world, heart)
+    world.close()
+
+
+def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
     loop = RankLoop(job, world, heart)
     try:
         loop.serve()
@@ -67,15 +105,18 @@ def contact(world: MPI.Comm, heart: Heartbeat) -> None:
 class RankLoop:
     """The work of one rank in all runs of the job."""
 
-    def __init__(self, job: Job, world: MPI.Comm, heart: Heartbeat) -> None:
+    def __init__(self, job: Job, world: Control, heart: Heartbeat) -> None:
         self.job, self.world, self.heart = job, world, heart
         self.current = ""  # the run under way, for the last words
         self._events = EventWriter(job.events) if world.rank == 0 else None
-        self._groups: dict[int, MPI.Comm] = {}
+        self._groups: dict[int, Control] = {}
         self._gauge: Gauge | None = None  # of the first run
-        on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED)
-        self._nap = _NAP * max(1.0, on_this_node.size / len(os.sched_getaffinity(0)) / 8)
-        self._family = (os.getppid(), *on_this_node.allgather(os.getpid()))  # the launch's processes on this node
+        ranks = world.allgather((platform.node(), os.getpid(), os.sched_getaffinity(0)))
+        here = [pid for node, pid, _ in ranks if node == platform.node()]
+        self._nap = _NAP * max(1.0, len(here) / len(os.sched_getaffinity(0)) / 8)
+        self._family = (os.getppid(), *here)  # the launch's processes on this node
+        if job.launcher == "srun" and _share_cores([(node, cores) for node, _, cores in ranks]):
+            self.job = job.model_copy(update={"binding": "none"})
 
     def serve(self) -> None:
         keep_nodes(self.world, self.job.host, self.job.folder)
@@ -97,12 +138,16 @@ class RankLoop:
                 self.heart.enter(Phase.TRAINING)
                 torch.set_num_threads(run.threads_per_worker)
                 dtype, slow = getattr(torch, run.dtype), slow_links_of(run)
-                loop = ServerLoop(served, dtype, servers, beat=self.heart.beat, traced=run.trace, slow_links=slow)
+                from scalebench.comm.server import ServerLoop
+
+                loop = ServerLoop(
+                    cast("MPI.Comm", served), dtype, servers, beat=self.heart.beat, traced=run.trace, slow_links=slow
+                )
                 loop.serve()
                 served.gather((loop.served, loop.laps))
             self._rest()
 
-    def _take_part(self, run: Run, workers: MPI.Comm, served: MPI.Comm | None) -> None:
+    def _take_part(self, run: Run, workers: Control, served: Control | None) -> None:
         if self._events is not None:
             self._events.started(run.run_id)
         gc.collect()
@@ -135,11 +180,10 @@ class RankLoop:
         self._rest()
         return self.world.bcast(runs)  # type: ignore[no-any-return]
 
-    def _first(self, ranks: int) -> MPI.Comm:
-        """The communicator of the first `ranks` ranks, created once by all ranks together."""
+    def _first(self, ranks: int) -> Control:
+        """The group of the first `ranks` ranks, or of the others, created once by all ranks together."""
         if ranks not in self._groups:
-            color = 0 if self.world.rank < ranks else MPI.UNDEFINED
-            self._groups[ranks] = self.world.Split(color, self.world.rank)
+            self._groups[ranks] = self.world.Split(int(self.world.rank >= ranks), self.world.rank)
         return self._groups[ranks]
 
     def _rest(self) -> None:
@@ -148,6 +192,17 @@ class RankLoop:
         barrier = self.world.Ibarrier()
         while not barrier.Test():
             time.sleep(self._nap)
+
+
+def _share_cores(ranks: Sequence[tuple[str, set[int]]]) -> bool:
+    """Return True if two ranks, of (node, cores) each, share a core: Slurm's configuration may ignore binding."""
+    taken: set[tuple[str, int]] = set()
+    for node, cores in ranks:
+        own = {(node, core) for core in cores}
+        if own & taken:
+            return True
+        taken |= own
+    return False
 
 
 def _finish_importing() -> None:

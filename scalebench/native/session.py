@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import copy
+import platform
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import Tensor
 
 from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Server, ServerRule, SharedState
 from scalebench.comm.counters import SlowLinks
-from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
-from scalebench.comm.server import RankServer
-from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.connection import connected
+from scalebench.native.control import Control
 from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
@@ -47,6 +46,12 @@ from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerRep
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from scalebench.training.replica import Replica
 
+if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, which a rendezvous does without
+    from mpi4py import MPI
+
+    from scalebench.comm.server import RankServer
+    from scalebench.comm.shared import OneSidedState
+
 
 class Session:
     """A run on one of its workers; `mpi` joins the run's workers, `served` them and their servers.
@@ -58,19 +63,19 @@ class Session:
         self,
         job: Job,
         run: Run,
-        mpi: MPI.Comm,
+        mpi: Control,
         heart: Heartbeat,
-        served: MPI.Comm | None = None,
+        served: Control | None = None,
         family: Sequence[int] = (),
     ) -> None:
         self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
         self._family = family
         heart.wait_for(None)
-        on_node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank, self.workers_here = on_node.rank, on_node.size
-        on_node.Free()
-        self.workers_per_node = int(mpi.allreduce(self.workers_here, MPI.MAX))
-        self.nodes = len(set(mpi.allgather(MPI.Get_processor_name())))
+        places = mpi.allgather(platform.node())
+        held = Counter(places)
+        self.local_rank = places[: mpi.rank].count(platform.node())
+        self.workers_here = held[platform.node()]
+        self.workers_per_node, self.nodes = max(held.values()), len(held)
         self.device = self._choose_device()
 
     def execute(self) -> Outcome | None:
@@ -105,14 +110,20 @@ class Session:
         servers: list[RankServer] = []
 
         def shared(initial: Tensor, host: int) -> SharedState:
+            from scalebench.comm.mpi import MpiCommunicator
+            from scalebench.comm.shared import OneSidedState
+
             assert isinstance(comm, MpiCommunicator)
             states.append(OneSidedState(comm, initial, host))
             return states[-1]
 
         def server(rule: ServerRule) -> Server:
+            from scalebench.comm.mpi import MpiCommunicator
+            from scalebench.comm.server import RankServer
+
             assert isinstance(comm, MpiCommunicator)
             assert self.served is not None
-            servers.append(RankServer(comm, self.served, rule, getattr(torch, self.run.dtype)))
+            servers.append(RankServer(comm, cast("MPI.Comm", self.served), rule, getattr(torch, self.run.dtype)))
             return servers[0]
 
         opens = shared if self.run.engine == "mpi" else None

@@ -25,7 +25,7 @@ def test_doctor_lists_every_part_and_exits_with_0() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0
     findings = {finding["part"]: finding for finding in json.loads(result.stdout)}
-    assert set(findings) == PARTS | {"Slurm"}
+    assert set(findings) == PARTS | {"launcher", "Slurm"}
     assert findings["cores"]["detail"].startswith(f"{len(os.sched_getaffinity(0))} usable")
     for finding in findings.values():
         assert finding["detail"]
@@ -57,10 +57,12 @@ def test_slurm_version_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho slurm-wlm 22.05.8\n")
     sinfo.chmod(0o755)
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'MPI plugin types are... pmix none' >&2\n")
+    (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     (finding,) = [finding for finding in examine() if finding.part == "Slurm"]
-    assert (finding.present, finding.detail) == (True, "slurm-wlm 22.05.8, in job 42")
+    assert (finding.present, finding.detail) == (True, "slurm-wlm 22.05.8, srun with PMIx, in job 42")
 
 
 def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from tests.hosts.machines import CORES, Hosts, until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+GPUS = 2  # of each host: Slurm counts them, and there are none
+_NVIDIA = 195  # major number of devices
 _CONF = """\
 ClusterName=test
 SlurmctldHost=login(10.78.0.254)
@@ -34,6 +37,7 @@ MpiDefault=none
 KillWait=2
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+GresTypes=gpu
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -54,10 +58,15 @@ class Slurm:
         conf = self.folder / "slurm.conf"
         self.environment = {**on_a_host(os.environ), "SLURM_CONF": str(conf)}
         nodes = [
-            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} CPUs={CORES} State=UNKNOWN\n"
+            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} CPUs={CORES} Gres=gpu:{GPUS} "
+            "State=UNKNOWN\n"
             for node in hosts.nodes
         ]
         conf.write_text(_CONF.format(folder=self.folder) + "".join(nodes))
+        (self.folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")  # the hosts have /tmp in common
+        for number in range(GPUS):
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR, os.makedev(_NVIDIA, 200 + number))
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
         self._authenticate()
         hosts.login.daemon(["slurmctld", "-D", "-f", conf])
         for node in hosts.nodes:
@@ -81,11 +90,11 @@ class Slurm:
             return 0
         return said.split().count("idle")
 
-    def sbatch(self, script: str, folder: Path, *options: str) -> int:
-        """Submit `script`, which prints into job.txt in `folder`; the number of the job."""
+    def sbatch(self, script: str, folder: Path, *options: str, **environment: str) -> int:
+        """Submit `script`, which prints into job.txt in `folder`; the number of the job, 0 where it is only tested."""
         (folder / "job.sh").write_text(script)
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=job.txt", *options, str(folder / "job.sh")]
-        return int(self.hosts.login.call(command, env=self.environment))
+        return int(self.hosts.login.call(command, env=self.environment | environment) or 0)
 
     def wait(self, job: int, seconds: float = 300.0) -> str:
         """The state in which the job ended; CANCELLED if it took longer."""
@@ -98,8 +107,11 @@ class Slurm:
         return state
 
     def state(self, job: int) -> str:
-        said = self.hosts.login.call(["scontrol", "show", "job", "-o", str(job)], env=self.environment)
-        return next(word.partition("=")[2] for word in said.split() if word.startswith("JobState="))
+        return next(word.partition("=")[2] for word in self.shown(job).split() if word.startswith("JobState="))
+
+    def shown(self, job: int) -> str:
+        """All that Slurm knows of the job, in one line."""
+        return self.hosts.login.call(["scontrol", "show", "job", "-o", str(job)], env=self.environment)
 
 
 def on_a_host(environment: Mapping[str, str]) -> dict[str, str]:

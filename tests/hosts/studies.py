@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
+
 SCALEBENCH = Path(sys.executable).with_name("scalebench")
 Row = dict[str, str]
 
@@ -36,3 +38,24 @@ def finished(process: subprocess.Popen[str], seconds: float) -> str:
         out, err = process.communicate()
         raise AssertionError(f"no end within {seconds:g} s: {out}{err}") from None
     return out + err
+
+
+def beats(folder: Path, launch: int) -> list[Beat]:
+    """The heartbeats of a launch's ranks, none before it."""
+    files = list((folder / "results").glob(f"nodes/logs/*/launch-{launch}/heartbeats"))
+    return read_heartbeats(files[0]) if files else []
+
+
+def is_training(folder: Path, launch: int) -> bool:
+    """Return True if all ranks of a launch are past their first batches."""
+    found = beats(folder, launch)
+    return bool(found) and all(beat.phase == Phase.TRAINING and beat.batches > 5 for beat in found)
+
+
+def errors_in(folder: Path) -> list[str]:
+    """The errors of all rows, in their order."""
+    path = folder / "results" / "nodes" / "runs.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row["error"] for row in csv.DictReader(file)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 import time
@@ -10,9 +9,8 @@ import time
 import pytest
 
 from scalebench.comm import engines
-from scalebench.native.heartbeat import Phase, read_heartbeats
 from tests.hosts.machines import until
-from tests.hosts.studies import SCALEBENCH, finished, rows_in, study
+from tests.hosts.studies import SCALEBENCH, beats, errors_in, finished, is_training, rows_in, study
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 IMPATIENT = """
@@ -110,22 +108,3 @@ def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_name
     finished(begin(study(3, "horovod"), (sys.executable, "-c", IMPATIENT), PYTHONPATH=str(tmp_path)), 150)
     (error,) = errors_in(tmp_path)
     assert error.startswith("ranks 0, 1, 2 on n0, n1, n2 waited for the others 10 s while connecting; check that")
-
-
-def beats(folder, launch):
-    files = list((folder / "results").glob(f"nodes/logs/*/launch-{launch}/heartbeats"))
-    return read_heartbeats(files[0]) if files else []
-
-
-def is_training(folder, launch):
-    found = beats(folder, launch)
-    return bool(found) and all(beat.phase == Phase.TRAINING and beat.batches > 5 for beat in found)
-
-
-def errors_in(folder):
-    """The errors of all rows, in their order."""
-    path = folder / "results" / "nodes" / "runs.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [row["error"] for row in csv.DictReader(file)]

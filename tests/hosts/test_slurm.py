@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scalebench.comm import engines
-from tests.hosts.studies import SCALEBENCH, rows_in, study
+from tests.hosts.machines import until
+from tests.hosts.studies import SCALEBENCH, beats, errors_in, is_training, rows_in, study
 
 ALL = ["allreduce", "ddp", "epoch_async", "ssp", "daso-fixed", "horovod"]
 
@@ -36,3 +37,13 @@ def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, wo
     assert crowded == ({"ddp", "horovod"} & set(names) if tasks == 2 else set()), "a thread beside each worker"
     if tasks == 1:
         assert "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside" in said
+
+
+def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
+    (tmp_path / "study.yaml").write_text(study(3, "ddp", epochs=10**5))
+    script = f"#!/bin/bash\n{SCALEBENCH} run study.yaml --launcher srun\n"
+    job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
+    until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
+    hosts.nodes[2].call(["kill", "-KILL", str(beats(tmp_path, 1)[2].pid)])
+    assert cluster.wait(job, 60) == "FAILED"
+    assert errors_in(tmp_path) == ["rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"]
