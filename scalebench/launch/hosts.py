@@ -22,7 +22,6 @@ from typing import Any
 from scalebench.comm import engines, slurm
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
-from scalebench.launch import srun
 from scalebench.records.provenance import JOB_IDS
 from scalebench.system.parent_watch import end_with_parent
 
@@ -132,7 +131,7 @@ def require_seen(paths: Sequence[Path]) -> None:
 def _asking() -> tuple[str, ...]:
     """The command that starts a process on each host, up to the program; empty: nothing here can."""
     if engines.launcher() == "srun":
-        return tuple(srun.one_on_each_node()) if slurm.in_job() else ()
+        return tuple(slurm.one_on_each_node()) if slurm.in_job() else ()
     mpirun = engines.find_mpirun()
     if mpirun is None:
         return ()
@@ -143,9 +142,9 @@ def _asking() -> tuple[str, ...]:
 @cache
 def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
     answers, counted = _ask(asking, [])
-    slots = list(counted.values()) or srun.slots()
+    slots = list(counted.values()) or slurm.slots()
     given = slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
-    share = srun.gpus_per_task() if engines.launcher() == "srun" else 0
+    share = slurm.gpus_per_task() if engines.launcher() == "srun" else 0
     return Hosts(
         tuple(
             Host(facts["name"], count, facts["cores"], facts["physical_cores"], share * count or facts["gpus"])
@@ -160,7 +159,7 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
-            env=srun.environment(os.environ) if by_slurm else AS_ROOT | os.environ,
+            env=slurm.environment(os.environ) if by_slurm else AS_ROOT | os.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -195,7 +194,7 @@ def _answer(paths: Sequence[str]) -> None:
     deadline = time.monotonic() + _LATE_S
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    given = srun.cpus_here() if engines.launcher() == "srun" else engines.cores()
+    given = slurm.cpus_here() if engines.launcher() == "srun" else engines.cores()
     facts = {
         "rank": next((os.environ[name] for name in _ranks() if os.environ.get(name)), "0"),
         "name": _node_name(),

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from scalebench.comm import engines
+from scalebench.comm import engines, slurm
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
-from scalebench.launch import srun
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Hosts, reachable, this_host
-from scalebench.launch.srun import srun_command
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 _ABORT_DELAY_S = 1  # a rank that lost a peer waits so long, in which mpirun notices the peer's death and names it
@@ -51,10 +49,10 @@ def launch_command(
         hosts = Hosts(hosts.hosts[:1])
     nodes = [host.name for host, count in zip(hosts.hosts, hosts.ranks_on(ranks), strict=True) for _ in range(count)]
     if not bind or not hosts.can_bind(ranks, threads):
-        return srun_command(nodes, mpi=mpi), "none"
+        return slurm.srun_command(nodes, mpi=mpi), "none"
     width = threads + progress_threads if hosts.can_bind(ranks, threads + progress_threads) else threads
     per_core = max(1, *(host.cores // host.physical_cores for host in hosts.hosts))
-    return srun_command(nodes, cpus=width * per_core, mpi=mpi), "core" if width == 1 else f"core:{width}"
+    return slurm.srun_command(nodes, cpus=width * per_core, mpi=mpi), "core" if width == 1 else f"core:{width}"
 
 
 def mpirun_command(
@@ -103,7 +101,7 @@ def environment(threads: int, *, oversubscribed: bool = False, alone: bool = Fal
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     if engines.launcher() == "srun":
-        return srun.environment(additions | kept)
+        return slurm.environment(additions | kept)
     if alone:
         kept = {name: kept[name] for name in kept if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)}
     if alone or len(reachable().hosts) == 1:

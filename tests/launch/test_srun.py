@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.comm import engines, slurm
 from scalebench.errors import EngineError
-from scalebench.launch import processes, srun
+from scalebench.launch import processes
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.processes import launch_command
 from scalebench.native.postmortem import cause_of_death
@@ -80,19 +80,19 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
 
 def test_slots_are_the_tasks_of_each_node(monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3),1")
-    assert srun.slots() == [2, 2, 2, 1]
+    assert slurm.slots() == [2, 2, 2, 1]
     monkeypatch.delenv("SLURM_TASKS_PER_NODE")
-    assert srun.slots() == []
+    assert slurm.slots() == []
 
 
 def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
     for stated, count in {"2": 2, "a100:4": 4, "": 0}.items():
         monkeypatch.setenv("SLURM_GPUS_PER_TASK", stated)
-        assert srun.gpus_per_task() == count
+        assert slurm.gpus_per_task() == count
 
 
 def test_what_the_batch_script_asked_for_does_not_contradict_the_command():
-    assert srun.environment({"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}) == {
+    assert slurm.environment({"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}) == {
         "SLURM_JOB_ID": "7"
     }
 
