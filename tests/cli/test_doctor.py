@@ -99,6 +99,7 @@ def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, pre
     assert said in finding.detail
 
 
+@pytest.mark.thorough
 def test_network_option_compares_the_allreduce() -> None:
     if reason := available("mpi"):
         pytest.skip(reason)

@@ -49,7 +49,7 @@ def test_the_page_shows_every_script():
 @pytest.mark.parametrize(
     ("name", "layout", "workers", "strategies", "launcher", "binding"),
     [
-        ("mpirun", TWO, 6, ["allreduce", "ddp"], "mpirun", "core"),
+        pytest.param("mpirun", TWO, 6, ["allreduce", "ddp"], "mpirun", "core", marks=pytest.mark.thorough),
         ("srun-pmix", ONE, 3, ["allreduce", "epoch_async", *HOROVOD], "srun", "core:2" if HOROVOD else "core"),
         ("srun-gloo", ONE, 3, ["allreduce", "ddp"], "srun", "core:2"),
         ("one-task", ONE, 3, ["allreduce"], "mpirun", "core"),

@@ -57,6 +57,7 @@ def test_doctor_compares_the_choice_of_mpi_with_a_ring_and_names_the_setting_tha
         assert "1 MiB among 3 ranks on 3 nodes: " in ring["detail"]
 
 
+@pytest.mark.thorough
 def test_allreduce_between_the_nodes_of_an_allocation_is_measured_and_charged(slow, tmp_path):
     """The network model knows 10 Gbit/s, at which 1 MiB takes 2 ms; here it takes some hundred."""
     cluster = preset("this-machine").read_text().replace("workers_per_node: this-machine", "workers_per_node: 1")

@@ -102,6 +102,7 @@ def test_every_run_gets_an_outcome_in_order(swept):
     assert len(swept.messages) == 6  # a launch for each run that took its launch down
 
 
+@pytest.mark.thorough
 def test_silence_is_reported_and_ends_no_run(tmp_path, monkeypatch):
     """A rank hangs: the launcher reports it and leaves the run to its limit."""
     monkeypatch.setattr("scalebench.native.postmortem.HUSH_S", 0.0)
