@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalebench.cluster.load import load_cluster
@@ -134,8 +136,9 @@ def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(engines, "available", lambda name: None)
     monkeypatch.setattr(engines, "gpus", lambda: 4)
+    four = Hosts(tuple(replace(host, gpus=4) for host in FOUR_CORES.hosts))
     study = {"strategies": ["allreduce", "ddp", "asp"], "workers": "1,2,4,8"}
-    native = {point[1:] for point in points(sweep(**study, execution="auto").runs) if point[0] == "native"}
+    native = {point[1:] for point in points(sweep(four, **study, execution="auto").runs) if point[0] == "native"}
     assert {point for point in native if point[1] == "ddp"} == {("nccl", "ddp", n) for n in (1, 2, 4)}
     assert {engine for engine, strategy, _ in native if strategy == "asp"} == {"mpi"}
     with pytest.raises(EngineError, match=r"ddp: engine nccl takes a GPU for each worker, and here are 4 for 8; use"):

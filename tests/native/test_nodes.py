@@ -17,7 +17,7 @@ from scalebench.records.provenance import describe_node, host_hash
 
 PYTHON = """\
 #!/bin/sh
-exec unshare --uts sh -c 'hostname "node-$OMPI_COMM_WORLD_RANK" && exec "$0" "$@"' {python} "$@"
+exec unshare --uts sh -c 'hostname "node-${{OMPI_COMM_WORLD_RANK:-0}}" && exec "$0" "$@"' {python} "$@"
 """
 
 
