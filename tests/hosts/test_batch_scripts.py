@@ -66,6 +66,7 @@ def test_a_batch_script_runs(cluster, submit, tmp_path, name, layout, workers, s
         assert row["binding"] == binding
 
 
+@pytest.mark.thorough
 def test_a_study_stopped_before_the_time_limit_goes_on_when_the_job_is_requeued(cluster, submit, tmp_path):
     """The signal of the script's `--signal` comes by hand; Slurm counts in minutes."""
     text = study(3, "allreduce", repetitions=6, epochs=60)

@@ -177,6 +177,7 @@ def test_run_after_a_dead_server_completes(struck):
     assert len(struck.messages) == len(STRUCK)
 
 
+@pytest.mark.thorough
 def test_background_load_is_recorded(tmp_path):
     """A stranger on every core, which shares it with a rank; the ranks' own work is none of theirs."""
     if reason := engines.available("mpi"):
@@ -217,6 +218,7 @@ def test_nan_loss_on_any_rank_is_diverged(swept):
     assert "the training loss is nan" in swept.outcomes["diverged"].error
 
 
+@pytest.mark.thorough
 def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
     """The model of rank 1 gives NaN, which reaches the others by averaging at the end of the epoch."""
     kinds = [("allreduce", "mpi"), ("epoch_average", "mpi"), ("allreduce", "gloo"), ("ddp", "gloo")]
@@ -398,6 +400,7 @@ def test_launch_begins_with_warmups_and_takes_further_runs(tmp_path):
     assert len(list((tmp_path / "work").iterdir())) == 1, "one launch"
 
 
+@pytest.mark.thorough
 def test_failed_warmup_is_not_repeated(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)

@@ -165,7 +165,7 @@ def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
     assert meter.end() == Reading(False, False, None, None, 30.0)
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invoke, there):
     """Two real ranks, the first of which makes the counters go on; where there are none the cells are empty."""
     if reason := engines.available("mpi"):

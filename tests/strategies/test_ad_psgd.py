@@ -211,6 +211,7 @@ def real_run(workers, options):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
     """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):

@@ -42,6 +42,7 @@ def simulated(blobs, cost_model, monkeypatch):
     return of
 
 
+@pytest.mark.thorough
 def test_real_ranks_end_with_the_buffers_of_virtual_workers(make_run, blobs, simulated, tmp_path):
     """On two and four ranks, to 1e-10 in float64, for sums in another order."""
     if reason := available("gloo"):

@@ -177,6 +177,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             daso_case.check_epoch_losses(losses, case, rank)
 
 
+@pytest.mark.thorough
 def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, cost_model, tmp_path):
     torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
     runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **REPLACING)
