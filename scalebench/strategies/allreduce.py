@@ -64,7 +64,7 @@ class Allreduce(GradientAveraging):
     n_i: samples in worker i's batch. With `accumulate` = a the sums run over a batches of each worker, so that one
     larger batch would give the same step; the last step of an epoch may have fewer. What may travel instead of g:
 
-        topk:      c = g + e;  the ceil(keep P) entries largest in magnitude;  e <- c - sent
+        topk:      c = g + e;  the ceil(keep d) of its d entries largest in magnitude;  e <- c - sent
         powersgd:  M = g + e, matrix by matrix;  P <- mean M Q, orthonormal;  Q <- mean M^T P;  P Q^T;  e <- M - P Q^T
     """
 

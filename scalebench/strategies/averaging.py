@@ -18,8 +18,8 @@ class Averaging(Strategy):
     """Replicas that average their state; published comparisons disagree where these policies are not given.
 
     Only floating-point buffers (BatchNorm's statistics) are averaged; counters stay. Weighted by samples the mean is
-    sum_i n_i w_i / sum_i n_i with n_i the size of worker i's shard. With `trailing: leave` a partial interval at the
-    end of training is not synchronised within it; the model handed out is the mean of the replicas all the same.
+    sum_i n_i w_i / sum_i n_i with n_i the size of worker i's shard. `trailing: leave`: no average after a partial
+    last interval of the training; the final model is still the mean of the replicas.
     """
 
     buffers: Literal["average", "keep"] = Field(
@@ -54,7 +54,7 @@ class Averaging(Strategy):
         return tensors
 
     def average(self, worker: Worker, comm: Communicator | None = None) -> None:
-        """Average over `comm` (default: all workers), in one collective."""
+        """Average over `comm` (default: all workers): x <- sum_i weight_i x_i / sum_i weight_i, in one collective."""
         if worker.size > 1:
             average_(comm or worker.comm, self.averaged(worker), self.weight(worker))
         self.after_average(worker)

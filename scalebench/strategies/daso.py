@@ -28,7 +28,8 @@ class DasoFixed(Averaging):
     """P nodes of G devices; group i is device i of every node. After a node's gradient mean and optimizer step
 
         send:   one group after the other starts sum_p w_p, in flight while training goes on
-        merge:  w <- (2 s w + sum_p w_p) / (2 s + P),  s: batches it was to be in flight, then a broadcast in the node
+        merge:  w <- (2 s w + sum_p w_p) / (2 s + P),  s: planned batches in flight, fixed when it is sent;
+                the result is then broadcast inside each node
         block:  w <- sum_p w_p / P,  during warm-up and cool-down after each batch (bfloat16 on the wire), else
                 after an epoch's last batch
 
@@ -228,7 +229,7 @@ class Exchange:
         return vector if self._policies.weighting == "uniform" else vector.mul_(self._group.size)
 
     def merge(self) -> None:
-        """w <- (2 s w + sum_p w_p) / (2 s + P) on the last sender; its node takes that, merged before or not."""
+        """w <- (2 s w + sum_p w_p) / (2 s + P) on the last sender, then a broadcast in its node."""
         if self._sender is None:
             return
         state = self._policies.averaged(self._worker)

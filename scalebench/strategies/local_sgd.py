@@ -121,7 +121,9 @@ class PostLocalSgd(Averaging):
 
 @register()
 class HierarchicalLocalSgd(Averaging):
-    """Every p_s steps the mean over the workers of each group of s; the largest dividing period runs, and no other.
+    """Every p_s steps the mean over the workers of each group of s (`groups`: s: p_s).
+
+    Where several periods divide the number of steps, only the largest group averages.
 
     Lin et al., ICLR 2020, arXiv 1808.07217, as torch's HierarchicalModelAverager groups them: neighbouring ranks. A
     group at least as large as the number of workers is all of them. The end of training averages over all, unless

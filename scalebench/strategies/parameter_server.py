@@ -213,11 +213,11 @@ class Dssp(ParameterServerStrategy):
     """As `ssp(lower)`, but the fastest worker may run on, up to `upper`, where that shortens its wait.
 
         lead <= lower: release. Else, for the fastest p: release for r more pushes, 0 <= r <= upper - lower, where r
-        is the smallest that minimises |(last_s + (k + 1) I_s) - (now + r I_p)| over r and k
+        is the smallest that minimises |(last_s + (k + 1) I_s) - (now + r I_p)| over r and k = 0, 1, ...
 
     I: latest push-to-push intervals of p and of the slowest worker s, last_s: when s pushed last; others wait until the
-    lead is `lower`. strict: r <- min(r, upper - lead). `bound: paper` is the published rule to the letter: one push
-    more than r, and `upper` is never enforced.
+    lead is `lower`. strict: r <- min(r, upper - lead). `bound: paper` is the published rule to the letter: it
+    grants r + 1 pushes, and never enforces `upper`.
     """
 
     lower: int = Field(3, ge=0, le=10_000, description="s_L: lead with which everybody goes on")
