@@ -20,7 +20,7 @@ class EpochAverage(Averaging):
     Vazquez-Novoa, Lopez, Flich and Badia, WACCPD 2025, "Epoch-Synchronous" (every = 1).
     `master`: worker 0 gathers all weights, adds them in the order of the workers and sends the mean to each: (K - 1) n
     bytes in and as many out over its link, (K - 1) (2 (a + n/B) + n gamma) seconds. This serial cost limits the
-    reference at many workers. K: workers, n: bytes of the weights, a: latency, B: bandwidth, gamma: seconds to add a byte.
+    reference at many workers. K: workers, n: bytes of the weights, a: latency, B: bandwidth, gamma: time to add a byte.
     """
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
