@@ -14,6 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import needs_mpi
+
+pytestmark = needs_mpi
+
 DETERMINISTIC = ["serial", "allreduce", "horovod", "ddp", "epoch_average"]
 
 

@@ -30,6 +30,7 @@ from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
+from tests.conftest import needs_mpi
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
 
@@ -105,6 +106,7 @@ def test_paced_worker_has_the_stated_slowness(make_run):
     assert seconds[-1][0] >= 0.06
 
 
+@needs_mpi
 def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.1, repetitions=1,
@@ -117,6 +119,7 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
     assert native.virtual == VirtualOptions()
 
 
+@needs_mpi
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "exponential"])
 def test_paced_worker_has_the_stated_jitter(make_run, kind):
     """Lower bounds, step by step: the factors of the virtual worker of that seed and rank."""
@@ -201,6 +204,7 @@ def test_slow_links_of_a_study_are_charged(play, cost_model):
     assert slow.workers[0].compute_s == fast.workers[0].compute_s
 
 
+@needs_mpi
 def test_slowdown_that_sizes_native_shards_has_no_note():
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="native", repetitions=1, dataset="wine",

@@ -280,6 +280,7 @@ def test_hardware_lists_gpus_and_nodes_of_real_runs(study, tmp_path, monkeypatch
 
 
 def test_wheel_installs_with_pip(tmp_path):
+    pytest.importorskip("pip")
     wheel = write_wheel(tmp_path)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "there", wheel], check=True)

@@ -18,6 +18,7 @@ from scalebench.install import horovod, toolchain
 from scalebench.install.horovod import BuildError, build_environment, check_horovod, install_horovod
 from scalebench.install.toolchain import find_toolchain
 from scalebench.install.wheels import default_cache, find_wheel, relative_runpath, store_wheel
+from tests.conftest import needs_mpi
 
 HERE = find_toolchain()
 
@@ -85,6 +86,7 @@ def test_missing_requirement_names_the_command_that_adds_it(
         install_horovod()
 
 
+@needs_mpi
 def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -126,6 +128,7 @@ def test_horovod_that_does_not_load_is_an_error(tmp_path: Path) -> None:
         check_horovod(mpirun)
 
 
+@needs_mpi
 def test_check_horovod_sums_over_two_processes() -> None:
     assert check_horovod(HERE.mpirun).startswith("MPI True Gloo True")
 

@@ -9,6 +9,7 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.virtual.calibration_file import read_calibration
+from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
        "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
@@ -38,6 +39,7 @@ def times(name):
     return runs["train_s"].tolist()
 
 
+@needs_mpi
 def test_extended_study_keeps_the_engine_costs_of_its_first_runs(scalebench):
     scalebench(*STATED, "--name", "whole", "--workers", "1,2,4")
     scalebench(*STATED, "--name", "parts", "--workers", "1,2")
@@ -49,6 +51,7 @@ def test_extended_study_keeps_the_engine_costs_of_its_first_runs(scalebench):
     assert times("parts") == times("whole") != times("anew")
 
 
+@needs_mpi
 def test_compare_refuses_studies_of_different_calibrations(scalebench):
     scalebench(*STATED, "--name", "a", "--workers", "2")
     scalebench.factor = 50.0

@@ -13,6 +13,7 @@ from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import mpirun_command
 from scalebench.study.spec import Study
+from tests.conftest import needs_mpi
 
 
 def alike(count, slots, cores):
@@ -60,12 +61,14 @@ def test_where_nothing_speaks_of_hosts_this_one_is_taken_without_asking(monkeypa
     assert hosts.reachable().cores == hosts.reachable().slots == 16
 
 
+@needs_mpi
 def test_native_points_reach_over_the_hosts(three):
     study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
     runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
     assert max(run.workers for run in runs if run.engine == "mpi") == 2
 
 
+@needs_mpi
 def test_the_slot_of_a_server_is_named_when_planning(three):
     study = Study(name="s", workers="3", strategies=["ssp", "allreduce"], dataset="wine", execution="native")
     runs = sweep.expand(study, load_cluster("this-machine")).runs

@@ -10,6 +10,7 @@ from scalebench.launch.model_check import ComputeEstimate, local_statistics, loo
 from scalebench.launch.planning import StudyPlan, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
+from tests.conftest import needs_mpi
 
 
 def study_of(model, strategies, workers="2"):
@@ -81,6 +82,7 @@ def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(changes, m
     assert f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at" in note
 
 
+@needs_mpi
 def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkeypatch):
     plan = plan_of(execution="native", engine="mpi", workers="2", device_step_time=None)
     machine_of(1)

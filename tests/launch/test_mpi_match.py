@@ -16,6 +16,7 @@ from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
+from tests.conftest import needs_mpi
 
 ALONE = """\
 #!{python}
@@ -67,6 +68,7 @@ def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_
         launch(runs, folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print)
 
 
+@needs_mpi
 @pytest.mark.skipif(not os.access("/usr/bin/mpirun", os.X_OK), reason="no MPI of the system's beside that of Python")
 def test_another_version_that_starts_ranks_that_know_each_other_will_do():
     assert mismatch(Path("/usr/bin/mpirun")) is None

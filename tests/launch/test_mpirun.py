@@ -21,6 +21,7 @@ from scalebench.launch.mpirun import launch, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
+from tests.conftest import needs_mpi
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
 
@@ -269,6 +270,7 @@ def test_completed_run_has_all_times_and_counts(swept):
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 
+@needs_mpi
 def test_launch_that_never_begins_is_tried_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "scalebench").mkdir()

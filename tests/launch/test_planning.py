@@ -7,10 +7,12 @@ import pytest
 from scalebench.comm import engines
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
+from tests.conftest import needs_mpi
 
 VIRTUAL = {"dataset": "wine", "workers": "1,2", "strategies": ["allreduce"], "execution": "virtual"}
 
 
+@needs_mpi
 @pytest.mark.parametrize(
     ("keys", "measures"),
     [

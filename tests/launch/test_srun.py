@@ -12,6 +12,7 @@ from scalebench.launch import processes
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.processes import launch_command
 from scalebench.native.postmortem import cause_of_death
+from tests.conftest import needs_mpi
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def test_ranks_fill_the_slots_of_nodes_in_turn_and_are_bound_where_there_are_cor
     assert words(launch_command(2, alone=True)[0], "nodelist") == ["n0,n0"]
 
 
+@needs_mpi
 def test_mpi_and_horovod_are_refused_without_pmix_and_gloo_is_not(job):
     assert engines.available("gloo") is None
     for engine in ("mpi", "horovod"):

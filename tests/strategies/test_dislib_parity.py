@@ -16,7 +16,7 @@ import pytest
 
 from scalebench.comm.engines import available
 from scalebench.data.dataset import Dataset
-from scalebench.launch.mpirun import environment, mpirun_command
+from scalebench.launch.processes import environment, mpirun_command
 from scalebench.virtual.engine import simulate
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "dislib-1.0.0.npz"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalebench.comm.engines import available
-from scalebench.launch.mpirun import environment, mpirun_command
+from scalebench.launch.processes import environment, mpirun_command
 from scalebench.virtual.engine import simulate
 from tests.strategies import daso_case
 
