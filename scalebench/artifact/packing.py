@@ -140,8 +140,9 @@ def write_wheel(folder: Path) -> Path:
     """
     info = f"scalebench-{scalebench.__version__}.dist-info"
     wheel = folder / f"scalebench-{scalebench.__version__}-py3-none-any.whl"
-    about = {name: distribution("scalebench").read_text(name) for name in ("METADATA", "entry_points.txt")}
-    about["licenses/LICENSE"] = distribution("scalebench").read_text("licenses/LICENSE")
+    installed = distribution("scalebench")  # of an installation, or of a source tree (PKG-INFO)
+    about = {name: installed.read_text(name) for name in ("entry_points.txt", "licenses/LICENSE")}
+    about["METADATA"] = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
     about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: scalebench\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {f"{info}/{name}": text.encode() for name, text in about.items() if text} | dict(_package_files())
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
