@@ -43,13 +43,12 @@ def test_each_engine_has_a_complete_curve_with_source(measured):
         assert 0 < entry.seconds(16 << 20) < 10
 
 
-def test_horovod_waits_for_its_cycle_and_negotiates(measured):
+def test_horovod_waits_for_its_cycle(measured):
     _, here, costs = measured
     if "horovod" not in here:
         pytest.skip("no Horovod")
     entry = costs.of("horovod")
     assert entry.cycle_s > 0.9e-3  # its loop turns once per millisecond unless told otherwise
-    assert entry.negotiation_s > 0
     assert entry.per_step_s > 0
     assert costs.of("mpi").cycle_s == costs.of("mpi").negotiation_s == 0
 

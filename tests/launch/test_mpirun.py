@@ -320,9 +320,9 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
         pytest.skip(reason)
     program = tmp_path / "program.py"
     program.write_text(
-        f"import signal, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import signal, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from pathlib import Path\n"
-        "from test_mpirun import Recorder, faulty\n"
+        "from tests.launch.test_mpirun import Recorder, faulty\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
     )
@@ -332,6 +332,7 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
     try:
         deadline = time.monotonic() + 240
         while not (events.exists() and events.stat().st_size):
+            assert process.poll() is None, "the launcher ended before its run began"
             assert time.monotonic() < deadline, "the run never began"
             time.sleep(0.05)
         family = psutil.Process(process.pid).children(recursive=True)
