@@ -25,8 +25,8 @@ from scalebench.analysis.intervals import (
     unpaired_metric,
 )
 from scalebench.analysis.validation import OF_A_MEDIAN, VirtualError
+from scalebench.pricing.step_times import middle
 from scalebench.virtual.step_statistics import BLOCKS
-from scalebench.virtual.step_times import middle
 
 AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
 

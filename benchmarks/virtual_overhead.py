@@ -20,10 +20,11 @@ from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Training
-from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.step_times import BatchTimes, StepTable
+from scalebench.virtual.engine import simulate
 
 WORKERS, EPOCHS, PAIRS = 64, 3, 5
 DEFAULTS = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -74,7 +75,7 @@ def strategies(wanted: Sequence[str] = ()) -> list[Component]:
     return [component for component in every if not wanted or component.name in wanted]
 
 
-def completed(run: Run, dataset: Dataset, cost_model: CostModel) -> None:
+def completed(run: Run, dataset: Dataset, cost_model: Machine) -> None:
     outcome, _ = simulate(run, dataset, cost_model)
     if outcome.status != "completed":
         raise SystemExit(f"{run.strategy}: {outcome.status}: {outcome.error}")
@@ -105,7 +106,7 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
             optimizer.step()
 
 
-def stated_scenery() -> CostModel:
+def stated_scenery() -> Machine:
     """Costs do not matter here: only the wall time of the simulation is looked at."""
     batch = BatchTimes(samples=8, data_s=[1e-6], forward_s=[1e-4], backward_s=[1e-4], update_s=[5e-5])
     table = StepTable(
@@ -114,7 +115,7 @@ def stated_scenery() -> CostModel:
     )  # fmt: skip
     names = ("mpi", "horovod", "gloo", "mpi-onesided")
     costs = [EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="stated") for name in names]
-    return CostModel(load_cluster("this-machine"), EngineCosts(entries=costs), [table])
+    return Machine(load_cluster("this-machine"), EngineCosts(entries=costs), [table])
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ from scalebench.comm import engines
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.models.registry import build_model
+from scalebench.pricing.machine import Machine
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
+from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.spec import Component, Run, Training
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.step_times import BatchTimes, StepTable
+from scalebench.virtual.engine import simulate
 
 # How long an example takes says how busy the machine is, not whether the law holds; and a commit has one verdict:
 # new examples are looked for with --hypothesis-profile=explore.
@@ -75,7 +76,7 @@ def make_run() -> Callable[..., Run]:
 
 
 @pytest.fixture
-def cost_model() -> CostModel:
+def cost_model() -> Machine:
     """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
     batch = BatchTimes(samples=8, data_s=[5e-5], forward_s=[3e-4], backward_s=[6e-4], update_s=[5e-5])
     table = StepTable(
@@ -92,12 +93,12 @@ def cost_model() -> CostModel:
     ]
     cluster = load_cluster("this-machine")
     node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
-    return CostModel(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
+    return Machine(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
 
 
 @pytest.fixture
 def play(
-    make_run: Callable[..., Run], blobs: Dataset, cost_model: CostModel
+    make_run: Callable[..., Run], blobs: Dataset, cost_model: Machine
 ) -> Callable[..., tuple[Outcome, dict[str, Any]]]:
     """Simulate a run on the blobs: `outcome, weights = play("epoch_average", 4, epochs=3)`."""
 

@@ -13,8 +13,8 @@ import pytest
 import scalebench
 from scalebench.cli.main import main
 from scalebench.formatting import digits, percent, seconds
+from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.store import Store
-from scalebench.virtual.calibration_file import Calibration
 from tests.records_factory import study_rows
 
 ROOT = Path(__file__).parents[1]

@@ -19,11 +19,12 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.figures.timeline import draw_timeline
 from scalebench.launch.sweep import expand
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import stated_table
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
 from scalebench.training.timeline import Timeline, timeline_from
-from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.step_times import stated_table
+from scalebench.virtual.engine import simulate
 
 WORKERS = 4
 # Options that show a rule within a few steps, unlike its defaults.
@@ -73,7 +74,7 @@ def timeline_of(name: str) -> Timeline:
     run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
     dataset = open_dataset(prepare(study, run.workers))
     batch = BatchPlan.of(study, run.workers, run.seed, dataset).batch_size
-    outcome, _ = simulate(run, dataset, CostModel(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
+    outcome, _ = simulate(run, dataset, Machine(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
     if outcome.status != "completed":
         raise RunError(f"{name}: {outcome.error}")
     return timeline_from(run, outcome, "2 nodes of 2 workers, 10 Gbit/s Ethernet, a step of 1 ms (stated)")

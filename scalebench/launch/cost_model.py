@@ -16,15 +16,15 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
+from scalebench.pricing.calibration_file import Calibration, read_calibration, save_text
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system.cache import cache_folder
 from scalebench.virtual.calibration import Budget, measure_steps
-from scalebench.virtual.calibration_file import Calibration, read_calibration, save_text
-from scalebench.virtual.engine import CostModel
 from scalebench.virtual.operation_costs import measure_operations
-from scalebench.virtual.step_times import StepTable, stated_table
 
 THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
 _ENGINES_SHARE = 0.4  # of the time for a calibration
@@ -34,7 +34,7 @@ Note = Callable[[str], None]
 
 def cost_model_for(
     plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
-) -> CostModel:
+) -> Machine:
     """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
 
     Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
@@ -47,7 +47,7 @@ def cost_model_for(
     study, path = plan.study, folder / CALIBRATION
     given = given_calibration(study, plan.cluster)
     if plan.cluster.compute != "this-machine":  # another machine's engines were not measured: its network is charged
-        return CostModel(plan.cluster, EngineCosts(), [_stated(plan, runs)])
+        return Machine(plan.cluster, EngineCosts(), [_stated(plan, runs)])
     kept = read_calibration(path) if path.exists() else None
     if given is not None:
         if charged and kept is not None and kept != given:
@@ -65,7 +65,7 @@ def cost_model_for(
     return _cost_model(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
-def at_the_speed_of(study: Study, cost_model: CostModel, references: Sequence[float], folder: Path) -> CostModel:
+def at_the_speed_of(study: Study, cost_model: Machine, references: Sequence[float], folder: Path) -> Machine:
     """Scale the calibration in `folder` to the machine speed of the study's real runs.
 
     `references` are the times of the reference step beside those runs, in seconds.
@@ -183,7 +183,7 @@ def _with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], pa
     if not lacking:
         return kept
     datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
-    further = measure_operations(lacking, datasets, CostModel(plan.cluster, EngineCosts(), kept.tables))
+    further = measure_operations(lacking, datasets, Machine(plan.cluster, EngineCosts(), kept.tables))
     completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
     return completed
@@ -215,10 +215,10 @@ def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
     return joined([inside, between])
 
 
-def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> CostModel:
+def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
     if plan.study.device_step_time is not None:
-        return CostModel(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
-    return CostModel(
+        return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
+    return Machine(
         plan.cluster, calibration.engines, calibration.tables, calibration.operations, calibration.reference_s
     )
 

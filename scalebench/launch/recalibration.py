@@ -23,6 +23,7 @@ from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.pricing.machine import Machine
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
@@ -30,7 +31,7 @@ from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import CostModel, replay, replays
+from scalebench.virtual.engine import replay, replays
 from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
 
@@ -86,9 +87,7 @@ def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int)
     return Recalibrated(len(runs) - len(again), len(again))
 
 
-def _replayed(
-    run: Run, plan: StudyPlan, cost_model: CostModel, results: Results, known: pd.DataFrame
-) -> Outcome | None:
+def _replayed(run: Run, plan: StudyPlan, cost_model: Machine, results: Results, known: pd.DataFrame) -> Outcome | None:
     """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
     if not replays(run):
         return None

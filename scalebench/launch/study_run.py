@@ -21,6 +21,7 @@ from scalebench.launch.reporter import Reporter, Tally
 from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import is_virtual
 from scalebench.launch.traffic import TrafficCheck
+from scalebench.pricing.machine import Machine
 from scalebench.records.lock import study_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, redact
@@ -32,7 +33,7 @@ from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import CostModel, carrier
+from scalebench.virtual.engine import carrier
 from scalebench.virtual.pool import Simulator, run_virtual
 
 _SAMPLING_S = 0.1  # of the background load, before anything is measured
@@ -137,7 +138,7 @@ class StudyRun:
         ]
         keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
 
-    def _cost_model(self, *, charged: bool) -> CostModel | None:
+    def _cost_model(self, *, charged: bool) -> Machine | None:
         """Measure or read the cost model of virtual runs; None if no such run is left, or it cannot be measured now."""
         if not self._left(virtual=True):
             return None
@@ -178,7 +179,7 @@ class StudyRun:
                 else:
                     _redact_logs(logs)
 
-    def _make_virtual(self, cost_model: CostModel, jobs: int) -> None:
+    def _make_virtual(self, cost_model: Machine, jobs: int) -> None:
         """Make the virtual runs, `jobs` at a time, except those on engines whose costs could not be measured."""
         unknown = frozenset() if self.plan.study.noisy else cost_model.engines.disturbed
         if unknown:

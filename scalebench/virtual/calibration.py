@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalebench.errors import RunError
+from scalebench.pricing.machine import loads_up_to
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, own_s
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
@@ -36,11 +37,6 @@ class Budget(NamedTuple):
 
     seconds: float
     noisy: bool = False
-
-
-def loads_up_to(node_workers: int) -> list[int]:
-    """Return the measured numbers of workers that compute at the same time on a node: 1, 2, 4, ... and all."""
-    return sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
 
 
 def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget) -> Measured:

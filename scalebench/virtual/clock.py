@@ -4,43 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat
-
+from scalebench.pricing.machine import OperationTime, name_of
+from scalebench.pricing.step_times import StepTimes
 from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
-from scalebench.virtual.step_times import StepTimes
 
 _T = TypeVar("_T")
-
-
-class OperationTime(BaseModel):
-    """Seconds of an operation of a strategy besides steps: on the messages of two workers, and per further one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    seconds: NonNegativeFloat
-    per_member_s: NonNegativeFloat = 0.0
-
-    def scaled(self, factor: float) -> OperationTime:
-        """Return the time on a machine that takes `factor` times as long."""
-        return OperationTime(seconds=self.seconds * factor, per_member_s=self.per_member_s * factor)
-
-    def among(self, members: int) -> float:
-        """Return seconds of one call on the messages of `members` workers."""
-        return self.seconds + self.per_member_s * max(0, members - 2)
-
-
-OperationTimes = dict[str, dict[str, OperationTime]]  # by strategy with options, then by operation
-
-
-def name_of(operation: Callable[..., Any]) -> str:
-    """Return the qualified name of a function or method, also in a partial; of other objects that of the class."""
-    while isinstance(operation, partial):
-        operation = operation.func
-    return str(getattr(operation, "__qualname__", type(operation).__qualname__))
 
 
 class VirtualClock:

@@ -14,8 +14,8 @@ from torch import Tensor
 from scalebench.comm.base import Overlap
 from scalebench.comm.wire import pack, unpack, wire_bytes
 from scalebench.errors import RunError
+from scalebench.pricing.costs import Costs
 from scalebench.virtual.clock import VirtualClock
-from scalebench.virtual.costs import Costs
 from scalebench.virtual.reduction import ExchangeLap, exchange_laps, merge_pairs_, reduce_tensors
 from scalebench.virtual.rendezvous import Group, Rendezvous
 from scalebench.virtual.scheduler import Scheduler

@@ -5,20 +5,21 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
-from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import Network
-from scalebench.cluster.spec import Cluster
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
 from scalebench.models.registry import build_model
+from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import StepTimes
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.jitter import jitter_source
@@ -26,36 +27,17 @@ from scalebench.study.spec import Run
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.clock import OperationTimes, RecordingVirtualClock, VirtualClock
+from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.costs import Costs, GradientTensor
 from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import ReplayWorker, Trace
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
-from scalebench.virtual.step_times import StepTable, StepTimes
 
 Weights = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
-    operations of strategies."""
-
-    cluster: Cluster
-    engines: EngineCosts
-    tables: list[StepTable]
-    operations: OperationTimes = field(default_factory=dict)
-    reference_s: float | None = None  # the machine speed of both, as the time of the reference step
-
-    def table_for(self, workers: int) -> StepTable:
-        """The step times measured under the load that `workers` put on a node."""
-        busy = min(workers, self.cluster.node.workers_per_node)
-        return min(self.tables, key=lambda table: (abs(table.busy_workers - busy), -table.busy_workers))
-
-
-def simulate(run: Run, dataset: Dataset, cost_model: CostModel) -> tuple[Outcome, Weights]:
+def simulate(run: Run, dataset: Dataset, cost_model: Machine) -> tuple[Outcome, Weights]:
     """Run `run` virtually; what goes wrong in training becomes the outcome's status, not an exception.
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
@@ -64,7 +46,7 @@ def simulate(run: Run, dataset: Dataset, cost_model: CostModel) -> tuple[Outcome
 
 
 def simulate_alike(
-    runs: Sequence[Run], dataset: Dataset, cost_model: CostModel
+    runs: Sequence[Run], dataset: Dataset, cost_model: Machine
 ) -> Iterator[tuple[Run, Outcome, Weights]]:
     """Simulate runs of one `alike` key: the first is computed, the others are replays with their own time.
 
@@ -86,7 +68,7 @@ def simulate_alike(
             yield run, replace(first[0], run_id=run.run_id), {}
 
 
-def replay(run: Run, dataset: Dataset, cost_model: CostModel, trace: Trace) -> Outcome:
+def replay(run: Run, dataset: Dataset, cost_model: Machine, trace: Trace) -> Outcome:
     """The times of `run`, and the losses and metrics of `trace`; nothing is computed."""
     return _judged(run, dataset, cost_model, lambda simulation: simulation.replay(trace))[0]
 
@@ -96,7 +78,7 @@ def replays(run: Run) -> bool:
     return _virtual(run).deterministic and run.shuffle in ("none", "in_block")
 
 
-def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_model: CostModel) -> Outcome:
+def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_model: Machine) -> Outcome:
     """`outcome` with the time that the run takes if no step takes longer than another, if it asks for that."""
     if not run.also_without_jitter or outcome.status != "completed" or not replays(run):
         return outcome
@@ -133,7 +115,7 @@ def alike(run: Run) -> str:
 
 
 def _judged(
-    run: Run, dataset: Dataset, cost_model: CostModel, play: Callable[[Simulation], tuple[Outcome, Weights]]
+    run: Run, dataset: Dataset, cost_model: Machine, play: Callable[[Simulation], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
@@ -157,7 +139,7 @@ class Simulation:
 
     clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
-    def __init__(self, run: Run, dataset: Dataset, cost_model: CostModel, strategy: Strategy, deadline: float) -> None:
+    def __init__(self, run: Run, dataset: Dataset, cost_model: Machine, strategy: Strategy, deadline: float) -> None:
         self.run, self.dataset, self.cost_model, self.strategy = run, dataset, cost_model, strategy
         self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         self.table = cost_model.table_for(run.workers)

@@ -20,11 +20,12 @@ import torch
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
+from scalebench.pricing.machine import Machine, OperationTime, OperationTimes, name_of
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.loop import train
-from scalebench.virtual.clock import OperationTime, OperationTimes, VirtualClock, name_of
-from scalebench.virtual.engine import CostModel, Simulation
+from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.engine import Simulation
 
 _T = TypeVar("_T")
 _QUARTILE = 25
@@ -85,7 +86,7 @@ class _MeasuringSimulation(Simulation):
         return found
 
 
-def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_model: CostModel) -> OperationTimes:
+def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_model: Machine) -> OperationTimes:
     """Measure the operations of each strategy of `runs`, by strategy with options."""
     smallest: dict[str, Run] = {}
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):

@@ -12,11 +12,12 @@ from typing import Any
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import in_one_line
+from scalebench.pricing.machine import Machine
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import CostModel, alike, simulate_alike
+from scalebench.virtual.engine import alike, simulate_alike
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
@@ -29,7 +30,7 @@ class Simulator:
     `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them.
     """
 
-    cost_model: CostModel
+    cost_model: Machine
     folders: dict[int, Path]
     weights_folder: Path
     fail_fast: bool = False

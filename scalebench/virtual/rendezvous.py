@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scalebench.virtual.overlap import Stream
+from scalebench.pricing.overlap import Stream
 
 
 class Rendezvous:

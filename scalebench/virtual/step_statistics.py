@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import DisturbedError
+from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.system.stopwatch import FEWEST, Typical, typical
-from scalebench.virtual.step_times import BatchTimes, StepTable
 from scalebench.virtual.step_windows import FEWEST_ROUNDS, StepWindows
 
 BLOCKS = 20

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.pricing.step_times import STEP_TASKS
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
 from scalebench.system.stopwatch import Stopwatch, typical
 from scalebench.training.reference_step import Gauge
-from scalebench.virtual.step_times import STEP_TASKS
 
 FEWEST_ROUNDS = 8
 _FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S

@@ -24,10 +24,10 @@ from scalebench.artifact.packing import write_wheel
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import plot_folder
+from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
 from scalebench.study.load import load_study
-from scalebench.virtual.calibration_file import Calibration
 from tests.records_factory import study_rows
 
 PLANTED = "hf_s3cr3t-0123456789"

@@ -9,7 +9,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.virtual.calibration_file import Calibration, read_calibration
+from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.virtual.step_statistics import Measured
 from tests.conftest import needs_mpi
 

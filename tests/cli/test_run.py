@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.cli.main import main
 from scalebench.comm import engines
-from scalebench.virtual.calibration_file import Calibration
+from scalebench.pricing.calibration_file import Calibration
 from tests.conftest import needs_mpi
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]

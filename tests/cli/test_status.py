@@ -12,9 +12,9 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
+from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
-from scalebench.virtual.calibration_file import Calibration
 from tests.records_factory import run_row
 
 STUDY = """\

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.schema import ENVIRONMENT_COLUMNS
-from scalebench.virtual.calibration_file import Calibration
 
 ZYGOTE = Path(__file__).parent / "programs" / "zygote.py"
 STUDY = """\

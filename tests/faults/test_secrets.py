@@ -14,8 +14,8 @@ import pytest
 
 from scalebench.cli.main import main
 from scalebench.comm import engines
+from scalebench.pricing.calibration_file import Calibration
 from scalebench.study.load import load_study
-from scalebench.virtual.calibration_file import Calibration
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
 GIVEN = "Qz4vBn8wXr2k"  # in values of variables whose names say nothing, or begin as those that are recorded

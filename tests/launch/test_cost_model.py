@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.virtual.calibration_file import read_calibration
+from scalebench.pricing.calibration_file import read_calibration
 from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",

@@ -12,9 +12,10 @@ from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.launch.mpirun import launch
 from scalebench.launch.sweep import expand
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import stated_table
 from scalebench.study.spec import Study
-from scalebench.virtual.engine import CostModel, simulate
-from scalebench.virtual.step_times import stated_table
+from scalebench.virtual.engine import simulate
 
 WORKERS, SLOW, STEP_S = 4, 1, 0.02
 LOCKSTEP = ["allreduce", "bsp", "epoch_average", "gossip", "hierarchical_local_sgd"]
@@ -54,7 +55,7 @@ def virtual():
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
     for run in expand(said, cluster).runs:
         batch = BatchPlan.of(said, WORKERS, run.seed, dataset).batch_size
-        cost_model = CostModel(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
+        cost_model = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
         outcomes[run.strategy.name], _ = simulate(run, dataset, cost_model)
     return outcomes
 

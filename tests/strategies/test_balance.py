@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scalebench.data.partition import sizes_by_speed
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError
+from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.study.spec import Component
 from scalebench.virtual.engine import simulate
-from scalebench.virtual.step_times import BatchTimes, StepTable
 
 BALANCED = {"iid": {"balance": "speed"}}
 

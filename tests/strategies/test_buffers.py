@@ -7,9 +7,9 @@ import pytest
 
 from scalebench.cluster.network import Network
 from scalebench.comm.engines import available
+from scalebench.pricing.costs import Costs
 from scalebench.strategies import ddp
 from scalebench.virtual import engine
-from scalebench.virtual.costs import Costs
 from scalebench.virtual.engine import simulate, simulate_alike
 from tests.strategies.test_native_equality import MODEL, launched, native_runs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalebench.errors import DisturbedError
-from scalebench.virtual.calibration import loads_up_to
+from scalebench.pricing.machine import loads_up_to
 from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
 from scalebench.virtual.step_windows import StepWindows, bounded, take_steps
 

@@ -11,14 +11,14 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import RunError
+from scalebench.pricing.costs import Costs
+from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.costs import Costs
 from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
-from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
 
 TABLE = StepTable(
     source="test",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from scalebench.pricing.machine import OperationTime, name_of
 from scalebench.virtual import operation_costs
-from scalebench.virtual.clock import OperationTime, name_of
 from scalebench.virtual.operation_costs import measure_operations
 
 TOPK = {"allreduce": {"compression": "topk"}}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
-from scalebench.virtual.step_times import BatchTimes, StepTable, StepTimes
 
 
 def table(jitter=(0.9, 1.1), blocks=(1e-3, 3e-3)) -> StepTable:

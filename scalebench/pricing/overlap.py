@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scalebench.comm.base import Overlap
-from scalebench.virtual.costs import Costs, GradientTensor
+from scalebench.pricing.costs import Costs, GradientTensor
 
 Passes = Sequence[tuple[float, float]]  # (begin, seconds) of each worker's backward pass
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured

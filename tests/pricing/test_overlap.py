@@ -6,8 +6,8 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.base import Overlap
-from scalebench.virtual.costs import Costs, GradientTensor
-from scalebench.virtual.overlap import Stream
+from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.overlap import Stream
 
 MIB = 1 << 20
 RANKS = (0, 1)

@@ -5,7 +5,7 @@ import pytest
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
-from scalebench.virtual.costs import Costs
+from scalebench.pricing.costs import Costs
 
 MIB = 1 << 20
 

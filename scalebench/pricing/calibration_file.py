@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
+from scalebench.pricing.machine import OperationTimes, loads_up_to
+from scalebench.pricing.step_times import StepTable
 from scalebench.system.atomic_write import write_whole
-from scalebench.virtual.calibration import loads_up_to
-from scalebench.virtual.clock import OperationTimes
-from scalebench.virtual.step_times import StepTable
 
 
 class Calibration(BaseModel):

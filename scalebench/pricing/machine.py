@@ -1,0 +1,63 @@
+"""What a schedule is priced by: the cluster, costs of engines, times of steps and of strategies' operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat
+
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.spec import Cluster
+from scalebench.pricing.step_times import StepTable
+
+
+class OperationTime(BaseModel):
+    """Seconds of an operation of a strategy besides steps: on the messages of two workers, and per further one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seconds: NonNegativeFloat
+    per_member_s: NonNegativeFloat = 0.0
+
+    def scaled(self, factor: float) -> OperationTime:
+        """Return the time on a machine that takes `factor` times as long."""
+        return OperationTime(seconds=self.seconds * factor, per_member_s=self.per_member_s * factor)
+
+    def among(self, members: int) -> float:
+        """Return seconds of one call on the messages of `members` workers."""
+        return self.seconds + self.per_member_s * max(0, members - 2)
+
+
+OperationTimes = dict[str, dict[str, OperationTime]]  # by strategy with options, then by operation
+
+
+def name_of(operation: Callable[..., Any]) -> str:
+    """Return the qualified name of a function or method, also in a partial; of other objects that of the class."""
+    while isinstance(operation, partial):
+        operation = operation.func
+    return str(getattr(operation, "__qualname__", type(operation).__qualname__))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
+    operations of strategies."""
+
+    cluster: Cluster
+    engines: EngineCosts
+    tables: list[StepTable]
+    operations: OperationTimes = field(default_factory=dict)
+    reference_s: float | None = None  # the machine speed of both, as the time of the reference step
+
+    def table_for(self, workers: int) -> StepTable:
+        """The step times measured under the load that `workers` put on a node."""
+        busy = min(workers, self.cluster.node.workers_per_node)
+        return min(self.tables, key=lambda table: (abs(table.busy_workers - busy), -table.busy_workers))
+
+
+def loads_up_to(node_workers: int) -> list[int]:
+    """Return the measured numbers of workers that compute at the same time on a node: 1, 2, 4, ... and all."""
+    return sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
