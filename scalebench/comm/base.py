@@ -88,7 +88,9 @@ class Communicator(Protocol):
         It was among all workers, or each `among` consecutive ranks, in `calls` collectives of the engine.
         """
 
-    def split(self, color: int, key: int = 0) -> Communicator: ...
+    def split(self, color: Callable[[int], int]) -> Communicator:
+        """Return the communicator of the ranks r of equal `color(r)`, in order of rank; collective."""
+
     def barrier(self) -> None: ...
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None

@@ -152,8 +152,8 @@ class MpiCommunicator(NativeCommunicator):
     def _barrier(self) -> None:
         self.mpi.Barrier()
 
-    def _split(self, color: int, key: int) -> NativeCommunicator:
-        return MpiCommunicator(self.mpi.Split(color, key), self.clock, self)
+    def _split(self, color: int, ranks: list[int]) -> NativeCommunicator:
+        return MpiCommunicator(self.mpi.Split(color, self.rank), self.clock, self)
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:
         self.mpi.Send(self._buffer(tensor.cpu()), to, tag)

@@ -28,15 +28,14 @@ class NativeCommunicator(Counters, ABC):
     share_bytes = 8 << 20  # bytes per rank above which a mean is computed in pieces
     _splits = 0
 
-    def split(self, color: int, key: int = 0) -> NativeCommunicator:
+    def split(self, color: Callable[[int], int]) -> NativeCommunicator:
         self.clock.did(Task.OTHER)
         self._splits += 1
-        part = self._split(color, key)
-        part._join((*self._group, self._splits, color))
-        if self.slow_links is not None:
-            mine = torch.tensor([self.members[self.rank]], device="cuda" if self.engine == "nccl" else "cpu")
-            joined = part._allgather(mine)
-            part.members = tuple(int(member) for member in joined)
+        mine = color(self.rank)
+        ranks = [rank for rank in range(self.size) if color(rank) == mine]
+        part = self._split(mine, ranks)
+        part._join((*self._group, self._splits, mine))
+        part.members = tuple(self.members[rank] for rank in ranks)
         self.clock.did(Task.COMM)
         return part
 
@@ -252,7 +251,8 @@ class NativeCommunicator(Counters, ABC):
     @abstractmethod
     def _barrier(self) -> None: ...
 
-    def _split(self, color: int, key: int) -> NativeCommunicator:
+    def _split(self, color: int, ranks: list[int]) -> NativeCommunicator:
+        """Return the communicator of `ranks`, those of this rank's color."""
         self._lacks("sub-communicators")
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:

@@ -80,14 +80,9 @@ class TorchCommunicator(NativeCommunicator):
     def _barrier(self) -> None:
         dist.barrier(self.group)
 
-    def _split(self, color: int, key: int) -> NativeCommunicator:
-        mine = torch.tensor([color, key, dist.get_rank()], dtype=torch.int64)
-        if self.engine == "nccl":
-            mine = mine.cuda()
-        every = sorted(tuple(other.tolist()) for other in self._allgather(mine))
-        ranks = [rank for other, _, rank in every if other == color]
-        # Only its members make a group, in the order of their keys.
-        group = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
+    def _split(self, color: int, ranks: list[int]) -> NativeCommunicator:
+        world = [dist.get_global_rank(self.group, rank) for rank in ranks] if self.group else ranks
+        group = dist.new_group(world, use_local_synchronization=True)  # by its members alone
         return TorchCommunicator(self.clock, group, self)
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
-from greenlet import getcurrent
 from torch import Tensor
 
 from scalebench.comm.base import Communicator, Overlap
-from scalebench.comm.wire import wire_bytes
-from scalebench.pricing.schedule import Event, Schedule
+from scalebench.comm.wire import there_and_back, wire_bytes
+from scalebench.pricing.machine import name_of
+from scalebench.pricing.schedule import Event, Partition, Schedule
 from scalebench.strategies.server_weights import Answer, Push, Reply
 from scalebench.system.clock import Ledger, Task
 
@@ -36,13 +35,16 @@ class RecordingClock:
             self.schedule.events.append(Event(task.name.lower(), samples))
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
-        if self.running:
-            self.schedule.events.append(Event("operation", name=getattr(operation, "__qualname__", "")))
+        self.charge(operation)
         return operation(*arguments)
 
-    def communicated(self, kind: str, nbytes: int, members: Sequence[int], blocking: bool = True) -> None:
+    def charge(self, operation: Callable[..., Any], messages: int = 2) -> None:
+        """Write an operation on the messages of so many workers."""
+        self.wrote(Event("operation", messages, name=name_of(operation)))
+
+    def wrote(self, event: Event) -> None:
         if self.running:
-            self.schedule.events.append(Event(kind, nbytes, tuple(members), blocking))
+            self.schedule.events.append(event)
 
     def elapsed(self) -> float:
         return 0.0
@@ -63,7 +65,7 @@ class RecordedRequest:
         self._clock, self._position = clock, position
 
     def wait(self) -> None:
-        self._clock.communicated("wait", self._position, ())
+        self._clock.wrote(Event("wait", self._position))
 
     def done(self) -> bool:
         return True
@@ -73,26 +75,22 @@ class RecordingCommunicator:
     """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone."""
 
     def __init__(
-        self,
-        clock: RecordingClock,
-        splits: dict[Any, dict[int, tuple[int, int, int]]],
-        ranks: tuple[int, ...],
-        rank: int,
-        parent: RecordingCommunicator | None = None,
-        path: tuple[Any, ...] = (),
+        self, clock: RecordingClock, partition: Partition, worker: int, parent: RecordingCommunicator | None = None
     ) -> None:
-        self.rank, self.size = rank, len(ranks)
+        self._clock, self._partition, self._worker, self._parent = clock, partition, worker, parent
+        self._ranks = partition.members(int(partition.labels[worker]))
+        self.rank, self.size = self._ranks.index(worker), len(self._ranks)
         self.collectives = self.bytes_sent = 0
         self.calls: int | None = None
-        self._clock, self._splits, self._ranks = clock, splits, ranks
-        self._parent, self._path, self._split_calls = parent, path, count()
+        self._splits = count()
 
     def barrier(self) -> None:
-        self._clock.communicated("barrier", 0, self._ranks)
+        self._write("barrier", 0)
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> None:
+        self._cast(wire)
         self._collective("allreduce", wire_bytes(tensor, wire))
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
@@ -101,20 +99,22 @@ class RecordingCommunicator:
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> RecordedRequest:
+        self._cast(wire)
         self._collective("allreduce", wire_bytes(tensor, wire), blocking=False)
         return RecordedRequest(self._clock, len(self._clock.schedule.events) - 1)
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         if self.size > 1:
-            self._collective(f"overlapped allreduce ({overlap.engine})", wire_bytes(tensor, overlap.wire))
+            self._tally(1, wire_bytes(tensor, overlap.wire))
+        self._write("overlapped allreduce", wire_bytes(tensor, overlap.wire), overlap=overlap)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        nbytes = 0 if linear and self.rank == root else tensor.nbytes
-        self._collective("linear reduce" if linear else "reduce", nbytes)
+        self._tally(1, 0 if linear and self.rank == root else tensor.nbytes)
+        self._write("linear_reduce" if linear else "reduce", tensor.nbytes, root=root)
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
-        sent = tensor.nbytes * (self.size - 1 if linear else 1) if self.rank == root else 0
-        self._collective("linear broadcast" if linear else "broadcast", sent)
+        self._tally(1, tensor.nbytes * (self.size - 1 if linear else 1) if self.rank == root else 0)
+        self._write("linear_broadcast" if linear else "broadcast", tensor.nbytes, root=root)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self._collective("allgather", tensor.nbytes)
@@ -122,14 +122,16 @@ class RecordingCommunicator:
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self._collective("allgather", tensor.nbytes)
-        return self._clock.work(combine, [tensor] * self.size)
+        self._clock.charge(combine, self.size)
+        return combine([tensor])
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return self._clock.work(make)
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
-        for level in range(int(math.log2(self.size))):
-            self.send(tensor, self.rank ^ (1 << level))
+        if self.size > 1:
+            self._tally(0, tensor.nbytes * (self.size.bit_length() - 1))
+            self._write("merge", tensor.nbytes, name=name_of(merge))
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self._collective("alltoallv", sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank))
@@ -137,23 +139,14 @@ class RecordingCommunicator:
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self._tally(0, tensor.nbytes)
-        self._clock.communicated("send", tensor.nbytes, self._ranks[to : to + 1])
+        self._clock.wrote(Event("send", tensor.nbytes, self._ranks[to : to + 1], root=tag))
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
-        self._clock.communicated("receive", tensor.nbytes, self._ranks[source : source + 1])
+        peer, what = self._ranks[source : source + 1], "add" if add else ""
+        self._clock.wrote(Event("receive", tensor.nbytes, peer, name=what, root=tag))
 
-    def split(self, color: int, key: int = 0) -> Communicator:
-        path = (*self._path, next(self._split_calls))
-        entries = self._splits.setdefault(path, {})
-        entries[self.rank] = (color, key, self._ranks[self.rank])
-        while len(entries) < self.size:
-            recorder = getcurrent().parent
-            assert recorder is not None
-            recorder.switch()
-        members = sorted((each[1], rank, each[2]) for rank, each in entries.items() if each[0] == color)
-        ranks = tuple(world for _, _, world in members)
-        rank = ranks.index(self._ranks[self.rank])
-        return RecordingCommunicator(self._clock, self._splits, ranks, rank, self, (*path, color))
+    def split(self, color: Callable[[int], int]) -> Communicator:
+        return RecordingCommunicator(self._clock, self._partition.part(next(self._splits), color), self._worker, self)
 
     def count(self, nbytes: int, calls: int | None = None) -> None:
         self._tally(1, nbytes)
@@ -163,7 +156,14 @@ class RecordingCommunicator:
 
     def _collective(self, kind: str, nbytes: int, *, blocking: bool = True) -> None:
         self._tally(1, nbytes)
-        self._clock.communicated(kind, nbytes, self._ranks, blocking)
+        self._write(kind, nbytes, blocking=blocking)
+
+    def _cast(self, wire: str | None) -> None:
+        if wire is not None and self.size > 1:
+            self._clock.charge(there_and_back)
+
+    def _write(self, kind: str, nbytes: int, **how: Any) -> None:
+        self._clock.wrote(Event(kind, nbytes, self._ranks, partition=self._partition, **how))
 
     def _tally(self, collectives: int, nbytes: int) -> None:
         comm: RecordingCommunicator | None = self
@@ -185,7 +185,7 @@ class RecordingShared:
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         yield self.vector
         self.merges += 1
-        self._clock.communicated("access", self.vector.nbytes, (self._host,))
+        self._clock.wrote(Event("access", self.vector.nbytes, (self._host,)))
         if counted:
             self._comm.count(self.vector.nbytes)
 
@@ -202,6 +202,6 @@ class RecordingServer:
     def request(self, payload: Any) -> Any:
         if payload is not None:
             self._comm.count(payload.nbytes)
-            self._clock.communicated("request", payload.nbytes, ())
+            self._clock.wrote(Event("request", payload.nbytes))
         self._pushes += isinstance(payload, Push) and payload.vector.numel() > 0
         return Answer(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

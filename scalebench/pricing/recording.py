@@ -1,27 +1,25 @@
 """Recording of schedules: a strategy's program runs on meta tensors, without data or arithmetic.
 
-Workers of one run are independent of one another here, but for `split`, in which each waits for the others' colors.
+Workers of one run are independent of one another here.
 Where a strategy's order depends on time (servers, asynchronous merges), a schedule holds the worker's own part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from greenlet import greenlet
 from torch import Tensor
 
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
-from scalebench.errors import RunError
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
-from scalebench.pricing.schedule import Schedule
+from scalebench.pricing.schedule import Event, Partition, Schedule
 from scalebench.strategies.base import Batch, Strategy
 from scalebench.study.spec import Run
 from scalebench.system.clock import Clock, Task
@@ -31,36 +29,26 @@ from scalebench.training.optimizers import build_optimizer
 
 
 def record(
-    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+    run: Run,
+    strategy: Strategy,
+    plan: BatchPlan,
+    model: torch.nn.Module,
+    workers_per_node: int,
+    ranks: Sequence[int] | None = None,
 ) -> list[Schedule]:
-    """Record the schedule of each worker of `run`; `model` is on the meta device.
-
-    Raises:
-        RunError: some workers call `split` more often than others.
-    """
-    splits: dict[Any, dict[int, tuple[int, int, int]]] = {}
-    workers = []
-    for rank in range(run.workers):
-        clock = RecordingClock(Schedule(rank))
-        comm = RecordingCommunicator(clock, splits, tuple(range(run.workers)), rank)
-        workers.append(RecordingWorker(run, plan, comm, clock, workers_per_node, model))
-    waiting = [greenlet(lambda worker=worker: _complete(worker, strategy)) for worker in workers]
-    while waiting:
-        before = sum(map(len, splits.values()))
-        for program in waiting:
-            program.switch()
-        still = [program for program in waiting if not program.dead]
-        if len(still) == len(waiting) and sum(map(len, splits.values())) == before:
-            raise RunError(f"{len(still)} workers wait in split for workers that do not call it")
-        waiting = still
-    return [worker.clock.schedule for worker in workers]  # type: ignore[attr-defined]
-
-
-def _complete(worker: RecordingWorker, strategy: Strategy) -> None:
-    report = train(worker, strategy)
-    schedule: Schedule = worker.clock.schedule  # type: ignore[attr-defined]
-    schedule.syncs, schedule.bytes_sent = report.syncs, report.bytes_sent
-    schedule.memory_bytes = worker.memory_bytes
+    """Record the schedules of the workers `ranks` (default: all) of `run`; `model` is on the meta device."""
+    everyone = Partition.of_all(run.workers)
+    schedules = []
+    for rank in range(run.workers) if ranks is None else ranks:
+        schedule = Schedule(rank)
+        clock = RecordingClock(schedule)
+        worker = RecordingWorker(
+            run, plan, RecordingCommunicator(clock, everyone, rank), clock, workers_per_node, model
+        )
+        schedule.report = train(worker, strategy)
+        schedule.memory_bytes = worker.memory_bytes
+        schedules.append(schedule)
+    return schedules
 
 
 class RecordingWorker:
@@ -179,6 +167,8 @@ class RecordingWorker:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         self.last_loss = self.last_loss / 2
         self.meters.close_epoch(epoch, 0.0, None)
+        if isinstance(self.clock, RecordingClock):
+            self.clock.wrote(Event("epoch", epoch))
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
         """Keep nothing: there is nothing to evaluate."""

@@ -2,22 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.comm.base import Overlap
+from scalebench.training.outcome import WorkerReport
+
+Ints = NDArray[np.int64]
+
+
+class Partition:
+    """Division of all workers into groups: `labels` (workers,) number the group of each worker."""
+
+    def __init__(self, labels: Ints) -> None:
+        self.labels = labels
+        self.sizes = np.bincount(labels)
+        self._order = np.argsort(labels, kind="stable")
+        self._ends = np.cumsum(self.sizes)
+        self._parts: dict[int, Partition] = {}
+
+    @classmethod
+    def of_all(cls, workers: int) -> Partition:
+        """Return the partition whose only group has all workers."""
+        return cls(np.zeros(workers, dtype=np.int64))
+
+    def members(self, label: int) -> Sequence[int]:
+        """Return the workers of a group in ascending order, as a range where they are evenly spaced."""
+        ranks = self._order[self._ends[label] - self.sizes[label] : self._ends[label]]
+        if len(ranks) == 1:
+            return (int(ranks[0]),)
+        steps = np.diff(ranks)
+        if (steps == steps[0]).all():
+            return range(int(ranks[0]), int(ranks[-1]) + 1, int(steps[0]))
+        return tuple(ranks.tolist())
+
+    def part(self, split: int, color: Callable[[int], int]) -> Partition:
+        """Return the partition after the `split`-th split of each group by `color` of the rank in the group."""
+        if split not in self._parts:
+            places = np.empty_like(self.labels)
+            starts = np.repeat(self._ends - self.sizes, self.sizes)
+            places[self._order] = np.arange(len(self.labels)) - starts
+            colors = np.array([color(place) for place in range(int(self.sizes.max()))])[places]
+            pairs = np.stack([self.labels, colors], axis=1)
+            self._parts[split] = Partition(np.unique(pairs, axis=0, return_inverse=True)[1].ravel())
+        return self._parts[split]
 
 
 class Event(NamedTuple):
     """One entry of a schedule.
 
-    `amount`: samples of compute (`data`, `shuffle`, `forward`, `backward`, `update`), bytes of communication, the
-    position in the schedule of what a `wait` waits for. `members`: ranks of a collective; the peer of a message.
+    `amount`: samples of compute (`data`, `shuffle`, `forward`, `backward`, `update`), bytes of communication, messages
+    that an `operation` of the strategy works on, position in the schedule of the event that a `wait` waits for, number
+    of an `epoch` that ended. `members`: ranks of a collective; the peer of a message.
     """
 
     kind: str
     amount: int = 0
-    members: tuple[int, ...] = ()
+    members: Sequence[int] = ()
     blocking: bool = True
-    name: str = ""  # of a strategy's own operation
+    name: str = ""  # of a strategy's own operation; `add` of a message that is added to a vector
+    partition: Partition | None = None  # of which the members of a collective are a group
+    root: int = 0  # rank among the members; tag of a message
+    overlap: Overlap | None = None
 
 
 @dataclass
@@ -26,6 +76,17 @@ class Schedule:
 
     rank: int
     events: list[Event] = field(default_factory=list)
-    syncs: int = 0  # synchronisations in which the worker takes part
-    bytes_sent: int = 0  # payload that the worker hands over
+    report: WorkerReport | None = None  # counts of synchronisations, bytes and steps, without times
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
+
+    @property
+    def syncs(self) -> int:
+        """Synchronisations in which the worker takes part."""
+        assert self.report is not None
+        return self.report.syncs
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload that the worker hands over."""
+        assert self.report is not None
+        return self.report.bytes_sent

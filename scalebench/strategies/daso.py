@@ -170,10 +170,10 @@ class Exchange:
     """One worker's part in the exchanges: its node, its group, the group whose turn it is and the sum in flight."""
 
     def __init__(self, worker: Worker, policies: Averaging, devices: int) -> None:
-        node, self._device = divmod(worker.rank, devices)
+        self._device = worker.rank % devices
         self._worker, self._policies, self._devices = worker, policies, devices
-        self._node = worker.comm.split(node, self._device)
-        self._group = worker.comm.split(self._device, node)
+        self._node = worker.comm.split(lambda rank: rank // devices)
+        self._group = worker.comm.split(lambda rank: rank % devices)
         self.local_sync = True
         self._turn = 0  # the group that sends next
         self._sender: int | None = None  # group of the last sum left in flight; a blocking sum clears it

@@ -84,7 +84,7 @@ class PostLocalSgd(Averaging):
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         members = min(self.subgroup or worker.workers_per_node, worker.size)
-        worker.state.subgroup = worker.comm.split(worker.rank // members) if members > 1 else None
+        worker.state.subgroup = worker.comm.split(_consecutive(members)) if members > 1 else None
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         state, last = worker.state, self.last_step(worker, epoch)
@@ -153,7 +153,7 @@ class HierarchicalLocalSgd(Averaging):
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         sizes = [size for size in sorted(self.groups, reverse=True) if size < worker.size]
-        worker.state.comms = {size: worker.comm.split(worker.rank // size) for size in sizes}
+        worker.state.comms = {size: worker.comm.split(_consecutive(size)) for size in sizes}
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         last = self.last_step(worker, epoch)
@@ -219,3 +219,8 @@ def check_groups(name: str, sizes: Iterable[int], workers: int) -> None:
                 f"strategy {name}: option 'groups': size {size} does not divide {workers} workers; "
                 f"use a divisor of {workers}"
             )
+
+
+def _consecutive(size: int) -> Callable[[int], int]:
+    """Return the color of groups of `size` consecutive ranks."""
+    return lambda rank: rank // size

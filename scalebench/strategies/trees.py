@@ -50,9 +50,9 @@ class TwoLevel:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._size = worker.size
-        self._node = worker.comm.split(worker.rank // worker.workers_per_node, worker.rank)
-        self._leaders = worker.comm.split(min(1, self._node.rank), worker.rank)
+        self._size, node = worker.size, worker.workers_per_node
+        self._node = worker.comm.split(lambda rank: rank // node)
+        self._leaders = worker.comm.split(lambda rank: min(1, rank % node))
 
     def mean_(self, vector: Tensor) -> None:
         if self._node.size > 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Overlap
-from scalebench.comm.wire import pack, unpack, wire_bytes
+from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
 from scalebench.virtual.clock import VirtualClock
@@ -64,6 +64,7 @@ class VirtualCommunicator:
         self._arithmetic = arithmetic
         self._parent = parent
         self._calls = 0
+        self._splits = 0
         self._made = 0
 
     # --- collectives ------------------------------------------------------------------------------------------
@@ -254,17 +255,9 @@ class VirtualCommunicator:
             self._tally(0, tensor.nbytes)
             self.clock.communicated(until, waited)
 
-    def split(self, color: int, key: int = 0) -> VirtualCommunicator:
-        groups: dict[int, Group] = {}
-        with self.clock.paused():
-            rendezvous = self._collective(
-                "split", (color, key, self.world_rank, groups), lambda payloads: None, lambda: 0.0
-            )
-        members = sorted(
-            (entry[1], rank, entry[2]) for rank, entry in enumerate(rendezvous.payloads) if entry[0] == color
-        )
-        shared: dict[int, Group] = rendezvous.payloads[0][3]
-        group = shared.setdefault(color, Group(tuple(world for _, _, world in members)))
+    def split(self, color: Callable[[int], int]) -> VirtualCommunicator:
+        group = self._group.part(self._splits, color, self.rank)
+        self._splits += 1
         place = group.ranks.index(self.world_rank)
         return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
 
@@ -329,8 +322,3 @@ class VirtualCommunicator:
         for rank, since in rendezvous.sleepers:
             self.scheduler.wake(rank, max(since, rendezvous.end) if self.clock.running else since)
         rendezvous.sleepers.clear()
-
-
-def there_and_back(tensor: Tensor, wire: str) -> None:
-    """Cast like a real communicator: `tensor` to the dtype of the `wire`, and the sum back."""
-    unpack(pack(tensor, None, wire), torch.empty_like(tensor), tensor.element_size())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,3 +43,13 @@ class Group:
     results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stream: Stream = field(default_factory=Stream)
+    parts: dict[int, dict[int, Group]] = field(default_factory=dict)  # by split and color
+
+    def part(self, split: int, color: Callable[[int], int], rank: int) -> Group:
+        """Return the part with `rank` of the group's `split`, one object for all its members."""
+        if split not in self.parts:
+            members: dict[int, list[int]] = {}
+            for place, world in enumerate(self.ranks):
+                members.setdefault(color(place), []).append(world)
+            self.parts[split] = {each: Group(tuple(ranks)) for each, ranks in members.items()}
+        return self.parts[split][color(rank)]

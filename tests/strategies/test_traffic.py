@@ -81,8 +81,8 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
 def test_a_schedule_holds_what_a_worker_does_in_order(recorded):
     events = recorded({"local_sgd": {"steps": 2}}, 2, epochs=1, batch_per_worker=24)[0].events
     step = ["data", "forward", "backward", "update"]
-    assert [event.kind for event in events] == ["shuffle", *step, *step, "allreduce"]
-    assert events[-1].members == (0, 1)
+    assert [event.kind for event in events] == ["shuffle", *step, *step, "allreduce", "epoch"]
+    assert list(events[-2].members) == [0, 1]
 
 
 def test_a_sum_in_flight_is_not_blocking_and_is_waited_for(recorded):

@@ -151,16 +151,16 @@ def test_exposed_part_of_a_nonblocking_allreduce_is_charged():
     assert world.run(program) == pytest.approx({0: cost, 1: cost})
 
 
-def test_groups_split_by_colour_and_key():
+def test_groups_split_by_color_in_order_of_rank():
     world = World(5)
 
     def program(comm):
-        part = comm.split(comm.rank % 2, key=-comm.rank)
+        part = comm.split(lambda rank: rank % 2)
         tensor = torch.tensor([float(comm.rank)])
         part.allreduce_(tensor)
         return part.rank, part.size, tensor.item()
 
-    assert world.run(program) == {0: (2, 3, 6.0), 2: (1, 3, 6.0), 4: (0, 3, 6.0), 1: (1, 2, 4.0), 3: (0, 2, 4.0)}
+    assert world.run(program) == {0: (0, 3, 6.0), 2: (1, 3, 6.0), 4: (2, 3, 6.0), 1: (0, 2, 4.0), 3: (1, 2, 4.0)}
 
 
 def test_message_arrives_after_its_transfer_time():
