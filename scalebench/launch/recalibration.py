@@ -24,6 +24,7 @@ from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.pricing.machine import Machine
+from scalebench.pricing.price import NotLockStepError
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
@@ -99,7 +100,7 @@ def _replayed(run: Run, plan: StudyPlan, cost_model: Machine, results: Results, 
         if run.also_without_jitter:
             found = replay(steady, dataset, cost_model, trace)
             outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
-    except (NotImplementedError, RuntimeError):  # the strategy reads values of tensors
+    except (NotLockStepError, RuntimeError):  # RuntimeError: the strategy reads values of tensors
         return None
     if outcome.status != "completed":
         return None

@@ -20,7 +20,6 @@ from scalebench.cluster.network import Network
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
 _PRICES_KEPT = 1 << 14
-Ranks = tuple[int, ...]
 Model = Callable[[int, Sequence[int]], float]
 
 
@@ -41,7 +40,7 @@ class Costs:
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients = list(gradients)
-        self._memo: dict[tuple[str, int, Ranks, str], float] = {}
+        self._memo: dict[tuple[str, int, Sequence[int], str], float] = {}
         self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
         links = network.cluster.links.model_copy(update={"slow": {}})  # measured nodes have no slow links
         self._alike = network.cluster.model_copy(update={"links": links})
@@ -51,28 +50,28 @@ class Costs:
         self.under_way = kept(self._under_way)
         self.exclusive = kept(self._exclusive)
 
-    def allreduce(self, nbytes: int, ranks: Ranks, engine: str = "") -> float:
+    def allreduce(self, nbytes: int, ranks: Sequence[int], engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
 
-    def reduce(self, nbytes: int, ranks: Ranks) -> float:
+    def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.reduce, nbytes, ranks, "reduce")
 
-    def broadcast(self, nbytes: int, ranks: Ranks) -> float:
+    def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.broadcast, nbytes, ranks, "broadcast")
 
-    def linear_reduce(self, nbytes: int, ranks: Ranks) -> float:
+    def linear_reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.linear_reduce, nbytes, ranks, "linear-reduce")
 
-    def linear_broadcast(self, nbytes: int, ranks: Ranks) -> float:
+    def linear_broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.linear_broadcast, nbytes, ranks, "linear-broadcast")
 
-    def allgather(self, nbytes: int, ranks: Ranks) -> float:
+    def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.allgather, nbytes, ranks, "allgather")
 
-    def barrier(self, ranks: Ranks) -> float:
+    def barrier(self, ranks: Sequence[int]) -> float:
         return self.allreduce(0, ranks)
 
-    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: Ranks) -> float:
+    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: Sequence[int]) -> float:
         """Return the cost of an exchange of `sizes[i][j]` bytes from worker i to j, by the busiest worker."""
         sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
         received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
@@ -114,7 +113,7 @@ class Costs:
         """Return the measured cost of `engine` on one node, or between several; None if not measured."""
         return self.engines.of(engine, ranks, nodes) if self.engines.has(engine, nodes) else None
 
-    def _priced(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
+    def _priced(self, model: Model, nbytes: int, ranks: Sequence[int], entry: str) -> float:
         """Return the cost by `model` of `nbytes` among `ranks`, corrected by the measured `entry`."""
         key = (model.__name__, nbytes, ranks, entry)
         seconds = self._memo.get(key)
@@ -122,7 +121,7 @@ class Costs:
             seconds = self._memo[key] = self._price(model, nbytes, ranks, entry)
         return seconds
 
-    def _price(self, model: Model, nbytes: int, ranks: Ranks, entry: str) -> float:
+    def _price(self, model: Model, nbytes: int, ranks: Sequence[int], entry: str) -> float:
         modelled, nodes = model(nbytes, ranks), self.network.nodes_of(ranks)
         if len(ranks) < 2:
             return modelled
@@ -133,7 +132,7 @@ class Costs:
         inside = self.cost_of(entry, len(ranks))
         return modelled + (self._software(inside, model.__name__, nbytes, len(ranks)) if inside else 0.0)
 
-    def _as_measured(self, model: Model, nbytes: int, ranks: Ranks, measured: EngineCost) -> float:
+    def _as_measured(self, model: Model, nbytes: int, ranks: Sequence[int], measured: EngineCost) -> float:
         """Return model seconds at the ranks and nodes of `measured`."""
         if measured.nodes == 1:
             return model(nbytes, ranks[: measured.ranks])
@@ -141,7 +140,7 @@ class Costs:
         priced: Model = getattr(place, model.__name__)
         return priced(nbytes, range(measured.ranks))
 
-    def _own_or_alike(self, model: Model, nbytes: int, ranks: Ranks, operation: str) -> float:
+    def _own_or_alike(self, model: Model, nbytes: int, ranks: Sequence[int], operation: str) -> float:
         """Return the cost by the engine's entry of `operation`, else in proportion to its allreduce."""
         entry = f"{self.engine}-{operation}"
         if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(ranks)):

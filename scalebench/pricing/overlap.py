@@ -9,26 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scalebench.comm.base import Overlap
 from scalebench.pricing.costs import Costs, GradientTensor
 
-Passes = Sequence[tuple[float, float]]  # (begin, seconds) of each worker's backward pass
+Floats = NDArray[np.float64]
+Passes = tuple[Floats, Floats]  # begin and seconds of each worker's backward pass, (workers,)
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
 
 
 @dataclass
 class Stream:
-    """Communication stream of a group; `next_cycle` is the next turn of Horovod's loop."""
+    """Communication stream of a group.
+
+    `next_cycle` is the next turn of Horovod's loop, `transferred_s` the cost of all its allreduces so far.
+    """
 
     next_cycle: float = 0.0
+    transferred_s: float = 0.0
 
-    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
+    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Return the moment at which every worker has the mean of all gradients."""
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
-        return _buckets(passes, overlap, costs, ranks)
+        return self._buckets(passes, overlap, costs, ranks)
 
-    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
+    def _allreduce(self, nbytes: int, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
+        seconds = costs.allreduce(nbytes, ranks, overlap.engine)
+        self.transferred_s += seconds
+        return seconds
+
+    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         measured = costs.cost_of(overlap.engine)
         negotiation = measured.negotiation_s * _growth(len(ranks)) if measured else 0.0
@@ -45,19 +58,18 @@ class Stream:
             waiting = waiting[len(ready) :]
             finished = moment + negotiation
             for nbytes in _fused(ready, overlap.bucket_bytes):
-                finished += costs.allreduce(nbytes, ranks, overlap.engine)
+                finished += self._allreduce(nbytes, overlap, costs, ranks)
             moment = max(moment + period, finished)
         self.next_cycle = moment
         return finished + (measured.per_step_s if measured else 0.0)
 
-
-def _buckets(passes: Passes, overlap: Overlap, costs: Costs, ranks: tuple[int, ...]) -> float:
-    """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
-    measured = costs.cost_of(overlap.engine)
-    free = 0.0
-    for nbytes, release in _bucket_plan(tuple(costs.gradients), overlap):
-        free = max(free, _ready(passes, release)) + costs.allreduce(nbytes, ranks, overlap.engine)
-    return max(free, _ready(passes, 1.0)) + (measured.per_step_s if measured else 0.0)
+    def _buckets(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
+        """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
+        measured = costs.cost_of(overlap.engine)
+        free = 0.0
+        for nbytes, release in _bucket_plan(tuple(costs.gradients), overlap):
+            free = max(free, _ready(passes, release)) + self._allreduce(nbytes, overlap, costs, ranks)
+        return max(free, _ready(passes, 1.0)) + (measured.per_step_s if measured else 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +98,8 @@ def _fused(sizes: list[int], threshold: int) -> list[int]:
 
 
 def _ready(passes: Passes, share: float) -> float:
-    return max(begin + share * seconds for begin, seconds in passes)
+    begins, seconds = passes
+    return float((begins + share * seconds).max())
 
 
 def _travelling(nbytes: int, overlap: Overlap) -> int:

@@ -52,10 +52,7 @@ def record(
 
 
 class RecordingWorker:
-    """Implements `strategies.base.Worker` on torch's meta device.
-
-    `last_loss` halves with each epoch, so that no plateau is found.
-    """
+    """Implements `strategies.base.Worker` on torch's meta device."""
 
     def __init__(
         self, run: Run, plan: BatchPlan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
@@ -68,7 +65,6 @@ class RecordingWorker:
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = torch.empty_like(self.parameters)
-        self.last_loss = torch.ones((), dtype=self.dtype)
         parameter = torch.nn.Parameter(self.parameters)
         parameter.grad = self.gradients
         optimizer: Any = build_optimizer(run.optimizer, [parameter], run.lr, flat=True)
@@ -79,7 +75,14 @@ class RecordingWorker:
         self.on_epoch: Callable[[int], None] | None = None
         self.meters = Meters(comm.rank, clock, comm)
         self.steps = 0
-        self._epoch = 0
+        self._epoch = self._epochs_done = 0
+
+    @property
+    def last_loss(self) -> Tensor:
+        """A loss that halves with each epoch; the schedule then depends on it."""
+        if isinstance(self.clock, RecordingClock):
+            self.clock.schedule.reads_loss = True
+        return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 
     @property
     def samples(self) -> int:
@@ -165,7 +168,7 @@ class RecordingWorker:
         return epoch == self.epochs - 1
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
-        self.last_loss = self.last_loss / 2
+        self._epochs_done += 1
         self.meters.close_epoch(epoch, 0.0, None)
         if isinstance(self.clock, RecordingClock):
             self.clock.wrote(Event("epoch", epoch))

@@ -77,6 +77,7 @@ class Schedule:
     rank: int
     events: list[Event] = field(default_factory=list)
     report: WorkerReport | None = None  # counts of synchronisations, bytes and steps, without times
+    reads_loss: bool = False  # its order depends on the training loss
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
 
     @property

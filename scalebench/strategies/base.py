@@ -48,7 +48,10 @@ class Worker(Protocol):
     comm: Communicator
     clock: Clock
     state: SimpleNamespace  # a strategy's own, per worker
-    last_loss: Tensor  # () the mean loss of the latest batch, before its update
+
+    @property
+    def last_loss(self) -> Tensor:
+        """The mean loss () of the latest batch, before its update."""
 
     @property
     def samples(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,8 +193,10 @@ class VirtualCommunicator:
         payload = (tensor, start, self.clock.backward_s)
         rendezvous = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
         if rendezvous.end is not None and self.clock.running:
-            passes = [(start, seconds) for _, start, seconds in rendezvous.payloads]
-            rendezvous.end = max(rendezvous.end, self._group.stream.end(passes, overlap, self.costs, self._group.ranks))
+            passes = np.array([(start, seconds) for _, start, seconds in rendezvous.payloads]).T
+            rendezvous.end = max(
+                rendezvous.end, self._group.stream.end((passes[0], passes[1]), overlap, self.costs, self._group.ranks)
+            )
         self.await_end(rendezvous)
 
     def _charge_engine(self, overlap: Overlap) -> None:

@@ -11,18 +11,17 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from scalebench.cluster.network import Network
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
 from scalebench.models.registry import build_model
-from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.step_times import StepTimes
+from scalebench.pricing.price import NotLockStepError, price
+from scalebench.pricing.recording import record
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.jitter import jitter_source
 from scalebench.study.spec import Run
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
@@ -30,7 +29,7 @@ from scalebench.training.replica import Replica
 from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.rendezvous import Group
-from scalebench.virtual.replay import ReplayWorker, Trace
+from scalebench.virtual.replay import Trace
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 
@@ -85,7 +84,7 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_mod
     steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
     try:
         found = replay(steady, dataset, cost_model, Trace.of(outcome))
-    except (NotImplementedError, RuntimeError):  # it reads numbers out of tensors
+    except (NotLockStepError, RuntimeError):  # RuntimeError: it reads numbers out of tensors
         return outcome
     if found.status == "completed":
         outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
@@ -93,9 +92,17 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_mod
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:
+    return next(_meta_model(run, dataset).buffers(), None) is not None
+
+
+def _meta_model(run: Run, dataset: Dataset) -> torch.nn.Module:
+    """Return the model of a run without memory."""
     dtype = getattr(torch, run.dtype)
-    model = build_model(run.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, run.seed)
-    return next(model.buffers(), None) is not None
+    return build_model(run.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, run.seed).to("meta")
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _virtual(run: Run) -> Strategy:
@@ -143,9 +150,9 @@ class Simulation:
         self.run, self.dataset, self.cost_model, self.strategy = run, dataset, cost_model, strategy
         self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         self.table = cost_model.table_for(run.workers)
-        self.times = StepTimes(self.table, seed=run.seed - run.repetition, repetition=run.repetition)
+        self.charges = Charges.of(run, cost_model, strategy)
+        self.costs = self.charges.costs
         self.group = Group(tuple(range(run.workers)))
-        self.costs = self._price_list()
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
@@ -154,7 +161,7 @@ class Simulation:
     def play(self) -> tuple[Outcome, Weights]:
         """Compute the run."""
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
-        self.costs.gradients = _gradients(replicas[0].model, self.table.release)
+        self.costs.gradients = gradients(replicas[0].model, self.table.release)
         self.scheduler.stochastic = _draws_random_numbers(replicas[0])
         reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
         began = time.perf_counter()
@@ -166,21 +173,15 @@ class Simulation:
         return self._outcome(reports, found, eval_s, replicas[0].parameters.numel()), weights
 
     def replay(self, trace: Trace) -> tuple[Outcome, Weights]:
-        """Walk through the run that left `trace`, for its time alone."""
-        model = build_model(
-            self.run.model, self.dataset.input_shape, self.dataset.outputs, self.dataset.task,
-            getattr(torch, self.run.dtype), self.run.seed,
-        )  # fmt: skip
-        self.costs.gradients = _gradients(model, self.table.release)
-        per_node = self.cost_model.cluster.node.workers_per_node
-        meta = model.to("meta")
-        workers = []
-        for rank in range(self.run.workers):
-            clock = self._clock(rank)
-            comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
-            workers.append(ReplayWorker(self.run, self.plan, comm, clock, trace, per_node, meta))
-        reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
-        return self._outcome(reports, workers[0].evaluations, 0.0, workers[0].parameters.numel()), {}
+        """Price the schedule of the run that left `trace`."""
+        model = _meta_model(self.run, self.dataset)
+        self.costs.gradients = gradients(model, self.table.release)
+        schedules = record(self.run, self.strategy, self.plan, model, self.cost_model.cluster.node.workers_per_node)
+        if any(schedule.reads_loss for schedule in schedules):
+            raise NotLockStepError("its schedule depends on the training loss")
+        priced = price(schedules, self.charges)
+        reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
+        return self._outcome(reports, trace.evaluations(priced), 0.0, _parameters(model)), {}
 
     def _outcome(
         self, reports: dict[int, WorkerReport], found: list[Evaluation], eval_s: float, parameters: int
@@ -224,13 +225,15 @@ class Simulation:
             raise _TimeLimitError(f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}")
 
     def _clock(self, rank: int) -> VirtualClock:
-        options = self.run.virtual
-        spread, measured = (options.jitter, options.jitter_sigma), self.table.jitter
-        jitter = jitter_source(*spread, seed=self.run.seed, worker=rank, measured=measured)
+        charges = self.charges
         kind = self.clock_kind or (RecordingVirtualClock if self.run.trace else VirtualClock)
-        speed, slowness = options.slowdown.get(rank, 1.0), options.slowness(rank)
-        operations = self.cost_model.operations.get(str(self.run.strategy))
-        return kind(self.times, speed=speed, jitter=jitter, slowness=slowness, operations=operations)
+        return kind(
+            charges.times,
+            speed=float(charges.speed[rank]),
+            jitter=jitter_of(self.run, self.table, rank),
+            slowness=charges.slowness.get(rank),
+            operations=charges.operations,
+        )
 
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
@@ -253,19 +256,6 @@ class Simulation:
 
         per_node = self.cost_model.cluster.node.workers_per_node
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
-
-    def _price_list(self) -> Costs:
-        cluster = self.cost_model.cluster.with_slow_links(self.run.virtual.slow_links)
-        network = Network(cluster, cluster.node.workers_per_node, self.run.virtual.collective)
-        said = self.run.virtual.engine
-        return Costs(network, self.cost_model.engines, self.strategy.engines[0] if said == "auto" else said)
-
-
-def _gradients(model: torch.nn.Module, release: list[float]) -> list[GradientTensor]:
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if len(release) != len(trainable):  # stated step times: released evenly, the last layer first
-        release = [1.0 - index / len(trainable) for index in range(len(trainable))]
-    return [GradientTensor(parameter.nbytes, share) for parameter, share in zip(trainable, release, strict=True)]
 
 
 def _worker_seed(run: Run, rank: int) -> int:

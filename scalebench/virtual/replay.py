@@ -1,22 +1,12 @@
-"""A worker that repeats a run without its arithmetic: the same schedule, its own time.
-
-Virtual time of a strategy whose arithmetic does not depend on time follows from its program alone. A `ReplayWorker`
-is charged for each operation of the program and takes losses and metrics over from the computed run.
-"""
+"""Times of a run whose arithmetic is known: its schedule priced, losses and metrics taken over."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
-from scalebench.data.plan import BatchPlan
-from scalebench.pricing.recording import RecordingWorker
-from scalebench.study.spec import Run
-from scalebench.system.clock import Clock
-from scalebench.training.outcome import Evaluation, Outcome
+from scalebench.pricing.price import Ledger, Priced
+from scalebench.pricing.schedule import Schedule
+from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -33,46 +23,25 @@ class Trace:
             metrics={evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations},
         )
 
+    def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
+        """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""
+        recorded, rank = schedule.report, schedule.rank
+        assert recorded is not None
+        epochs: list[EpochReport] = []
+        before, since = Ledger.empty(len(priced.end.now)).of(rank), 0.0
+        for counted, ended, loss in zip(recorded.epochs, priced.epochs, self.losses[rank], strict=True):
+            elapsed_s, after = float(ended.now[rank]), ended.of(rank)
+            counted = replace(counted, elapsed_s=elapsed_s, epoch_s=elapsed_s - since, train_loss=loss)
+            for column in ("compute_s", "comm_s", "wait_s", "data_s"):
+                setattr(counted, column, after[column] - before[column])
+            epochs.append(counted)
+            before, since = after, elapsed_s
+        report = replace(recorded, train_s=float(priced.end.now[rank]), epochs=epochs)
+        for column, seconds in priced.end.of(rank).items():
+            setattr(report, column, seconds)
+        return report
 
-class ReplayWorker(RecordingWorker):
-    """Implements `strategies.base.Worker` without arithmetic.
-
-    Strategies that read a number out of a tensor, share a model or ask a server cannot be replayed: torch raises
-    RuntimeError, or this class NotImplementedError.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        plan: BatchPlan,
-        comm: Communicator,
-        clock: Clock,
-        trace: Trace,
-        workers_per_node: int,
-        model: torch.nn.Module,
-    ) -> None:
-        super().__init__(run, plan, comm, clock, workers_per_node, model)
-        self.last_loss = torch.empty((), dtype=self.dtype, device="meta")
-        self.evaluations: list[Evaluation] = []
-        self._trace = trace
-
-    def share(self, initial: Tensor, host: int = 0) -> SharedState:
-        raise NotImplementedError("a replay has no model to share")
-
-    def server(self, rule: ServerRule) -> Server:
-        raise NotImplementedError("a replay has no model to serve")
-
-    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
-        self.meters.close_epoch(epoch, self.clock.elapsed(), self._trace.losses[self.rank][epoch])
-        if not self.is_last(epoch):
-            self.keep(epoch, self.clock.elapsed(), True)
-        if self.on_epoch is not None:
-            self.on_epoch(epoch)
-
-    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
-        """Stamp the metric of the computed run with this run's time."""
-        if self.rank == 0 and epoch in self._trace.metrics:
-            self.evaluations.append(Evaluation(epoch, elapsed_s, self._trace.metrics[epoch]))
-
-    def snapshot(self, epoch: int, vector: Tensor) -> None:
-        raise NotImplementedError("a replay has no model to keep")
+    def evaluations(self, priced: Priced) -> list[Evaluation]:
+        """Return the evaluations at the priced moments of worker 0."""
+        moments = [*(epoch.now[0] for epoch in priced.epochs[:-1]), priced.end.now[0]]
+        return [Evaluation(epoch, float(moments[epoch]), metric) for epoch, metric in sorted(self.metrics.items())]

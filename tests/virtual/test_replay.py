@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scalebench.pricing.price import NotLockStepError
 from scalebench.strategies import registry
 from scalebench.virtual.engine import alike, replay, replays, simulate, simulate_alike
 from scalebench.virtual.replay import Trace
@@ -54,7 +55,6 @@ def test_failure_applies_to_all_runs_with_equal_arithmetic(make_run, blobs, cost
 DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
 FALLS_BACK = {  # computed again where another strategy is replayed
     "bsp": "its server keeps the model",
-    "easgd": "its centre is kept beside the model",
 }
 
 
@@ -69,7 +69,7 @@ def test_strategy_is_replayed_or_refuses(make_run, blobs, cost_model, name):
     computed, _ = simulate(run, blobs, cost_model)
     assert computed.status == "completed", computed.error
     if name in FALLS_BACK:
-        with pytest.raises((NotImplementedError, RuntimeError)):
+        with pytest.raises((NotLockStepError, RuntimeError)):
             replay(run, blobs, cost_model, Trace.of(computed))
         return
     found = replay(run, blobs, cost_model, Trace.of(computed))
