@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
@@ -24,36 +25,41 @@ def costs(*gradients: tuple[int, float], **of_engine: float) -> Costs:
     return Costs(one_node, EngineCosts(entries=entries), "mpi", [GradientTensor(*each) for each in gradients])
 
 
+def passes(pairs):
+    """Begin and seconds of each worker's backward pass."""
+    return np.array(pairs).T
+
+
 def test_ddp_reduces_ready_buckets_during_backward():
     # The last layer (1 MiB, 1 ms) is there after half of the 4 ms; the first layer at the end.
     prices = costs((MIB, 1.0), (MIB, 0.5))
-    end = Stream().end([(10.0, 4e-3), (10.0, 4e-3)], DDP, prices, RANKS)
+    end = Stream().end(passes([(10.0, 4e-3), (10.0, 4e-3)]), DDP, prices, RANKS)
     assert end == pytest.approx(10.0 + 4e-3 + 1e-3)
 
 
 def test_ddp_fuses_small_tensors_into_one_bucket():
     prices = costs((1000, 1.0), (1000, 0.5), (1000, 0.2))
-    end = Stream().end([(0.0, 1e-3)] * 2, DDP, prices, RANKS)
+    end = Stream().end(passes([(0.0, 1e-3)] * 2), DDP, prices, RANKS)
     assert end == pytest.approx(1e-3 + 3000 / MIB * 1e-3)
 
 
 def test_ddp_with_a_long_stream_is_bound_by_the_stream():
     prices = costs(*[(MIB, share) for share in (1.0, 0.75, 0.5, 0.25)])
     # 4 ms of reducing begin after a quarter of a pass of 0.4 ms; the first bucket alone is 1 MiB.
-    end = Stream().end([(0.0, 4e-4)] * 2, DDP, prices, RANKS)
+    end = Stream().end(passes([(0.0, 4e-4)] * 2), DDP, prices, RANKS)
     assert end == pytest.approx(1e-4 + 4e-3)
 
 
 def test_bucket_waits_for_the_slowest_worker():
     prices = costs((MIB, 1.0))
-    assert Stream().end([(0.0, 1e-3), (5e-3, 1e-3)], DDP, prices, RANKS) == pytest.approx(6e-3 + 1e-3)
+    assert Stream().end(passes([(0.0, 1e-3), (5e-3, 1e-3)]), DDP, prices, RANKS) == pytest.approx(6e-3 + 1e-3)
 
 
 def test_horovod_fuses_ready_tensors_at_its_cycle():
     prices = costs((MIB, 1.0), (MIB, 0.5))
     stream = Stream()
     # Ready at 0.2 and 0.4 ms; the first cycle after both is at 1 ms: one fused sum of 2 MiB.
-    end = stream.end([(0.0, 4e-4)] * 2, HOROVOD, prices, RANKS)
+    end = stream.end(passes([(0.0, 4e-4)] * 2), HOROVOD, prices, RANKS)
     assert end == pytest.approx(1e-3 + 2e-3)
     assert stream.next_cycle == pytest.approx(3e-3)
 
@@ -61,7 +67,7 @@ def test_horovod_fuses_ready_tensors_at_its_cycle():
 def test_horovod_does_not_fuse_above_the_threshold():
     prices = costs((MIB, 1.0), (MIB, 0.5), negotiation_s=1e-4)
     small = Overlap("horovod", MIB, MIB, 1e-3)
-    assert Stream().end([(0.0, 4e-4)] * 2, small, prices, RANKS) == pytest.approx(1e-3 + 1e-4 + 2e-3)
+    assert Stream().end(passes([(0.0, 4e-4)] * 2), small, prices, RANKS) == pytest.approx(1e-3 + 1e-4 + 2e-3)
 
 
 def test_short_step_takes_a_whole_horovod_cycle():
@@ -69,14 +75,14 @@ def test_short_step_takes_a_whole_horovod_cycle():
     prices = costs((100, 1.0))
     stream, now = Stream(), 0.0
     for _ in range(100):
-        now = stream.end([(now, 2e-4)] * 2, HOROVOD, prices, RANKS)
+        now = stream.end(passes([(now, 2e-4)] * 2), HOROVOD, prices, RANKS)
     assert now / 100 == pytest.approx(1e-3, rel=0.02)
 
 
 @pytest.mark.parametrize("overlap", [DDP, HOROVOD], ids=["ddp", "horovod"])
 def test_more_bytes_never_end_earlier(overlap):
     ends = [
-        Stream().end([(0.0, 1e-3)] * 2, overlap, costs((nbytes, 1.0), (nbytes, 0.4)), RANKS)
+        Stream().end(passes([(0.0, 1e-3)] * 2), overlap, costs((nbytes, 1.0), (nbytes, 0.4)), RANKS)
         for nbytes in (10, 10_000, MIB, 30 * MIB, 200 * MIB)
     ]
     assert ends == sorted(ends)
@@ -84,6 +90,8 @@ def test_more_bytes_never_end_earlier(overlap):
 
 
 def test_half_precision_halves_the_transfer_time():
-    whole = Stream().end([(0.0, 1e-3)] * 2, DDP, costs((4 * MIB, 1.0)), RANKS) - 1e-3
+    whole = Stream().end(passes([(0.0, 1e-3)] * 2), DDP, costs((4 * MIB, 1.0)), RANKS) - 1e-3
     half = Overlap("gloo", 25 * MIB, MIB, wire="float16")
-    assert Stream().end([(0.0, 1e-3)] * 2, half, costs((4 * MIB, 1.0)), RANKS) - 1e-3 == pytest.approx(whole / 2)
+    assert Stream().end(passes([(0.0, 1e-3)] * 2), half, costs((4 * MIB, 1.0)), RANKS) - 1e-3 == pytest.approx(
+        whole / 2
+    )
