@@ -23,7 +23,9 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
     metavar="NAME",
     help="Compare this one only; repeatable. With A alone, twice: the reference first.",
 )
-@click.option("--execution", type=click.Choice(["native", "paced", "virtual"]), help="Compare these runs only.")
+@click.option(
+    "--execution", type=click.Choice(["native", "paced", "virtual", "modelled"]), help="Compare these runs only."
+)
 @click.option(
     "--threshold",
     callback=share_option,

@@ -43,9 +43,10 @@ from scalebench.records.folder import STUDY
 )
 @click.option(
     "--execution",
-    type=click.Choice(["auto", "native", "paced", "virtual"]),
+    type=click.Choice(["auto", "native", "paced", "virtual", "modelled"]),
     help="native: real processes at their own speed; paced: real processes slowed to --device-step-time; virtual: "
-    "simulated time; auto: virtual, and native where the cores allow.",
+    "real training in simulated time; modelled: simulated time without training; auto: virtual, and native where "
+    "the cores allow.",
 )
 @click.option(
     "--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine of all strategies."

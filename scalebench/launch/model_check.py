@@ -98,7 +98,7 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.execution == "virtual" or not engines.gpus():  # real workers on GPUs hold them there
+        if run.engine == "virtual" or not engines.gpus():  # real workers on GPUs hold them there
             largest[f"{run.strategy} {run.execution}"] = run
     needs = [_need(plan, run, replica_bytes(run), model_bytes) for run in largest.values()]
     most = max(needs, key=lambda need: need.total, default=None)
@@ -115,7 +115,7 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
 
 
 def _need(plan: StudyPlan, run: Run, replica: int, model: int) -> Need:
-    here = run.workers if run.execution == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
+    here = run.workers if run.engine == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
     kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
     return Need(run, here, here * replica, kept, here * kept * model)
 
@@ -157,7 +157,7 @@ def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
     native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
-    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
+    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.engine == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
     return ComputeEstimate(
         step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)

@@ -66,7 +66,7 @@ class StudyPlan:
     def measures(self) -> bool:
         """True if times are measured: in real runs, or in a calibration that is neither given nor stated."""
         given = self.study.calibration is not None or self.study.device_step_time is not None
-        real = len(self.sweep.runs) > len(self.sweep.of("virtual"))
+        real = len(self.sweep.runs) > len(self.sweep.simulated)
         return real or (self.cluster.compute == "this-machine" and not given)
 
 
@@ -90,7 +90,7 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
     """Note the allreduce that virtual runs on several nodes assume; empty if each run is on one node."""
-    wide = [run for run in runs if run.execution == "virtual" and run.workers > cluster.node.workers_per_node]
+    wide = [run for run in runs if run.engine == "virtual" and run.workers > cluster.node.workers_per_node]
     if not wide:
         return []
     return [
@@ -158,7 +158,7 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
 
 def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
     """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
-    real = [run for run in runs if run.execution != "virtual"]
+    real = [run for run in runs if run.engine != "virtual"]
     if not real or len(reachable().hosts) == 1:
         return []
     slots, taken = reachable().slots, {}

@@ -54,7 +54,7 @@ def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int)
     """
     results = load(folder)
     known = results.completed.set_index("run_id")
-    runs = [run for run in plan.sweep.of("virtual") if run.run_id in known.index]
+    runs = [run for run in plan.sweep.simulated if run.run_id in known.index]
     if not runs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
     start_forkserver()

@@ -19,7 +19,7 @@ from scalebench.launch.mpirun import launch
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
 from scalebench.launch.reporter import Reporter, Tally
 from scalebench.launch.stopping_rule import StoppingRule
-from scalebench.launch.sweep import is_virtual
+from scalebench.launch.sweep import is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.pricing.machine import Machine
 from scalebench.records.lock import study_lock
@@ -61,7 +61,7 @@ def run_study(
     """
     study, folder = plan.study, output / plan.study.name
     notes = _background_notes() if plan.measures else []
-    if plan.sweep.of("virtual"):
+    if plan.sweep.simulated:
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     given_calibration(study, plan.cluster)
@@ -117,7 +117,7 @@ class StudyRun:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
         self.collect_provenance()
         with suppress(AbandonedError):
-            charged = any(is_virtual(run_id) for run_id, _ in self._store.completed())
+            charged = any(is_simulated(run_id) for run_id, _ in self._store.completed())
             cost_model = self._cost_model(charged=charged)
             with self._interruption.runs_under_way():
                 self._make_real()
@@ -144,7 +144,7 @@ class StudyRun:
             return None
         if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
-        runs = self.plan.sweep.of("virtual")
+        runs = self.plan.sweep.simulated
         try:
             return cost_model_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
         except DisturbedError as error:
@@ -199,7 +199,7 @@ class StudyRun:
             )
 
     def _left(self, *, virtual: bool) -> list[Run]:
-        return [run for run in self.rule.left() if (run.execution == "virtual") == virtual]
+        return [run for run in self.rule.left() if (run.engine == "virtual") == virtual]
 
     def _stopping(self) -> bool:
         return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
@@ -235,7 +235,7 @@ class StudyRun:
         )
         texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
         row = row.model_copy(update=texts)
-        if run.execution != "virtual" and row.reference_step_s is not None:
+        if run.engine != "virtual" and row.reference_step_s is not None:
             self._references.append(row.reference_step_s)
         with self._interruption.shielded():
             self._store.append(row, epochs)
@@ -275,8 +275,8 @@ def _background_notes() -> list[str]:
 
 def _processes(runs: Sequence[Run]) -> str:
     """The workers of `runs` in words: `virtual workers`, `mpi, horovod and gloo processes`."""
-    if runs[0].execution == "virtual":
-        return "virtual workers"
+    if runs[0].engine == "virtual":
+        return f"{runs[0].execution} workers"
     *names, last = sorted({run.engine for run in runs}, key=engines.NAMES.index)
     return f"{', '.join(names)} and {last} processes" if names else f"{last} processes"
 

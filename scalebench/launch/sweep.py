@@ -48,8 +48,10 @@ class Sweep:
     notes: list[str] = field(default_factory=list)
     further: list[Run] = field(default_factory=list)
 
-    def of(self, execution: str) -> list[Run]:
-        return [run for run in self.runs if run.execution == execution]
+    @property
+    def simulated(self) -> list[Run]:
+        """Virtual and modelled runs."""
+        return [run for run in self.runs if run.engine == "virtual"]
 
     def continued(self, recorded: Sequence[tuple[str, int]]) -> Sweep:
         """The same runs, numbered after the records of an earlier, smaller study of this name.
@@ -69,7 +71,7 @@ class Sweep:
 
     def engines(self) -> list[str]:
         """Native engines in use, in the order of their launches."""
-        return list(dict.fromkeys(run.engine for run in self.runs if run.execution != "virtual"))
+        return list(dict.fromkeys(run.engine for run in self.runs if run.engine != "virtual"))
 
 
 def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]]) -> int:
@@ -115,12 +117,12 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
     sweep.notes += strategy_warnings(study, cells, cluster, hosts)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
-    if any(cell.execution == "virtual" for cell in cells):
+    if any(cell.engine == "virtual" for cell in cells):
         if timed:
             require_step_times(cluster, study)
-        cluster.nodes_for(max(cell.workers for cell in cells if cell.execution == "virtual"))
+        cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == "virtual"))
     _check_paced(study, cluster, cells, sweep.notes)
-    if study.until and any(cell.execution == "virtual" for cell in cells):
+    if study.until and any(cell.engine == "virtual" for cell in cells):
         sweep.notes.append(
             "virtual points repeat until the mean of their draws is known so well; how far calibration and "
             "simulation may be off is in their interval beside it, and no repetition narrows that"
@@ -135,17 +137,18 @@ def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[
     known = registry.create(component.name, component.options)
     counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
-    if study.execution in ("auto", "virtual"):
+    if study.execution in ("auto", "virtual", "modelled"):
         virtual = registry.create(component.name, component.options, "virtual")
         check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
         charged = charged_engine(study, component, notes)
-        cells += [_Cell("virtual", "virtual", component, workers, charged) for workers in counts]
-    if study.execution == "virtual":
+        execution: Execution = "modelled" if study.execution == "modelled" else "virtual"
+        cells += [_Cell(execution, "virtual", component, workers, charged) for workers in counts]
+    if study.execution in ("virtual", "modelled"):
         return cells
     native = native_points(study, component, counts, hosts or reachable(), notes)
     if native is None:
         return cells
-    execution: Execution = "native" if study.execution == "auto" else study.execution
+    execution = "native" if study.execution == "auto" else study.execution
     return cells + [_Cell(execution, native.engine, component, workers) for workers in native.workers]
 
 
@@ -188,7 +191,7 @@ def strategy_warnings(
 
 def _on_one_node(cell: Run | _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
     """Workers on one node: the cluster's number, or of real ranks that of the fullest host here."""
-    if cell.execution == "virtual":
+    if cell.engine == "virtual":
         return cluster.node.workers_per_node
     return max((hosts or reachable()).ranks_on(cell.workers))
 
@@ -239,7 +242,7 @@ def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
     random = np.random.default_rng([study.seed, 0x0DE2])
     runs: list[Run] = []
     for virtual in (False, True):
-        group = [cell for cell in cells if (cell.execution == "virtual") == virtual]
+        group = [cell for cell in cells if (cell.engine == "virtual") == virtual]
         for repetition in range(study.until.at_most if study.until else study.repetitions):
             runs += [
                 _run(study, group[index], repetition, order)
@@ -252,7 +255,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     shared = {name: getattr(study, name) for name in Training.model_fields}
     if cell.execution == "paced":
         shared["virtual"] = _injected(study.virtual)
-    elif cell.execution == "virtual":
+    elif cell.engine == "virtual":
         shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
     elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
         shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if _by_speed(study) else {})
@@ -273,14 +276,14 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         also_without_jitter=cell.workers == max(study.workers) and study.virtual.jitter != "none",
     )
     digest = config_hash(run)
-    place = "virtual" if cell.execution == "virtual" else f"{cell.execution}-{cell.engine}"
+    place = cell.execution if cell.engine == "virtual" else f"{cell.execution}-{cell.engine}"
     run_id = f"{slug(cell.strategy.name)}-w{cell.workers}-r{repetition}-{place}-{digest[:8]}"
     return run.model_copy(update={"run_id": run_id, "config_hash": digest})
 
 
-def is_virtual(run_id: str) -> bool:
-    """Return True if the run of this name is a virtual one."""
-    return run_id.rsplit("-", 2)[-2:-1] == ["virtual"]
+def is_simulated(run_id: str) -> bool:
+    """Return True if the run of this name is virtual or modelled."""
+    return run_id.rsplit("-", 2)[-2:-1] in (["virtual"], ["modelled"])
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:

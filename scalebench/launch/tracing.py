@@ -37,7 +37,7 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     look_at_model(plan)
     run = plan.sweep.runs[0].model_copy(update={"trace": True})
     lanes: list[Lane] = []
-    if run.execution == "virtual":
+    if run.engine == "virtual":
         cost_model = cost_model_for(plan, [run], folder)
         outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), cost_model)
     else:

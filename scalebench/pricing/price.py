@@ -20,7 +20,7 @@ from scalebench.pricing.schedule import Event, Ints, Partition, Schedule
 from scalebench.system.clock import Task
 
 COMPUTE = {task.name.lower(): task for task in (Task.DATA, Task.SHUFFLE, Task.FORWARD, Task.BACKWARD, Task.UPDATE)}
-_TIMELESS = ("access", "request", "alltoallv")  # their order, or their size, depends on time
+_TIMED = ("access", "request", "alltoallv")  # their order, or their size, depends on time
 
 
 class NotLockStepError(ScalebenchError):
@@ -71,6 +71,11 @@ class Priced:
         return float(self.end.now.max())
 
 
+def is_lock_step(schedule: Schedule) -> bool:
+    """Return True if the order of the program's operations does not depend on time."""
+    return not any(event.kind in _TIMED for event in schedule.events)
+
+
 def price(schedules: Sequence[Schedule], charges: Charges, workers: int | None = None) -> Priced:
     """Return the times of `workers` (default: one for each schedule); worker i follows schedule i modulo their number.
 
@@ -102,7 +107,7 @@ class _Step:
 
 def _programs(schedules: Sequence[Schedule], workers: int) -> list[tuple[Ints, list[_Step]]]:
     """Return the workers of each program, and its events: schedules that differ in amounts only are one program."""
-    if any(event.kind in _TIMELESS for event in schedules[0].events):
+    if not is_lock_step(schedules[0]):
         raise NotLockStepError("the order of its operations depends on time")
     alike: dict[object, list[int]] = defaultdict(list)
     for place, schedule in enumerate(schedules):

@@ -169,7 +169,9 @@ class RecordingWorker:
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         self._epochs_done += 1
-        self.meters.close_epoch(epoch, 0.0, None)
+        self.meters.close_epoch(epoch, self.clock.elapsed(), None)
+        if self.on_epoch is not None:
+            self.on_epoch(epoch)
         if isinstance(self.clock, RecordingClock):
             self.clock.wrote(Event("epoch", epoch))
 

@@ -33,7 +33,7 @@ class Planned:
 
 def group_of(execution: str, engine: str) -> str:
     """Return the group of runs with about the same wall time."""
-    return execution if execution == engine else f"{execution} {engine}"
+    return execution if engine == "virtual" else f"{execution} {engine}"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
     for row in rows:
         with suppress(ValueError):  # no start was recorded
             moment = datetime.fromisoformat(row["started_utc"]).timestamp()
-            begun.append((moment, row["execution"] == "virtual", _group(row)))
+            begun.append((moment, row["engine"] == "virtual", _group(row)))
     begun.sort(key=lambda start: start[0])
     gaps: dict[str, list[float]] = {}
     for _, side in groupby(begun, key=lambda start: start[1]):

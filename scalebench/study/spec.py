@@ -22,7 +22,7 @@ from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.parsing import parse_share, parse_workers
 from scalebench.study.strict import StrictModel
 
-Execution = Literal["native", "paced", "virtual"]
+Execution = Literal["native", "paced", "virtual", "modelled"]
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
@@ -205,7 +205,7 @@ class Study(Training):
     until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
     seed: int = Field(0, ge=0, le=MOST_SEED)
-    execution: Literal["auto", "native", "paced", "virtual"] = "auto"
+    execution: Literal["auto", "native", "paced", "virtual", "modelled"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
     calibration_budget_s: PositiveFloat = Field(30.0, description="seconds that measuring steps and engines may take")

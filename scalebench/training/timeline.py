@@ -58,7 +58,11 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
 
 
 def _about(run: Run, outcome: Outcome, cluster: str) -> str:
-    where = f"virtual, on {cluster}" if run.execution == "virtual" else f"{run.execution}, {run.engine} on this machine"
+    where = (
+        f"{run.execution}, on {cluster}"
+        if run.engine == "virtual"
+        else f"{run.execution}, {run.engine} on this machine"
+    )
     steps = outcome.facts.steps_per_epoch or 0
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
     uneven = [] if run.execution == "native" else run.virtual.describe(run.workers)
@@ -71,7 +75,7 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
 
 def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[float]:
     """Convert training times into times of the timeline, which includes the pauses between laps."""
-    if run.execution == "virtual" or not laps:
+    if run.engine == "virtual" or not laps:
         return elapsed
     ends: list[float] = []
     spent = 0.0

@@ -18,8 +18,9 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.price import NotLockStepError, price
-from scalebench.pricing.recording import record
+from scalebench.pricing.price import NotLockStepError, is_lock_step, price
+from scalebench.pricing.recording import RecordingWorker, record
+from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
@@ -53,6 +54,9 @@ def simulate_alike(
     """
     first: tuple[Outcome, Weights] | None = None
     for run in runs:
+        if run.execution == "modelled":
+            yield run, _timed_without_jitter(run, model_time(run, dataset, cost_model), dataset, cost_model), {}
+            continue
         sends_buffers = "worker 0's buffers" in _virtual(run).synchronisation.averaged
         if len(runs) > 1 and run.workers > 1 and sends_buffers and _has_buffers(run, dataset):
             outcome, weights = simulate(run, dataset, cost_model)
@@ -65,6 +69,11 @@ def simulate_alike(
             yield run, _timed_without_jitter(run, outcome, dataset, cost_model), first[1]
         else:
             yield run, replace(first[0], run_id=run.run_id), {}
+
+
+def model_time(run: Run, dataset: Dataset, cost_model: Machine) -> Outcome:
+    """Return the times of `run` without its arithmetic: its schedule priced, or its program on the event engine."""
+    return _judged(run, dataset, cost_model, lambda simulation: simulation.model())[0]
 
 
 def replay(run: Run, dataset: Dataset, cost_model: Machine, trace: Trace) -> Outcome:
@@ -118,7 +127,8 @@ def alike(run: Run) -> str:
     """A key that runs of one study share whose arithmetic is the same, whatever their time."""
     arithmetic = _virtual(run).arithmetic(run.workers)
     stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
-    return f"{arithmetic} {run.workers} {run.seed}" if arithmetic and stays else run.run_id
+    shares = arithmetic and stays and run.execution == "virtual"
+    return f"{arithmetic} {run.workers} {run.seed}" if shares else run.run_id
 
 
 def _judged(
@@ -157,6 +167,7 @@ class Simulation:
         self.state: ServerState | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = deadline
+        self._per_node = cost_model.cluster.node.workers_per_node
 
     def play(self) -> tuple[Outcome, Weights]:
         """Compute the run."""
@@ -174,11 +185,33 @@ class Simulation:
 
     def replay(self, trace: Trace) -> tuple[Outcome, Weights]:
         """Price the schedule of the run that left `trace`."""
-        model = _meta_model(self.run, self.dataset)
-        self.costs.gradients = gradients(model, self.table.release)
-        schedules = record(self.run, self.strategy, self.plan, model, self.cost_model.cluster.node.workers_per_node)
+        model = self._without_arithmetic()
+        schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
         if any(schedule.reads_loss for schedule in schedules):
             raise NotLockStepError("its schedule depends on the training loss")
+        return self._priced(schedules, trace, model)
+
+    def model(self) -> tuple[Outcome, Weights]:
+        """Price the schedule of the run, or walk through its program where the order depends on time."""
+        model = self._without_arithmetic()
+        schedules = record(self.run, self.strategy, self.plan, model, self._per_node, ranks=[0])
+        if is_lock_step(schedules[0]) and not self.run.trace:
+            schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
+            return self._priced(schedules, Trace.untrained(self.run), model)
+        workers = []
+        for rank in range(self.run.workers):
+            clock = self._clock(rank)
+            comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
+            workers.append(ModelledWorker(self.run, self.plan, comm, clock, self._per_node, model, Hosts(self, comm)))
+        reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
+        return self._outcome(reports, [], 0.0, _parameters(model)), {}
+
+    def _without_arithmetic(self) -> torch.nn.Module:
+        model = _meta_model(self.run, self.dataset)
+        self.costs.gradients = gradients(model, self.table.release)
+        return model
+
+    def _priced(self, schedules: Sequence[Schedule], trace: Trace, model: torch.nn.Module) -> tuple[Outcome, Weights]:
         priced = price(schedules, self.charges)
         reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
         return self._outcome(reports, trace.evaluations(priced), 0.0, _parameters(model)), {}
@@ -238,24 +271,52 @@ class Simulation:
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
+        hosts = Hosts(self, comm)
+        return Replica(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node)
 
-        opened = count()
 
-        def shared(initial: Tensor, host: int) -> VirtualShared:
-            place = next(opened)
-            if place == len(self.stores):
-                self.stores.append(VirtualStore(initial, host))
-            if rank == host:
-                self.stores[place].model.copy_(initial)
-            return VirtualShared(self.stores[place], comm)
+class Hosts:
+    """The shared models and the server of a simulation, as one worker reaches them."""
 
-        def server(rule: ServerRule) -> VirtualServer:
-            if self.state is None:
-                self.state = ServerState(rule, traced=self.run.trace)
-            return VirtualServer(self.state, comm)
+    def __init__(self, simulation: Simulation, comm: VirtualCommunicator) -> None:
+        self._simulation, self._comm, self._opened = simulation, comm, count()
 
-        per_node = self.cost_model.cluster.node.workers_per_node
-        return Replica(self.run, self.dataset, self.plan, comm, clock, None, shared, server, per_node)
+    def shared(self, initial: Tensor, host: int) -> VirtualShared:
+        stores, place = self._simulation.stores, next(self._opened)
+        if place == len(stores):
+            stores.append(VirtualStore(initial, host))
+        if self._comm.rank == host:
+            stores[place].model.copy_(initial)
+        return VirtualShared(stores[place], self._comm)
+
+    def server(self, rule: ServerRule) -> VirtualServer:
+        simulation = self._simulation
+        if simulation.state is None:
+            simulation.state = ServerState(rule, traced=simulation.run.trace)
+        return VirtualServer(simulation.state, self._comm)
+
+
+class ModelledWorker(RecordingWorker):
+    """Implements `strategies.base.Worker` on the event engine, without arithmetic."""
+
+    def __init__(
+        self,
+        run: Run,
+        plan: BatchPlan,
+        comm: VirtualCommunicator,
+        clock: VirtualClock,
+        workers_per_node: int,
+        model: torch.nn.Module,
+        hosts: Hosts,
+    ) -> None:
+        super().__init__(run, plan, comm, clock, workers_per_node, model)
+        self._hosts = hosts
+
+    def share(self, initial: Tensor, host: int = 0) -> VirtualShared:
+        return self._hosts.shared(initial, host)
+
+    def server(self, rule: ServerRule) -> VirtualServer:
+        return self._hosts.server(rule)
 
 
 def _worker_seed(run: Run, rank: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from scalebench.pricing.price import Ledger, Priced
 from scalebench.pricing.schedule import Schedule
+from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
 
 
@@ -22,6 +23,10 @@ class Trace:
             losses=[[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers],
             metrics={evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations},
         )
+
+    @classmethod
+    def untrained(cls, run: Run) -> Trace:
+        return cls([[None] * run.epochs] * run.workers, {})
 
     def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
         """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""

@@ -1,0 +1,97 @@
+"""Priced schedules against the event engine, and workers that follow the schedules of one node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scalebench.cluster.load import load_cluster
+from scalebench.data.plan import BatchPlan
+from scalebench.errors import RunError
+from scalebench.pricing.charges import Charges, gradients
+from scalebench.pricing.price import NotLockStepError, price
+from scalebench.pricing.recording import record
+from scalebench.pricing.schedule import Event, Partition, Schedule
+from scalebench.strategies import registry
+from scalebench.system.clock import Task
+from scalebench.virtual.engine import model_time, simulate
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, cost_model, name):
+    workers = 1 if name == "serial" else 4
+    run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": {workers - 1: 1.3}})
+    computed, _ = simulate(run, blobs, cost_model)
+    modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, cost_model)
+    assert modelled.status == computed.status == "completed", modelled.error
+    for found, expected in zip(modelled.workers, computed.workers, strict=True):
+        for column in ("train_s", "compute_s", "comm_s", "wait_s", "data_s", "other_s"):
+            assert getattr(found, column) == pytest.approx(getattr(expected, column), rel=1e-9, abs=1e-15), column
+        assert (found.syncs, found.bytes_sent) == (expected.syncs, expected.bytes_sent)
+        assert [epoch.train_loss for epoch in found.epochs] == [None] * run.epochs
+    assert not modelled.evaluations
+    assert modelled.facts == computed.facts
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["allreduce", "ddp", "horovod", "epoch_average", "adasum", "local_sgd", "daso-fixed", "post_local_sgd", "bmuf",
+     {"allreduce": {"collective": "hierarchical"}}, {"post_local_sgd": {"subgroup": 0, "start": 1}}],
+)  # fmt: skip
+def test_workers_that_follow_the_schedules_of_one_node_take_the_time_of_all(make_run, cost_model, strategy):
+    """64 workers, equal shards, no jitter: priced by four schedules and by sixty-four."""
+    run = make_run(strategy, 64, epochs=2, batch_per_worker=4, virtual={"jitter": "none"})
+    machine = replace_cluster(cost_model, "juwels-booster")
+    program = registry.create(run.strategy.name, run.strategy.options, "virtual")
+    plan = BatchPlan(64 * 12, 64, seed=0, batch_per_worker=4)
+    model = torch.nn.Linear(1000, 100).to("meta")
+    charges = []
+    for _ in range(2):
+        each = Charges.of(run, machine, program)
+        each.costs.gradients = gradients(model, [])
+        charges.append(each)
+    everyone = price(record(run, program, plan, model, 4), charges[0])
+    by_one_node = price(record(run, program, plan, model, 4, ranks=range(4)), charges[1], workers=64)
+    np.testing.assert_allclose(by_one_node.end.now, everyone.end.now, rtol=1e-9)
+    np.testing.assert_allclose(by_one_node.end.wait, everyone.end.wait, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(by_one_node.end.transfer, everyone.end.transfer, rtol=1e-9)
+
+
+def replace_cluster(machine, name):
+    return replace(machine, cluster=load_cluster(name))
+
+
+def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_one_is_not(make_run, cost_model):
+    exposed = {}
+    for name in ("allreduce", "ddp"):
+        run = make_run(name, 8, epochs=1, batch_per_worker=4, virtual={"jitter": "none"})
+        program = registry.create(name, {}, "virtual")
+        model = torch.nn.Sequential(*[torch.nn.Linear(2000, 2000) for _ in range(4)]).to("meta")
+        machine = replace(cost_model, tables=[table.scaled(50.0) for table in cost_model.tables])
+        charges = Charges.of(run, replace_cluster(machine, "dgx-h100"), program)
+        charges.costs.gradients = gradients(model, [])
+        end = price(record(run, program, BatchPlan(64, 8, seed=0, batch_per_worker=4), model, 8), charges).end
+        exposed[name] = (end.seconds[Task.COMM] / end.transfer).max()
+    assert exposed["allreduce"] == pytest.approx(1.0)
+    assert exposed["ddp"] < 0.9
+
+
+def test_programs_that_do_not_meet_are_refused(make_run, cost_model):
+    everyone = Partition.of_all(2)
+    alone = Schedule(0, [Event("barrier", members=(0, 1), partition=everyone)])
+    charges = Charges.of(make_run("allreduce", 2), cost_model, registry.create("allreduce", {}, "virtual"))
+    with pytest.raises(RunError, match="others do not call"):
+        price([alone, Schedule(1)], charges)
+    with pytest.raises(NotLockStepError):
+        price([Schedule(0, [Event("request")]), Schedule(1)], charges)
+
+
+def test_partition_numbers_the_parts_of_each_group():
+    halves = Partition.of_all(8).part(0, lambda rank: rank // 4)
+    assert [list(halves.members(label)) for label in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    strided = halves.part(0, lambda rank: rank % 2)
+    assert [list(strided.members(label)) for label in range(4)] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert strided is halves.part(0, lambda rank: 0), "a split has one result for all members"
