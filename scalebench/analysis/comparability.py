@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
-from scalebench.analysis.grouping import PLACE, listed
+from scalebench.analysis.grouping import PLACE, SIMULATED, listed
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
@@ -48,7 +48,7 @@ def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
     """Keys in which `a` and `b` differ, for the compared cells (rows of `PLACE`)."""
     runs = [timed(results).merge(cells[PLACE].drop_duplicates(), on=PLACE) for results in (a, b)]
     found = [*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]
-    if "virtual" in set(cells["execution"]):
+    if not set(SIMULATED).isdisjoint(cells["execution"]):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
     return found
 
@@ -143,7 +143,7 @@ def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]
             yield Difference(_WHOLE, *("there" if results.study else "missing" for results in (a, b)))
         return
     own = [_resolved(results) for results in (a, b)]
-    for key in _STUDY + (_SIMULATED if executions & {"virtual", "paced"} else []):
+    for key in _STUDY + (_SIMULATED if executions & {"paced", *SIMULATED} else []):
         if own[0][key] != own[1][key]:
             yield Difference(key, str(own[0][key]), str(own[1][key]))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.loading import Results, cached
 from scalebench.records.folder import CALIBRATION
 
@@ -91,7 +92,7 @@ def states_steps(results: Results) -> bool:
     """Return True if the step times of all virtual runs were stated, by the study or by its cluster."""
     if results.study.get("device_step_time") is not None:
         return True
-    virtual = results.runs[results.runs["execution"] == "virtual"]
+    virtual = results.runs[results.runs["execution"].isin(SIMULATED)]
     return len(virtual) > 0 and not (virtual["cluster"] == THIS_MACHINE).any() and not calibration_of(results)
 
 

@@ -31,6 +31,7 @@ from scalebench.records.progress import group_of
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
+SIMULATED = ("virtual", "modelled")  # executions whose time is a price, without a network or other workers
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
@@ -56,7 +57,7 @@ def cells(results: Results) -> pd.DataFrame:
     table = groups[_SHARED].first()
     table["oversubscribed"] = groups["oversubscribed"].any()
     table["n"] = groups.size()
-    virtual = table.index.get_level_values("execution") == "virtual"
+    virtual = table.index.get_level_values("execution").isin(SIMULATED)
     error, level = virtual_error(results) if virtual.any() else None, level_of(results.study, table["n"])
     mean, deviation = groups["log"].mean(), groups["log"].std()
     # The spread of virtual times is not divided by n: intervals.calibration_interval.

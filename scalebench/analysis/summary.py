@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, cells, crowding, place
+from scalebench.analysis.grouping import CELL, SIMULATED, cells, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
@@ -63,7 +63,7 @@ def summary_notes(results: Results) -> list[str]:
     table, notes = cells(results), []
     if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
         notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
-    if (virtual := table[table["execution"] == "virtual"])["interval"].eq(NOTHING_VARIES).any():
+    if (virtual := table[table["execution"].isin(SIMULATED)])["interval"].eq(NOTHING_VARIES).any():
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     notes += _agreement_note(results)

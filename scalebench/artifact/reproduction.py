@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from scalebench.analysis import Results
+from scalebench.analysis.grouping import SIMULATED
 from scalebench.artifact.anonymising import Shipment
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
@@ -107,21 +108,21 @@ def expected_again(strategies: Mapping[str, Iterable[str]], shipment: Shipment) 
     return tuple(
         _again(execution, dict.fromkeys(names), shipment)
         for execution, names in strategies.items()
-        if execution in ("virtual", *_SUBJECTS)
+        if execution in (*SIMULATED, *_SUBJECTS)
     )
 
 
 def _again(execution: str, names: Iterable[str], shipment: Shipment) -> str:
     known = {name: is_deterministic(name) for name in names}
     racing, others = ", ".join(name for name in known if not known[name]), any(known.values())
-    if execution == "virtual" and shipment.has_calibration:
-        return f"Virtual runs that are run again with the calibration in the artifact {_EQUAL}"
-    if execution == "virtual" and shipment.is_stated:
+    if execution in SIMULATED and shipment.has_calibration:
+        return f"{execution.capitalize()} runs that are run again with the calibration in the artifact {_EQUAL}"
+    if execution in SIMULATED and shipment.is_stated:
         return (
             "Step times and network of the virtual runs are stated, by the study and its cluster, and nothing of them "
             f"is measured: run again, on whatever machine, they {_EQUAL}"
         )
-    if execution == "virtual":
+    if execution in SIMULATED:
         again = (
             "The calibration of the virtual runs is not among the records: run again, they have the times of the "
             "machine that runs them."
@@ -169,7 +170,7 @@ def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
     for (execution, engine), runs in results.runs.groupby(["execution", "engine"]):
         known = pace.get(group_of(str(execution), str(engine)))
         trained = float(runs["train_s"].sum() + runs["eval_s"].sum())
-        seconds["virtual" if execution == "virtual" else "native"] += trained if known is None else known * len(runs)
+        seconds["virtual" if execution in SIMULATED else "native"] += trained if known is None else known * len(runs)
     took = durations_in(results.folder)
     steps = _step_seconds(earlier / TIMES) if earlier is not None else {}
     install, more = steps.get("install"), steps.get("install to run")

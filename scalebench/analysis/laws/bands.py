@@ -32,6 +32,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
@@ -89,7 +90,7 @@ def no_extrapolation(series: Series) -> str:
 
 def band_name(series: Series) -> str:
     """Name of the intervals; where no time varies, they contain the misfit of the law only."""
-    if series.execution == "virtual" and series.error is None and not series.varies:
+    if series.execution in SIMULATED and series.error is None and not series.varies:
         return MISFIT
     return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
 

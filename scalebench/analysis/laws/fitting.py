@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.laws.forms import Law
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 
@@ -151,7 +152,7 @@ def shared_noise(series: Series) -> SharedNoise:
     mean_square = squares / freedom
     if squares <= 0 or (rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _SEEN):
         return SharedNoise(0.0, freedom)
-    share = 1 + 1 / repetitions if series.execution == "virtual" else 1 / repetitions
+    share = 1 + 1 / repetitions if series.execution in SIMULATED else 1 / repetitions
     return SharedNoise(
         mean_square / counts * share, freedom, max(squares - freedom * rest / other, 0.0) if other else squares
     )
@@ -198,7 +199,7 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
             notes += law.notes
     # Shared noise is left out of the scores: no law explains it, and it would hide the differences between laws.
     # Draws of one calibration share its error: those of a worker count are one observation of the law.
-    observations, shared = (counts, 0.0) if series.execution == "virtual" else (runs, shared_noise(series).squares)
+    observations, shared = (counts, 0.0) if series.execution in SIMULATED else (runs, shared_noise(series).squares)
     scores = np.array([aicc(one.squares - shared, one.runs, len(one.coefficients), observations) for one in fits])
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
     found = [

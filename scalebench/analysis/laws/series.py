@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
+from scalebench.analysis.grouping import EXECUTIONS, SIMULATED, strategy_rank, timed
 from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.formatting import counted
@@ -175,7 +175,7 @@ def _series(
         workload_of(runs) if len(runs) else "no runs",
         _most_workers(runs) if not weak else float("inf"),
         tuple(notes),
-        virtual_error(results) if execution == "virtual" else None,
+        virtual_error(results) if execution in SIMULATED else None,
         states_steps(results),
         base,
     )

@@ -14,7 +14,7 @@ from scalebench.analysis.environment import (
     machines_of,
     reads_calibration,
 )
-from scalebench.analysis.grouping import listed, place
+from scalebench.analysis.grouping import SIMULATED, listed, place
 from scalebench.analysis.loading import clusters_of
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
@@ -154,7 +154,7 @@ class NoProvenance(Rule):
                 place(unknown),
                 "keep the whole folder that `scalebench run` wrote",
             )
-        charged = runs[(runs["execution"] == "virtual") & (runs["cluster"] == "this-machine")]
+        charged = runs[runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")]
         kept = keeps_calibration(evidence.results)
         if len(charged) and not (kept and reads_calibration(evidence.results)):
             charging = f"{counted(len(charged), 'virtual run')} {'was' if len(charged) == 1 else 'were'} charged by"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
-from scalebench.analysis.grouping import CELL, PLACE, listed, place
+from scalebench.analysis.grouping import CELL, PLACE, SIMULATED, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
@@ -202,7 +202,7 @@ class UncheckedSimulation(Rule):
     most: float = 0.15
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        virtual = evidence.cells[evidence.cells["execution"] == "virtual"]
+        virtual = evidence.cells[evidence.cells["execution"].isin(SIMULATED)]
         if virtual.empty:
             return
         spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
@@ -283,7 +283,7 @@ def _repeat(results: Results) -> str:
 def _to_check(results: Results) -> str:
     """Way to check the virtual times, in words; native runs on this machine check simulations of it only."""
     runs = results.completed
-    other = sorted(set(runs.loc[runs["execution"] == "virtual", "cluster"].dropna()) - {THIS_MACHINE})
+    other = sorted(set(runs.loc[runs["execution"].isin(SIMULATED), "cluster"].dropna()) - {THIS_MACHINE})
     if other:
         return f"quote them as a simulation; only native runs on {listed(other)} itself could check it"
     if said := supposed(results):

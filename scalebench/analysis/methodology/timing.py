@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.environment import nodes_in
-from scalebench.analysis.grouping import CELL, crowding, place
+from scalebench.analysis.grouping import CELL, SIMULATED, crowding, place
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted, percent, seconds
 
@@ -152,7 +152,7 @@ class BusyMachine(Rule):
         runs = evidence.runs
         for what, own in (
             ("cells of real runs", evidence.measured),
-            ("cells of virtual runs, when their calibration was measured", runs[runs["execution"] == "virtual"]),
+            ("cells of simulated runs, when their calibration was measured", runs[runs["execution"].isin(SIMULATED)]),
         ):
             known = own[own["others_load"].notna()]
             loads = known.groupby(CELL, dropna=False)["others_load"].mean()
