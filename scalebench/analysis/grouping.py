@@ -28,10 +28,10 @@ from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
 from scalebench.records.progress import group_of
+from scalebench.study.spec import SIMULATED
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
-SIMULATED = ("virtual", "modelled")  # executions whose time is a price, without a network or other workers
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, SIMULATED, cells, crowding, place
+from scalebench.analysis.grouping import CELL, cells, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
@@ -24,6 +24,7 @@ from scalebench.formatting import (
     seconds,
     seconds_with_interval,
 )
+from scalebench.study.spec import SIMULATED
 
 OVERSUBSCRIBED = "×"
 _AGAINST = ("allreduce", *SPLIT_BASELINES)

@@ -11,7 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import SIMULATED
 from scalebench.artifact.anonymising import Shipment
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
@@ -20,6 +19,7 @@ from scalebench.records.cells import to_text
 from scalebench.records.durations import durations_in
 from scalebench.records.progress import group_of, progress_of
 from scalebench.strategies.registry import is_deterministic
+from scalebench.study.spec import SIMULATED
 
 SUMS = "SHA256SUMS"
 REDRAWN = "redrawn"

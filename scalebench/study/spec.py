@@ -23,6 +23,7 @@ from scalebench.study.parsing import parse_share, parse_workers
 from scalebench.study.strict import StrictModel
 
 Execution = Literal["native", "paced", "virtual", "modelled"]
+SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38

@@ -32,13 +32,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.validation import VirtualError
 from scalebench.formatting import counted
+from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.grouping import SIMULATED
 from scalebench.analysis.laws.forms import Law
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
+from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.grouping import EXECUTIONS, SIMULATED, strategy_rank, timed
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.loading import Results
 from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.formatting import counted
+from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -14,10 +14,11 @@ from scalebench.analysis.environment import (
     machines_of,
     reads_calibration,
 )
-from scalebench.analysis.grouping import SIMULATED, listed, place
+from scalebench.analysis.grouping import listed, place
 from scalebench.analysis.loading import clusters_of
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
+from scalebench.study.spec import SIMULATED
 
 
 @RULES.add

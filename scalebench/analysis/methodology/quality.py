@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
-from scalebench.analysis.grouping import CELL, PLACE, SIMULATED, listed, place
+from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
@@ -22,6 +22,7 @@ from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
 from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 from scalebench.formatting import counted, deviation, percent
+from scalebench.study.spec import SIMULATED
 
 ENOUGH_RUNS = 5
 

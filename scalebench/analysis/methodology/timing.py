@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.environment import nodes_in
-from scalebench.analysis.grouping import CELL, SIMULATED, crowding, place
+from scalebench.analysis.grouping import CELL, crowding, place
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted, percent, seconds
+from scalebench.study.spec import SIMULATED
 
 _TICKS = (
     1.0,
