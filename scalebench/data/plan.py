@@ -78,6 +78,7 @@ class BatchPlan:
             self._dealt = DsTensor(self._dealt.array, sizes_by_speed(n, self.blocks, speeds or [1.0] * workers))
         self._pairs = PairwiseRounds(self._dealt.array, self._dealt.block_sizes, lambda epoch: self._rng(_PAIRS, epoch))
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
+        self._sizes = lru_cache(_EPOCHS_KEPT)(self._shard_sizes)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
         self._in_all = batch_global is not None or rule.by_speed
         self._balanced = rule.by_speed
@@ -105,12 +106,8 @@ class BatchPlan:
         )
 
     def shard_sizes(self, epoch: int) -> Ints:
-        """Return the number of samples of each worker, (workers,)."""
-        layout = self._layout(self._stage(epoch))
-        worker_of_position = np.arange(self.blocks) % self.workers
-        sizes = np.zeros(self.workers, dtype=np.int64)
-        np.add.at(sizes, worker_of_position, layout.rows.block_sizes[layout.order])
-        return sizes
+        """Return the number of samples of each worker, (workers,), read-only."""
+        return self._sizes(self._stage(epoch))
 
     def steps(self, epoch: int) -> int:
         """Return S = ceil(max_i n_i / b), or ceil(n / B) with a global batch B; equal for all workers."""
@@ -174,6 +171,13 @@ class BatchPlan:
         whole = self.shuffle == "global"
         mixed = self._rng(_MIX, epoch).permutation(self._dealt.array) if whole else self._pairs.rows_after(epoch)
         return _Layout(DsTensor(mixed, self._dealt.block_sizes), order)
+
+    def _shard_sizes(self, epoch: int) -> Ints:
+        layout = self._layout(epoch)
+        sizes = np.zeros(self.workers, dtype=np.int64)
+        np.add.at(sizes, np.arange(self.blocks) % self.workers, layout.rows.block_sizes[layout.order])
+        sizes.flags.writeable = False
+        return sizes
 
     def _find_owners(self, epoch: int) -> Ints:
         layout = self._layout(epoch)

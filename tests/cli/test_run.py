@@ -363,3 +363,24 @@ def test_flag_choices_match_the_study_model(flag):
 
 def test_dry_run_reads_the_named_calibration(refused, tmp_path):
     assert "cannot read nowhere.json" in refused(*SMALL, "--calibration", "nowhere.json", "--dry-run")
+
+
+def test_modelled_runs_take_the_times_of_virtual_ones_without_training(scalebench, tmp_path):
+    arguments = ["--dataset", "wine", "--epochs", "2", "--repetitions", "1", "--workers", "1,2,4", "--strategy", "serial",
+                 "--strategy", "allreduce", "--strategy", "epoch_async"]  # fmt: skip
+    done = scalebench(*arguments, "--execution", "virtual", "--name", "trained")
+    assert done.returncode == 0, done.stderr
+    done = scalebench(*arguments, "--execution", "modelled", "--name", "priced")
+    assert done.returncode == 0, done.stderr
+    both = []
+    for name in ("trained", "priced"):
+        with (tmp_path / "results" / name / "runs.csv").open() as file:
+            both.append({(row["strategy"], row["workers"]): row for row in csv.DictReader(file)})
+    assert both[0].keys() == both[1].keys()
+    for place, trained in both[0].items():
+        priced = both[1][place]
+        assert (priced["execution"], priced["engine"]) == ("modelled", "virtual")
+        assert priced["final_metric"] == priced["final_train_loss"] == ""
+        for column in ("train_s", "compute_s", "comm_s", "wait_s"):
+            assert float(priced[column]) == pytest.approx(float(trained[column]), rel=1e-9, abs=1e-15)
+        assert (priced["syncs"], priced["optimizer_steps"]) == (trained["syncs"], trained["optimizer_steps"])

@@ -20,7 +20,15 @@ class Metric(Rule):
     summary = "every completed run reports its accuracy, or R2"
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
+        untrained = evidence.runs["execution"] == "modelled"
+        if len(evidence.runs[untrained]):
+            yield self.finding(
+                "note",
+                "modelled times have no metric, as nothing was trained: they do not say what the time bought",
+                place(evidence.runs[untrained]),
+                "give the metric of virtual or native runs at the same number of workers",
+            )
+        runs = evidence.runs[~untrained]
         without = runs[runs["final_metric"].isna()]
         if len(without):
             which = "no run reports" if len(without) == len(runs) else f"{counted(len(without), 'run')} without"

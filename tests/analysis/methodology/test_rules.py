@@ -224,6 +224,11 @@ def no_metric(study):
     study.change(final_metric=None)
 
 
+@case("metric", "note", "modelled times have no metric")
+def modelled_times(study):
+    study.change(lambda row: not native(row), execution="modelled", final_metric=None)
+
+
 @case("metric", "error", "15 runs without a metric")
 def one_strategy_without_a_metric(study):
     study.change(lambda row: row.strategy == "epoch_average" and native(row), final_metric=None)
