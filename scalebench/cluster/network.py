@@ -1,88 +1,46 @@
-"""Network cost model: closed forms for point-to-point and collective operations, by placement of the ranks.
-
-Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte reduced, lg = log2. Formulas:
-Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; tree:
-Besch, Pohl, PDP 1995; server: Barrachina et al., Computing 2021. Each is written for one kind of link. A group that
-spans nodes climbs two *levels*, g ranks inside a node and m nodes, and pays each level's own latency and bandwidth;
-where all g ranks of a node send at the same time they share its network cards.
-
-Every cost grows with n and with p (ranks taken in order). For p that is not a power of two the logarithms are rounded
-up: that covers folding the surplus ranks in, while the copy back to them, a + n/B, is assumed to be hidden.
-"""
+"""Seconds of messages and collectives on the links of a cluster, by placement of the ranks on nodes."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.cluster.collectives import (
+    SHORT_MESSAGE,
+    Level,
+    Levels,
+    allgather,
+    alltoallv,
+    broadcast,
+    flexible_server,
+    hierarchical,
+    rabenseifner,
+    recursive_doubling,
+    reduce,
+    ring,
+    server,
+    sharded_server,
+    tree,
+)
+from scalebench.cluster.nccl import nccl
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest
-
-# MPICH's MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE and MPIR_CVAR_REDUCE_SHORT_MSG_SIZE; up to it latency counts, above it
-# bandwidth. Open MPI 5's table (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
-# switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8 KiB for most rank counts.
-SHORT_MESSAGE = 2048
-SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
-
-
-class Level(NamedTuple):
-    """One level of a group: `ranks` members connected by links of this latency (s) and bandwidth (bytes/s).
-
-    `shared` is the bandwidth of each member if all ranks below it use the link at the same time.
-    """
-
-    ranks: int
-    latency_s: float
-    bandwidth: float
-    shared: float
-
-
-Levels = tuple[Level, ...]  # inside a node, then between nodes; without levels of one rank
-
-
-def recursive_doubling(n: int, levels: Levels, gamma: float) -> float:
-    """ceil(lg p) (a + n/B + n gamma): each rank exchanges the buffer with partners at doubling distances."""
-    return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
-
-
-def rabenseifner(n: int, levels: Levels, gamma: float) -> float:
-    """2 ceil(lg p) a + 2 (p-1)/p n/B + (p-1)/p n gamma: recursive halving, then doubling, nearest partners first."""
-    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * _lg(ranks))
-
-
-def hierarchical(n: int, levels: Levels, gamma: float) -> float:
-    """Rings in rings, g ranks in each of m nodes.
-
-    2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for the sums.
-    """
-    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * (ranks - 1))
-
-
-def ring(n: int, levels: Levels, gamma: float) -> float:
-    """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
-    p, link = _ranks(levels), levels[-1]
-    return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
-
-
-def tree(n: int, levels: Levels, gamma: float) -> float:
-    """2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma: binomial reduce, then binomial broadcast."""
-    return sum(_lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma) for level in levels)
-
-
-def server(n: int, levels: Levels, gamma: float, shards: int = 1) -> float:
-    """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
-    p = _ranks(levels)
-    return 2 * levels[-1].latency_s + 2 * n / _slowest(levels) * max(1.0, p / shards)
-
 
 ALLREDUCE: dict[str, Callable[[int, Levels, float], float]] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
+    "recursive_halving": rabenseifner,  # reduce-scatter by halving, allgather by doubling: the same algorithm
     "rabenseifner": rabenseifner,
+    "binomial": tree,  # Besch and Pohl's logarithmic tree reduces and broadcasts binomially
     "tree": tree,
     "hierarchical": hierarchical,
+    "server": server,
+    "sharded_server": sharded_server,
+    "flexible_server": flexible_server,
+    "nccl": nccl,
 }
 
 
@@ -98,35 +56,36 @@ def allreduce_name(collective: str) -> str:
     """Return a description of the allreduce `collective`."""
     if collective == "auto":
         return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
-    return collective.replace("_", " ")
+    return {"nccl": "NCCL's choice of ring or tree"}.get(collective, collective.replace("_", " "))
 
 
-def broadcast(n: int, levels: Levels) -> float:
-    """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
-    if n <= SHORT_MESSAGE:
-        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth) for level in levels)
-    return rabenseifner(n, levels, 0.0)
+class Placement(NamedTuple):
+    """Nodes of a group, in order of first use by a rank number, and the number of ranks on the fullest one."""
+
+    nodes: range | NDArray[np.int64]
+    fullest: int
 
 
-def reduce(n: int, levels: Levels, gamma: float) -> float:
-    """Binomial, ceil(lg p)(a + n/B + n gamma), while short; above it reduce-scatter and gather cost an allreduce."""
-    if n <= SHORT_MESSAGE:
-        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma) for level in levels)
-    return rabenseifner(n, levels, gamma)
+def place(group: Sequence[int], ranks_per_node: int) -> Placement:
+    """Return the placement of `group`, with worker i on node i // ranks_per_node.
 
-
-def allgather(n: int, levels: Levels) -> float:
-    """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
-    p = _ranks(levels)
-    transfer = (p - 1) * n / _slowest(levels)
-    if p * n <= SHORT_ALLGATHER:
-        return sum(_lg(level.ranks) * level.latency_s for level in levels) + transfer
-    return (p - 1) * levels[-1].latency_s + transfer
-
-
-def alltoallv(n: int, levels: Levels) -> float:
-    """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
-    return (_ranks(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
+    In constant time for a range of consecutive ranks, or of strides that are multiples or divisors of a node's ranks;
+    vectorised otherwise.
+    """
+    if isinstance(group, range) and group.step > 0 and len(group):
+        step = group.step
+        first, last = group[0] // ranks_per_node, group[-1] // ranks_per_node
+        if step % ranks_per_node == 0:
+            return Placement(range(first, last + 1, step // ranks_per_node), 1)
+        if ranks_per_node % step == 0:
+            whole = ranks_per_node // step
+            head = -(-((first + 1) * ranks_per_node - group[0]) // step)  # on the first node, if there are others
+            tail = (group[-1] - last * ranks_per_node) // step + 1
+            between = last - first
+            fullest = len(group) if not between else max(head, tail) if between == 1 else whole
+            return Placement(range(first, last + 1), fullest)
+    nodes, counts = np.unique(np.asarray(group, dtype=np.int64) // ranks_per_node, return_counts=True)
+    return Placement(nodes, int(counts.max()))
 
 
 class Network:
@@ -140,6 +99,7 @@ class Network:
         self.cluster = cluster
         self.ranks_per_node = ranks_per_node or cluster.node.workers_per_node
         self.collective = self._known(collective)
+        self._placements: dict[Sequence[int], Placement] = {}
         self._levels: dict[Sequence[int], Levels] = {}
         self._costs: dict[tuple[str, int, Sequence[int]], float] = {}
 
@@ -149,7 +109,7 @@ class Network:
 
     def nodes_of(self, ranks: Sequence[int]) -> int:
         """Return the number of nodes with `ranks`."""
-        return len({rank // self.ranks_per_node for rank in ranks})
+        return len(self._placement(_hashable(ranks)).nodes)
 
     def message(self, nbytes: int, src: int, dst: int) -> float:
         """Return a + n/B of the link between two workers; zero for a message to oneself."""
@@ -202,35 +162,55 @@ class Network:
         return self._cost(f"server/{shards}", nbytes, ranks, lambda levels: server(nbytes, levels, 0.0, shards))
 
     def _linear(self, name: str, nbytes: int, ranks: Sequence[int], gamma: float) -> float:
-        group = ranks if isinstance(ranks, tuple | range) else tuple(ranks)
+        group = _hashable(ranks)
         key = (name, nbytes, group)
         if key not in self._costs:
-            messages = sum(self.message(nbytes, group[0], rank) for rank in group[1:])
-            self._costs[key] = messages + (len(group) - 1) * nbytes * gamma
+            seconds = self._messages_from(group[0], np.asarray(group[1:], dtype=np.int64), nbytes)
+            self._costs[key] = float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0  # added one after another
+            self._costs[key] += (len(group) - 1) * nbytes * gamma
         return self._costs[key]
 
+    def _messages_from(self, root: int, others: NDArray[np.int64], nbytes: int) -> NDArray[np.float64]:
+        """Return seconds of a message of `nbytes` between `root` and each of the `others`."""
+        links, home = self.cluster.links, root // self.ranks_per_node
+        nodes = others // self.ranks_per_node
+        inside = links.intra.latency_s + nbytes / links.intra.bandwidth_bytes_per_s
+        seconds = np.full(len(nodes), links.inter.latency_s + nbytes / links.bandwidth_between((home,)))
+        for node in links.slow_nodes - {home}:
+            seconds[nodes == node] = links.inter.latency_s + nbytes / links.bandwidth_between((home, node))
+        seconds[nodes == home] = inside
+        return seconds
+
     def _cost(self, name: str, nbytes: int, ranks: Sequence[int], price: Callable[[Levels], float]) -> float:
-        group = ranks if isinstance(ranks, tuple | range) else tuple(ranks)
+        group = _hashable(ranks)
         key = (name, nbytes, group)
         cost = self._costs.get(key)
         if cost is None:
             levels = self._levels.get(group)
             if levels is None:
-                levels = self._levels[group] = self._place(group)
+                levels = self._levels[group] = self._levels_of(group)
             cost = self._costs[key] = price(levels) if levels else 0.0
         return cost
 
-    def _place(self, group: Sequence[int]) -> Levels:
+    def _placement(self, group: Sequence[int]) -> Placement:
+        placement = self._placements.get(group)
+        if placement is None:
+            placement = self._placements[group] = place(group, self.ranks_per_node)
+        return placement
+
+    def _levels_of(self, group: Sequence[int]) -> Levels:
         """Return the levels of a group; every node is priced as the fullest one, which keeps costs monotone."""
-        members = Counter(rank // self.ranks_per_node for rank in group)
-        inside, nodes = max(members.values()), len(members)
+        nodes, inside = self._placement(group)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
+        growth = self.cluster.links.congestion_among(len(nodes))
         # A switch or shared memory serves all pairs of a node at once; network cards are shared by its ranks.
-        across = self.cluster.links.bandwidth_between(members)
+        across = self.cluster.links.bandwidth_between(nodes) / growth
+        total = self.cluster.links.total_bandwidth(nodes) / growth
         left = across * min(1.0, self.cluster.node.network_cards / inside)
+        within = intra.bandwidth_bytes_per_s / min(inside, intra.shared_by)
         levels = (
-            Level(inside, intra.latency_s, intra.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s),
-            Level(nodes, inter.latency_s, across, left),
+            Level(inside, intra.latency_s, intra.bandwidth_bytes_per_s, within, inside * within, across=False),
+            Level(len(nodes), inter.latency_s * growth, across, left, total, across=True),
         )
         return tuple(level for level in levels if level.ranks > 1)
 
@@ -241,23 +221,5 @@ class Network:
         return collective
 
 
-def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int]) -> float:
-    """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below."""
-    cost, share = 0.0, float(n)
-    for level in levels:
-        part = (level.ranks - 1) / level.ranks * share
-        cost += messages(level.ranks) * level.latency_s + part * (2 / level.shared + gamma)
-        share /= level.ranks
-    return cost
-
-
-def _lg(ranks: int) -> int:
-    return (ranks - 1).bit_length()
-
-
-def _ranks(levels: Levels) -> int:
-    return math.prod(level.ranks for level in levels)
-
-
-def _slowest(levels: Levels) -> float:
-    return min(level.bandwidth for level in levels)
+def _hashable(ranks: Sequence[int]) -> tuple[int, ...] | range:
+    return ranks if isinstance(ranks, tuple | range) else tuple(ranks)

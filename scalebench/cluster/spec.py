@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scalebench.errors import ClusterError
 from scalebench.study.heterogeneity import Heterogeneity, SlowLinks
@@ -37,22 +37,56 @@ class Link(StrictModel):
     source: str = _Source
 
 
+class SharedLink(Link):
+    """Link inside a node, for one rank or for several that share it."""
+
+    shared_by: PositiveInt = Field(1, description="ranks of a node that share such a link, as below a PCIe switch")
+
+
+class Congestion(StrictModel):
+    """Growth of transfers between nodes with their number m: seconds x (1 + per_doubling lg(m / 2)) from two nodes on.
+
+    The form is linear in its parameter, so that it is fitted together with latency and bandwidth
+    (`cluster.fitting`), and grows slower beyond the measured nodes than a power of m.
+    """
+
+    per_doubling: NonNegativeFloat = Field(description="growth with each doubling of the nodes, 0.1 is 10 %")
+    source: str = _Source
+
+    def factor(self, nodes: int) -> float:
+        """Return how many times longer latency and transfer between `nodes` nodes are than between two."""
+        return 1 + self.per_doubling * math.log2(nodes / 2) if nodes > 2 else 1.0
+
+
 class Links(StrictModel):
     """Links inside a node, and between nodes (of one network card)."""
 
-    intra: Link
+    intra: SharedLink
     inter: Link
+    congestion: Congestion | None = Field(None, description="growth with the number of nodes; none without it")
     slow: SlowLinks = Field(
         {}, description="node, or node-node: how many times slower its cards, or the way between them, are; 2 halves"
     )
 
-    def bandwidth_between(self, nodes: Iterable[int]) -> float:
+    @property
+    def slow_nodes(self) -> set[int]:
+        """Numbers of the nodes that `slow` names."""
+        return {int(node) for ends in self.slow for node in ends.split("-")}
+
+    def bandwidth_between(self, nodes: Collection[int]) -> float:
         """Return the bandwidth (bytes/s) of the slowest card of `nodes` and the slowest path between them."""
-        if not self.slow:
-            return self.inter.bandwidth_bytes_per_s
-        here = {str(node) for node in nodes}
-        factors = (factor for ends, factor in self.slow.items() if here.issuperset(ends.split("-")))
+        factors = [factor for ends, factor in self.slow.items() if all(int(node) in nodes for node in ends.split("-"))]
         return self.inter.bandwidth_bytes_per_s / max(factors, default=1.0)
+
+    def total_bandwidth(self, nodes: Collection[int]) -> float:
+        """Return the sum of the bandwidths (bytes/s) of one card of each of `nodes`."""
+        cards = {ends: factor for ends, factor in self.slow.items() if "-" not in ends and int(ends) in nodes}
+        lost = sum(1 - 1 / factor for factor in cards.values())
+        return self.inter.bandwidth_bytes_per_s * (len(nodes) - lost)
+
+    def congestion_among(self, nodes: int) -> float:
+        """Return the factor of congestion between `nodes` nodes."""
+        return self.congestion.factor(nodes) if self.congestion else 1.0
 
 
 class Reduction(StrictModel):

@@ -101,7 +101,20 @@ class VirtualOptions(Heterogeneity):
     engine: Literal["auto", "mpi", "horovod", "gloo", "nccl"] = Field(
         "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
     )
-    collective: Literal["auto", "ring", "recursive_doubling", "rabenseifner", "tree", "hierarchical"] = "auto"
+    collective: Literal[
+        "auto",
+        "ring",
+        "recursive_doubling",
+        "recursive_halving",
+        "rabenseifner",
+        "binomial",
+        "tree",
+        "hierarchical",
+        "server",
+        "sharded_server",
+        "flexible_server",
+        "nccl",
+    ] = Field("auto", description="allreduce that the network model charges; auto: that of an MPI library")
     ties: Literal["seeded", "rank"] = "seeded"
 
     def with_defaults(self, cluster: Heterogeneity) -> VirtualOptions:

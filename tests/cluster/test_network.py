@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.cluster.collectives import SHORT_MESSAGE
 from scalebench.cluster.load import cluster_names, load_cluster
-from scalebench.cluster.network import ALLREDUCE, SHORT_MESSAGE, Network
+from scalebench.cluster.nccl import nccl_choice
+from scalebench.cluster.network import ALLREDUCE, Network, place
+from scalebench.cluster.spec import Cluster, Congestion
 from scalebench.errors import ClusterError
 
 ALPHA, BANDWIDTH, GAMMA = 20e-6, 1.25e9, 6.6e-11  # ethernet-10g: one worker per node, one kind of link
@@ -26,6 +29,11 @@ FORMULAS = {
     "ring": lambda n, p: 2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
     "recursive_doubling": lambda n, p: lg(p) * (ALPHA + n / BANDWIDTH + n * GAMMA),
     "rabenseifner": lambda n, p: 2 * lg(p) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
+    "recursive_halving": lambda n, p: 2 * lg(p) * ALPHA + (p - 1) / p * n * (2 / BANDWIDTH + GAMMA),
+    "binomial": lambda n, p: 2 * lg(p) * (ALPHA + n / BANDWIDTH) + lg(p) * n * GAMMA,
+    "server": lambda n, p: 2 * ALPHA + 2 * p * n / BANDWIDTH,
+    "sharded_server": lambda n, p: 2 * ALPHA + 2 * n / BANDWIDTH,
+    "flexible_server": lambda n, p: 2 * ALPHA + 2 * n / BANDWIDTH,
     "tree": lambda n, p: 2 * lg(p) * (ALPHA + n / BANDWIDTH) + lg(p) * n * GAMMA,
     "hierarchical": lambda n, p: 2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n / BANDWIDTH + (p - 1) / p * n * GAMMA,
 }
@@ -140,3 +148,98 @@ def test_unknown_collective_suggests_the_nearest() -> None:
 def test_cost_does_not_depend_on_the_sequence_type(group: list[int]) -> None:
     network = Network(PRESETS["this-machine"], ranks_per_node=2)
     assert network.allreduce(5000, group) == network.allreduce(5000, tuple(reversed(group)))
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@given(n=sizes, ranks=st.integers(2, 300), algorithm=st.sampled_from(["auto", *ALLREDUCE]))
+def test_no_allreduce_beats_the_bound_of_its_narrowest_link(preset: str, n: int, ranks: int, algorithm: str) -> None:
+    """2 (p-1)/p n/B, Patarasuk and Yuan 2009: p ranks inside a node, and nodes with all their cards."""
+    cluster = PRESETS[preset]
+    g = cluster.node.workers_per_node
+    p, m = min(g, ranks), -(-ranks // g)
+    bound = 2 * (p - 1) / p * n / cluster.links.intra.bandwidth_bytes_per_s if m == 1 else 0.0
+    cards = cluster.node.network_cards
+    bound = max(bound, 2 * (m - 1) / m * n / (cards * cluster.links.inter.bandwidth_bytes_per_s))
+    assert Network(cluster).allreduce(n, range(ranks), algorithm) >= bound * (1 - 1e-12)
+
+
+@given(start=st.integers(0, 100), count=st.integers(1, 300), step=st.integers(1, 20), per_node=st.integers(1, 12))
+def test_placement_of_a_range_equals_that_of_its_ranks(start: int, count: int, step: int, per_node: int) -> None:
+    group = range(start, start + count * step, step)
+    nodes = [rank // per_node for rank in group]
+    found = place(group, per_node)
+    assert list(found.nodes) == sorted(set(nodes))
+    assert found.fullest == max(map(nodes.count, nodes))
+    listed = place(tuple(group), per_node)
+    assert (list(listed.nodes), listed.fullest) == (list(found.nodes), found.fullest)
+
+
+def with_links(cluster: Cluster, **changes: object) -> Cluster:
+    return cluster.model_copy(update={"links": cluster.links.model_copy(update=changes)})
+
+
+def test_placing_65536_ranks_takes_no_walk_over_them() -> None:
+    network = Network(PRESETS["ethernet-10g"], ranks_per_node=8)
+    assert place(range(65536), 8).fullest == 8
+    assert len(place(range(0, 65536, 8), 8).nodes) == 8192
+    assert network.nodes_of(range(65536)) == 8192
+    assert network.linear_broadcast(1000, range(65536)) == pytest.approx(
+        7 * network.message(1000, 0, 1) + 65528 * network.message(1000, 0, 8), rel=1e-9
+    )
+
+
+@given(ranks=st.integers(2, 64), root=st.integers(0, 63))
+def test_linear_collective_adds_messages_of_slow_links(ranks: int, root: int) -> None:
+    cluster = with_links(PRESETS["juwels-booster"], slow={"1": 4.0, "0-2": 2.0})
+    network = Network(cluster)
+    group = (root, *(rank for rank in range(ranks) if rank != root))
+    expected = sum(network.message(10**6, root, rank) for rank in group[1:])
+    assert network.linear_broadcast(10**6, group) == pytest.approx(expected, rel=1e-12)
+
+
+@given(n=sizes, nodes=st.integers(1, 300), growth=st.floats(0, 1))
+def test_congestion_stretches_transfers_from_three_nodes_on(n: int, nodes: int, growth: float) -> None:
+    plain = PRESETS["ethernet-10g"]
+    crowded = with_links(plain, congestion=Congestion(per_doubling=growth, source="a test"))
+    gamma_free = {"reduction": plain.reduction.model_copy(update={"seconds_per_byte": 1e-30})}
+    costs = [
+        Network(cluster.model_copy(update=gamma_free)).allreduce(n, range(nodes), "ring")
+        for cluster in (plain, crowded)
+    ]
+    factor = 1 + growth * math.log2(nodes / 2) if nodes > 2 else 1.0
+    assert costs[1] == pytest.approx(costs[0] * factor, rel=1e-9)
+
+
+def test_ranks_below_one_switch_share_its_link() -> None:
+    own = PRESETS["dgx-h100"]
+    shared = with_links(own, intra=own.links.intra.model_copy(update={"shared_by": 4}))
+    n = 10**8
+    at = {name: [Network(one).allreduce(n, range(8), name) for one in (own, shared)] for name in ALLREDUCE}
+    assert at["ring"][0] == at["ring"][1]  # one flow crosses each link
+    assert at["rabenseifner"][1] > 3 * at["rabenseifner"][0]
+    two, alone = (Network(one).allreduce(n, range(2), "rabenseifner") for one in (shared, own))
+    assert two - alone == pytest.approx(n / own.links.intra.bandwidth_bytes_per_s, rel=1e-9)  # 2 (p-1)/p n/B once more
+
+
+def test_flexible_shards_relieve_the_slow_node() -> None:
+    plain = PRESETS["juwels-booster"]  # four workers and four cards a node
+    slow = with_links(plain, slow={"0": 3.0})
+    n, ranks = 10**8, range(64)
+    equal, flexible = (Network(slow).allreduce(n, ranks, name) for name in ("sharded_server", "flexible_server"))
+    assert flexible < 0.6 * equal
+    equal, flexible = (Network(plain).allreduce(n, ranks, name) for name in ("sharded_server", "flexible_server"))
+    assert flexible == pytest.approx(equal, rel=1e-12)
+
+
+def test_nccl_takes_trees_for_many_nodes_and_rings_for_many_bytes() -> None:
+    network = Network(PRESETS["dgx-h100"])
+
+    def choice(n: int, ranks: int) -> tuple[str, str]:
+        return nccl_choice(n, network._levels_of(range(ranks)))
+
+    assert choice(1024, 512) == ("tree", "LL")
+    assert choice(10**9, 16) == ("ring", "Simple")
+    assert choice(10**6, 512)[0] == "tree"
+    ethernet = Network(PRESETS["ethernet-10g"])
+    protocols = {nccl_choice(1 << k, ethernet._levels_of(range(64)))[1] for k in range(31)}
+    assert protocols == {"LL", "Simple"}  # LL128 on NVLink only

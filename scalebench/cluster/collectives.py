@@ -1,0 +1,150 @@
+"""Closed forms of collective operations on the levels of a group of ranks.
+
+Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte reduced, lg = log2. Formulas:
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; tree:
+Besch, Pohl, PDP 1995 (a reconstruction from its abstract); server: Barrachina et al., Computing 2021. Each is written
+for one kind of link. A group that spans nodes climbs two *levels*, g ranks inside a node and m nodes, and pays each
+level's own latency and bandwidth; where all g ranks of a node send at the same time they share its network cards.
+
+Every cost grows with n and with p (ranks taken in order), and no allreduce is faster than 2 (p-1)/p n/B on its
+narrowest link. For p that is not a power of two the logarithms are rounded up: that covers folding the surplus ranks
+in, while the copy back to them, a + n/B, is assumed to be hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+# MPICH's MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE and MPIR_CVAR_REDUCE_SHORT_MSG_SIZE; up to it latency counts, above it
+# bandwidth. Open MPI 5's table (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
+# switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8 KiB for most rank counts.
+SHORT_MESSAGE = 2048
+SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+
+
+class Level(NamedTuple):
+    """One level of a group: `ranks` members connected by links of this latency (s) and bandwidth (bytes/s).
+
+    `shared` is the bandwidth of each member if all ranks below it use the link at the same time, `total` the sum of the
+    members' bandwidths, which differ where some links are slow; `across`: the members are nodes.
+    """
+
+    ranks: int
+    latency_s: float
+    bandwidth: float
+    shared: float
+    total: float
+    across: bool
+
+
+Levels = tuple[Level, ...]  # inside a node, then between nodes; without levels of one rank
+
+
+def recursive_doubling(n: int, levels: Levels, gamma: float) -> float:
+    """ceil(lg p) (a + n/B + n gamma): each rank exchanges the buffer with partners at doubling distances."""
+    return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
+
+
+def rabenseifner(n: int, levels: Levels, gamma: float) -> float:
+    """2 ceil(lg p) a + 2 (p-1)/p n/B + (p-1)/p n gamma: recursive halving, then doubling, nearest partners first."""
+    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * _lg(ranks))
+
+
+def hierarchical(n: int, levels: Levels, gamma: float) -> float:
+    """Rings in rings, g ranks in each of m nodes.
+
+    2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for the sums.
+    """
+    return _scatter_gather(n, levels, gamma, lambda ranks: 2 * (ranks - 1))
+
+
+def ring(n: int, levels: Levels, gamma: float) -> float:
+    """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
+    p, link = ranks_of(levels), levels[-1]
+    return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
+
+
+def tree(n: int, levels: Levels, gamma: float) -> float:
+    """2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma: binomial reduce, then binomial broadcast."""
+    return sum(_lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma) for level in levels)
+
+
+def server(n: int, levels: Levels, gamma: float, shards: int = 1) -> float:
+    """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
+    pushes = 2 * ranks_of(levels) * n / (shards * _slowest(levels))
+    return 2 * levels[-1].latency_s + max(_own_link(n, levels), pushes)
+
+
+def sharded_server(n: int, levels: Levels, gamma: float) -> float:
+    """2a + max(2n/B, 2pn/(m B)): the server's state in equal shards, one on each of m nodes."""
+    return server(n, levels, gamma, levels[-1].ranks if levels[-1].across else 1)
+
+
+def flexible_server(n: int, levels: Levels, gamma: float) -> float:
+    """2a + max(2n/B, 2pn/sum_j B_j): as `sharded_server`, each shard as large as the bandwidth of its node allows.
+
+    The cost of equal shards where all links are equally fast.
+    """
+    *below, top = levels
+    if not top.across:
+        return server(n, levels, gamma)
+    total = min([top.total, *(top.ranks * level.bandwidth for level in below)])
+    return 2 * top.latency_s + max(_own_link(n, levels), 2 * ranks_of(levels) * n / total)
+
+
+def broadcast(n: int, levels: Levels) -> float:
+    """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
+    if n <= SHORT_MESSAGE:
+        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth) for level in levels)
+    return rabenseifner(n, levels, 0.0)
+
+
+def reduce(n: int, levels: Levels, gamma: float) -> float:
+    """Binomial, ceil(lg p)(a + n/B + n gamma), while short; above it reduce-scatter and gather cost an allreduce."""
+    if n <= SHORT_MESSAGE:
+        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma) for level in levels)
+    return rabenseifner(n, levels, gamma)
+
+
+def allgather(n: int, levels: Levels) -> float:
+    """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
+    p = ranks_of(levels)
+    transfer = (p - 1) * n / _slowest(levels)
+    if p * n <= SHORT_ALLGATHER:
+        return sum(_lg(level.ranks) * level.latency_s for level in levels) + transfer
+    return (p - 1) * levels[-1].latency_s + transfer
+
+
+def alltoallv(n: int, levels: Levels) -> float:
+    """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
+    return (ranks_of(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
+
+
+def ranks_of(levels: Levels) -> int:
+    """Return p, with every node as full as the fullest."""
+    return math.prod(level.ranks for level in levels)
+
+
+def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int]) -> float:
+    """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below."""
+    cost, share = 0.0, float(n)
+    for level in levels:
+        part = (level.ranks - 1) / level.ranks * share
+        cost += messages(level.ranks) * level.latency_s + part * (2 / level.shared + gamma)
+        share /= level.ranks
+    return cost
+
+
+def _own_link(n: int, levels: Levels) -> float:
+    """Seconds in which a worker pushes n bytes and pulls as many, at the same time as the others of its node."""
+    return 2 * n / min(level.shared for level in levels)
+
+
+def _lg(ranks: int) -> int:
+    return (ranks - 1).bit_length()
+
+
+def _slowest(levels: Levels) -> float:
+    return min(level.bandwidth for level in levels)

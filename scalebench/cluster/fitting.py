@@ -1,0 +1,267 @@
+"""Latency, bandwidth and congestion of a network, fitted to measured collectives.
+
+T = (h(p) a + k(p) n/B) (1 + c lg(m/2)) + h'(p) a' + k'(p) n/B'
+
+for p ranks on m nodes and n bytes: messages h and transfers k of an algorithm (`collectives`) between nodes, h' and k'
+inside them, where a' and B' are those of the rows of one node. a and B may differ below and above a size (eager and
+rendezvous); a second piece has to pay for itself by AICc. Residuals are ln(T / measured): errors of a network are
+relative to its times. c needs three node counts; with fewer it is not fitted but assumed, and widens the intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.cluster.collectives import Level, Levels
+from scalebench.cluster.network import ALLREDUCE
+from scalebench.cluster.spec import Congestion
+from scalebench.errors import ClusterError
+
+NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
+ASSUMED_GROWTH = 0.1  # per doubling of nodes, the middle of 0 to 0.2; an assumption
+ASSUMED_RANGE = 0.1
+PER_DOUBLING = 0.05  # standard deviation of ln T for each doubling beyond the measured sizes and counts; an assumption
+_LINEAR = sorted(set(ALLREDUCE) - {"nccl"})  # algorithms whose cost is linear in latency and seconds per byte
+
+Array = NDArray[np.float64]
+
+
+class Transfer(NamedTuple):
+    """One measured collective."""
+
+    ranks: int
+    nodes: int
+    nbytes: float
+    seconds: float
+
+
+class Estimate(NamedTuple):
+    """A fitted number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Latency (s) and bandwidth (bytes/s) of messages up to `up_to` bytes."""
+
+    up_to: float
+    latency_s: Estimate
+    bandwidth: Estimate
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """Fitted links of one kind; `notes` say what could not be fitted and was assumed."""
+
+    algorithm: str
+    pieces: tuple[Piece, ...]
+    congestion: Estimate
+    r2: float
+    deviation: float  # of ln(T / measured)
+    notes: tuple[str, ...]
+    _measured: tuple[Transfer, ...]
+    _inside: LinkFit | None
+    _covariance: Array
+    _quantile: float
+
+    def seconds(self, ranks: int, nodes: int, nbytes: float) -> Estimate:
+        """Return seconds of the collective with its 95 % prediction interval, which widens outside the measured."""
+        row = Transfer(ranks, nodes, nbytes, 1.0)
+        parameters = _parameters_of(self)
+        logs = _log_model([row], self.algorithm, self._inside, [piece.up_to for piece in self.pieces])
+        centre = float(logs(parameters)[0])
+        gradient = _gradient(logs, parameters)[0]
+        variance = float(gradient @ self._covariance @ gradient) + self.deviation**2
+        variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
+        half = self._quantile * math.sqrt(variance)
+        return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
+
+    def distance(self, ranks: int, nodes: int, nbytes: float) -> float:
+        """Return the doublings of ranks, nodes and bytes to the nearest measured ones, added."""
+        asked = (ranks, nodes, max(nbytes, 1.0))
+        seen = np.array([(row.ranks, row.nodes, max(row.nbytes, 1.0)) for row in self._measured])
+        logs, at = np.log2(seen), np.log2(asked)
+        return float(np.sum(np.maximum(0.0, np.maximum(logs.min(axis=0) - at, at - logs.max(axis=0)))))
+
+    def as_congestion(self, source: str) -> Congestion:
+        """Return the growth with nodes as an entry of a cluster file."""
+        return Congestion(per_doubling=self.congestion.value, source="; ".join([source, *self.notes]))
+
+
+def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit | None = None) -> LinkFit:
+    """Fit the links of one kind to `rows` that are all of one node, or all of several.
+
+    `inside` are the fitted links of a node, whose part is charged besides; without it that part is neglected.
+
+    Raises:
+        ClusterError: fewer than three rows, rows of one and of several nodes, non-positive values, or an algorithm that
+            is no sum of latencies and transfers.
+    """
+    from scipy import stats
+
+    _refuse_unusable(rows, algorithm)
+    measured = np.log([row.seconds for row in rows])
+    fits = [_fit_pieces(rows, algorithm, inside, limits) for limits in _limits(rows)]
+    limits, parameters, covariance, residuals = min(fits, key=lambda fit: _aicc(fit[3], len(fit[1])))
+    free = max(1, len(rows) - len(parameters) + (0 if _congests(rows) else 1))
+    quantile = float(stats.t.ppf(0.975, free))
+    deviation = math.sqrt(float(residuals @ residuals) / free)
+    spread = np.sqrt(np.diag(covariance)) * quantile
+    pieces = []
+    for position, limit in enumerate(limits):
+        (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
+        latency = Estimate(*np.exp((a, a - da, a + da)).tolist())
+        pieces.append(Piece(limit, latency, Estimate(*np.exp((-b, -b - db, -b + db)).tolist())))
+    growth, wide = float(parameters[-1]), float(spread[-1])
+    notes = []
+    counts = sorted({row.nodes for row in rows})
+    if counts != [1] and not _congests(rows):
+        named = ", ".join(map(str, counts))
+        notes.append(
+            f"congestion is not fitted: {NODE_COUNTS} node counts from 2 on are needed, got {named}; assumed "
+            f"{ASSUMED_GROWTH:g} per doubling of nodes, range 0 to {ASSUMED_GROWTH + ASSUMED_RANGE:g}"
+        )
+    total = float(np.sum((measured - measured.mean()) ** 2))
+    return LinkFit(
+        algorithm=algorithm,
+        pieces=tuple(pieces),
+        congestion=Estimate(growth, max(0.0, growth - wide), growth + wide),
+        r2=1 - float(residuals @ residuals) / total if total > 0 else math.nan,
+        deviation=deviation,
+        notes=tuple(notes),
+        _measured=tuple(rows),
+        _inside=inside,
+        _covariance=covariance,
+        _quantile=quantile,
+    )
+
+
+def _refuse_unusable(rows: Sequence[Transfer], algorithm: str) -> None:
+    if algorithm not in _LINEAR:
+        raise ClusterError(f"fit: expected one of {', '.join(_LINEAR)} as the algorithm, got {algorithm!r}")
+    if len(rows) < 3:
+        raise ClusterError(f"fit: {len(rows)} measured collectives; at least 3 of two sizes or counts are needed")
+    if len({row.nodes == 1 for row in rows}) > 1:
+        raise ClusterError("fit: rows of one node and of several; fit the links inside a node first, then pass them")
+    for row in rows:
+        if row.ranks < 2 or row.nodes < 1 or row.nodes > row.ranks or row.nbytes < 0 or not 0 < row.seconds < math.inf:
+            raise ClusterError(f"fit: expected ranks >= 2, 1 <= nodes <= ranks, bytes >= 0, seconds > 0, got {row}")
+
+
+def _congests(rows: Sequence[Transfer]) -> bool:
+    return len({row.nodes for row in rows if row.nodes > 1}) >= NODE_COUNTS
+
+
+def _limits(rows: Sequence[Transfer]) -> list[list[float]]:
+    """Candidate pieces: one, and two with at least two sizes and three rows on either side."""
+    sizes = sorted({row.nbytes for row in rows})
+    candidates = [[math.inf]]
+    for low in sizes[1:-2]:
+        below = sum(row.nbytes <= low for row in rows)
+        if min(below, len(rows) - below) >= 3:
+            candidates.append([low, math.inf])
+    return candidates
+
+
+def _fit_pieces(
+    rows: Sequence[Transfer], algorithm: str, inside: LinkFit | None, limits: list[float]
+) -> tuple[list[float], Array, Array, Array]:
+    """Return limits, parameters (ln a, ln 1/B of each piece; c), their covariance, and the residuals."""
+    from scipy.optimize import least_squares
+
+    measured = np.log([row.seconds for row in rows])
+    logs = _log_model(rows, algorithm, inside, limits)
+    fixed = not _congests(rows)
+    assumed = ASSUMED_GROWTH if rows[0].nodes > 1 else 0.0
+
+    def whole(free: Array) -> Array:
+        return np.append(free, assumed) if fixed else free
+
+    quickest = min(row.seconds for row in rows)
+    rate = min((row.seconds / row.nbytes for row in rows if row.nbytes > 0), default=1e-9)
+    start = [math.log(quickest / 10), math.log(rate)] * len(limits) + ([] if fixed else [0.01])
+    low = [math.log(1e-9), math.log(1e-15)] * len(limits) + ([] if fixed else [0.0])
+    high = [math.log(1e3), 0.0] * len(limits) + ([] if fixed else [5.0])
+    found = least_squares(lambda free: logs(whole(free)) - measured, np.clip(start, low, high), bounds=(low, high))
+    parameters = whole(found.x)
+    residuals = logs(parameters) - measured
+    noise = float(residuals @ residuals) / max(1, len(rows) - len(found.x))
+    covariance = np.zeros((len(parameters), len(parameters)))
+    size = len(found.x)
+    # A ridge of one part in a million keeps a latency that the rows do not show from making the matrix singular.
+    covariance[:size, :size] = noise * np.linalg.pinv(found.jac.T @ found.jac + 1e-6 * np.eye(size))
+    if fixed and rows[0].nodes > 1:
+        covariance[-1, -1] = (ASSUMED_RANGE / 1.96) ** 2
+    return limits, parameters, covariance, residuals
+
+
+def _log_model(
+    rows: Sequence[Transfer], algorithm: str, inside: LinkFit | None, limits: Sequence[float]
+) -> Callable[[Array], Array]:
+    """Return ln T of `rows` as a function of the parameters."""
+    coefficients = np.array([_coefficients(row, algorithm) for row in rows])
+    bytes_of = np.array([row.nbytes for row in rows])
+    piece = np.searchsorted(np.array(limits[:-1]), bytes_of)
+    doublings = np.array([math.log2(row.nodes / 2) if row.nodes > 2 else 0.0 for row in rows])
+    within = np.array([_within(row, inside) for row in rows])
+
+    def logs(parameters: Array) -> Array:
+        latency, per_byte = np.exp(parameters[2 * piece]), np.exp(parameters[2 * piece + 1])
+        between = coefficients[:, 0] * latency + coefficients[:, 1] * bytes_of * per_byte
+        found: Array = np.log(between * (1 + parameters[-1] * doublings) + within)
+        return found
+
+    return logs
+
+
+def _coefficients(row: Transfer, algorithm: str) -> tuple[float, float]:
+    """Return messages h and transfers k of `row` on links of the fitted kind."""
+    price, free = ALLREDUCE[algorithm], (0.0, math.inf)
+    inside = -(-row.ranks // row.nodes)
+
+    def levels(latency: float, bandwidth: float) -> Levels:
+        if row.nodes == 1:
+            return (Level(row.ranks, latency, bandwidth, bandwidth, bandwidth * row.ranks, across=False),)
+        below = (Level(inside, *free, math.inf, math.inf, across=False),) if inside > 1 else ()
+        return (*below, Level(row.nodes, latency, bandwidth, bandwidth, bandwidth * row.nodes, across=True))
+
+    return price(0, levels(1.0, math.inf), 0.0), price(1, levels(0.0, 1.0), 0.0)
+
+
+def _within(row: Transfer, inside: LinkFit | None) -> float:
+    """Return seconds on the links of a node, in algorithms that climb levels; a ring crosses one kind at a time."""
+    if inside is None or row.nodes == 1 or inside.algorithm == "ring" or row.ranks <= row.nodes:
+        return 0.0
+    return inside.seconds(-(-row.ranks // row.nodes), 1, row.nbytes).value
+
+
+def _parameters_of(fit: LinkFit) -> Array:
+    pairs = [(math.log(piece.latency_s.value), -math.log(piece.bandwidth.value)) for piece in fit.pieces]
+    return np.array([*(value for pair in pairs for value in pair), fit.congestion.value])
+
+
+def _gradient(logs: Callable[[Array], Array], parameters: Array) -> Array:
+    step = 1e-6
+    columns: list[Any] = []
+    for position in range(len(parameters)):
+        moved = parameters.copy()
+        moved[position] += step
+        columns.append((logs(moved) - logs(parameters)) / step)
+    return np.stack(columns, axis=1)
+
+
+def _aicc(residuals: Array, parameters: int) -> float:
+    n = len(residuals)
+    if n <= parameters + 1:
+        return math.inf if parameters > 3 else 0.0
+    spread = max(float(residuals @ residuals) / n, 1e-12)
+    return n * math.log(spread) + 2 * parameters * n / (n - parameters - 1)
