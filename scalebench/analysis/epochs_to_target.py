@@ -1,0 +1,119 @@
+"""Epochs to a target accuracy by the global batch: E = E0 (1 + B / B_crit), fitted with intervals, or given.
+
+Below the critical batch B_crit a larger batch costs no further epochs; at it twice as many. McCandlish et al., 2018
+(arXiv 1812.06162), section 2, for the noise scale as B_crit; Shallue et al., JMLR 20(112), 2019, for measurements.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
+
+from scalebench.errors import ResultsError
+
+_SPREAD = 0.05  # log residuals beyond it weigh less: entries with another recipe or optimizer, not noise
+_LEAST_BATCHES = 3
+_NO_GROWTH = 1e12  # largest critical batch that is fitted
+
+
+@dataclass(frozen=True)
+class EpochsLaw:
+    """E0 (1 + B / B_crit) and the laws of resampled rows; none for a law that is given."""
+
+    epochs_at_zero: float
+    critical_batch: float
+    resampled: tuple[tuple[float, float], ...] = ()  # (epochs_at_zero, critical_batch)
+    typical_error: float = float("nan")  # median of |fitted / observed - 1| over the rows
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs at batch 0", self.epochs_at_zero), ("critical batch", self.critical_batch)):
+            if not (np.isfinite(value) and value > 0):
+                raise ResultsError(f"epochs to target: {name} is {value:g}; expected a number greater than 0")
+
+    def epochs(self, batch: ArrayLike) -> NDArray[np.float64]:
+        """Return the epochs to target at global batches."""
+        return self.epochs_at_zero * (1 + np.asarray(batch, dtype=np.float64) / self.critical_batch)
+
+    def interval(self, batch: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the percentile interval of `epochs` over the resampled laws; the law itself without these."""
+        laws = np.array(self.resampled or [(self.epochs_at_zero, self.critical_batch)])
+        curves = laws[:, :1] * (1 + np.atleast_1d(np.asarray(batch, dtype=np.float64)) / laws[:, 1:])
+        low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return low, high
+
+    def critical_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Return the percentile interval of the critical batch."""
+        drawn = [critical for _, critical in self.resampled] or [self.critical_batch]
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed: int = 0) -> EpochsLaw:
+    """Fit the law to rows (global batch, epochs to target), and to `draws` resamples of them.
+
+    Minimises Cauchy's loss of log residuals: one in ten of MLPerf's entries is off by more than 15 %, with an optimizer
+    or a recipe of its own.
+
+    Raises:
+        ResultsError: fewer than 3 different batches, or a number that is not positive.
+    """
+    x, y = np.asarray(batches, dtype=np.float64), np.asarray(epochs, dtype=np.float64)
+    if not (np.isfinite(x) & (x > 0)).all() or not (np.isfinite(y) & (y > 0)).all():
+        raise ResultsError("epochs to target: a batch or a number of epochs is missing or not greater than 0")
+    if (different := len(np.unique(x))) < _LEAST_BATCHES:
+        raise ResultsError(
+            f"epochs to target: {_LEAST_BATCHES} or more global batches are needed to fit the critical batch, got "
+            f"{different}; run more worker counts or batches, or state both numbers of the law"
+        )
+    law, random = _fit(x, y), np.random.default_rng(seed)
+    drawn: list[tuple[float, float]] = []
+    while len(drawn) < draws:
+        rows = random.integers(len(x), size=len(x))
+        if len(np.unique(x[rows])) > 1:
+            drawn.append(_fit(x[rows], y[rows]))
+    error = np.abs(law[0] * (1 + x / law[1]) / y - 1)
+    return EpochsLaw(*law, tuple(drawn), float(np.median(error)))
+
+
+def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    scale, target = np.exp(np.log(x).mean()), np.log(y)
+    most = np.log(_NO_GROWTH / scale)
+
+    def residuals(p: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(p[0] + np.log1p(x / scale * np.exp(-p[1])) - target)
+
+    bounds = ([-np.inf, -most], [np.inf, most])
+    found = least_squares(residuals, (np.median(target), 1.0), bounds=bounds, loss="cauchy", f_scale=_SPREAD)
+    return float(np.exp(found.x[0])), float(np.exp(found.x[1]) * scale)
+
+
+def epochs_of_runs(runs: pd.DataFrame, strategy: str) -> tuple[Sequence[float], Sequence[float], int]:
+    """Return (global batches, epochs to target) of completed runs of `strategy`, and how many never reached it."""
+    own = runs[(runs["strategy"] == strategy) & (runs["status"] == "completed")]
+    reached = own[own["epochs_to_target"].notna()]
+    return reached["batch_global"].tolist(), reached["epochs_to_target"].tolist(), len(own) - len(reached)
+
+
+def read_epochs(path: Path) -> tuple[list[float], list[float]]:
+    """Return the columns `batch_global` and `epochs` of a CSV file. Raises ResultsError if a cell holds no number."""
+    batches, epochs = [], []
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    batches.append(float(row["batch_global"]))
+                    epochs.append(float(row["epochs"]))
+                except (KeyError, TypeError, ValueError):
+                    raise ResultsError(
+                        f"{path}, line {number}: expected numbers in the columns batch_global and epochs"
+                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    return batches, epochs

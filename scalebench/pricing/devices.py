@@ -1,0 +1,177 @@
+"""Step times of a layer table without training: stated, by a roofline, or scaled from a measured device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.cluster.device import Device
+from scalebench.errors import ClusterError
+from scalebench.models.layers import ELEMENT_BYTES, LayerTable
+from scalebench.pricing.costs import GradientTensor
+from scalebench.pricing.step_times import BACKWARD_SHARE, FORWARD_SHARE, BatchTimes, StepTable, middle
+
+Seconds = NDArray[np.float64]
+
+
+class LayerTimes(NamedTuple):
+    """Seconds of one step, by layer in the order of the forward pass."""
+
+    forward: Seconds
+    backward: Seconds
+    update_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return float(self.forward.sum() + self.backward.sum()) + self.update_s
+
+
+class TimeModel(Protocol):
+    """Seconds of the layers of a table at a batch size."""
+
+    @property
+    def source(self) -> str:
+        """How the times are obtained."""
+
+    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+        """Return the times of a step of `batch` samples."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A step of `batch` samples takes `step_s`, in proportion to its samples, a third of it forward.
+
+    Layers share both passes in proportion to their flops.
+    """
+
+    step_s: float
+    batch: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.step_s) and self.step_s > 0):
+            raise ClusterError(f"step time: expected seconds greater than 0, got {self.step_s:g}")
+        if self.batch < 1:
+            raise ClusterError(f"batch of the step time: expected 1 or more samples, got {self.batch}")
+
+    @property
+    def source(self) -> str:
+        return f"stated: {self.step_s:g} s a step of {self.batch} samples"
+
+    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+        seconds = self.step_s * batch / self.batch
+        flops = layers.column("flops") if layers.flops else layers.column("parameters")
+        backward = flops * layers.backward_products
+        shares = backward / backward.sum() if backward.sum() > 0 else flops / flops.sum()
+        return LayerTimes(seconds * FORWARD_SHARE * flops / flops.sum(), seconds * BACKWARD_SHARE * shares, 0.0)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Kernel time = max(flops / F, bytes / M) + launch overhead, layer by layer.
+
+    F is the peak in `dtype`, M the memory bandwidth. A kernel reads its inputs and weights and writes its activations.
+    The backward pass has a kernel for the gradient of the inputs and one for that of the weights, each with the flops
+    and bytes of the forward one, and writes the gradients of all parameters; layers without weights have the first
+    only. The update reads parameters, gradients and `optimizer_states`, and writes all but the gradients, in one
+    kernel. Devices reach a part of it; convolutions with fewer multiplications (Winograd) may be faster.
+    Williams, Waterman and Patterson, CACM 52(4), 2009.
+    """
+
+    device: Device
+    dtype: str = "float32"
+    optimizer_states: int = 1
+
+    def __post_init__(self) -> None:
+        self.device.peak(self.dtype)
+
+    @property
+    def source(self) -> str:
+        return f"roofline of {self.device.name} in {self.dtype}"
+
+    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+        element = ELEMENT_BYTES[self.dtype]
+        flops = batch * layers.column("flops")
+        moved = batch * (layers.column("inputs") + layers.column("activations"))
+        weights = layers.column("weights")
+        forward = self.kernels(flops, element * (moved + weights))
+        forward[moved == 0] = 0.0  # parameters without use
+        products = np.where(weights > 0, layers.backward_products, np.minimum(layers.backward_products, 1))
+        written = element * layers.column("parameters") / self.device.memory_bandwidth_bytes_per_s
+        numbers = (3 + 2 * self.optimizer_states) * layers.parameters
+        update = self.kernels(np.zeros(1), np.array([element * numbers]))
+        return LayerTimes(forward, products * forward + written, float(update[0]))
+
+    def kernels(self, flops: Seconds, nbytes: Seconds) -> Seconds:
+        """Return seconds of kernels by their flops and bytes."""
+        bound = np.maximum(flops / self.device.peak(self.dtype), nbytes / self.device.memory_bandwidth_bytes_per_s)
+        return bound + self.device.launch_overhead_s
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Step times measured on one device, times the ratio of the rooflines of another and that one, by task.
+
+    Taken at the measured batch nearest to the wanted one. Loading of data is left out: it is the host's.
+    """
+
+    measured: StepTable
+    here: Roofline
+    there: Roofline
+
+    @property
+    def source(self) -> str:
+        return f"{self.measured.source}, scaled by {self.there.source} over {self.here.source}"
+
+    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+        nearest = min(self.measured.batches, key=lambda each: abs(math.log(each.samples / batch)))
+        _, forward, backward, update = middle(nearest.blocks()).mean(axis=1)
+        here, there = self.here.times(layers, nearest.samples), self.there.times(layers, batch)
+        return LayerTimes(
+            there.forward * (forward / here.forward.sum()),
+            there.backward * (backward / here.backward.sum()),
+            there.update_s * float(update) / here.update_s,
+        )
+
+
+def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1) -> StepTable:
+    """Return the step times of `layers` at `batches`, with the release of gradients at the largest of them.
+
+    `release` has one share for each layer with parameters, in the order of the forward pass: that of the backward pass
+    after which its gradient is complete. Modelled times have no spread.
+    """
+    sizes = sorted(set(batches))
+    if not sizes or sizes[0] < 1:
+        raise ClusterError(f"batch: expected 1 or more samples, got {sizes[0] if sizes else 'none'}")
+    times = [model.times(layers, size) for size in sizes]
+    rows = [
+        BatchTimes(
+            samples=size,
+            data_s=[0.0],
+            forward_s=[float(each.forward.sum())],
+            backward_s=[float(each.backward.sum())],
+            update_s=[each.update_s],
+        )
+        for size, each in zip(sizes, times, strict=True)
+    ]
+    done = np.cumsum(times[-1].backward[::-1])[::-1]  # the last layer first
+    release = [float(end / done[0]) for end, layer in zip(done, layers.layers, strict=True) if layer.parameters]
+    return StepTable(
+        source=model.source,
+        busy_workers=busy_workers,
+        batches=rows,
+        shuffle_s_per_sample=0.0,
+        release=release,
+        jitter=[],
+    )
+
+
+def gradients_of(layers: LayerTable, release: Sequence[float], dtype: str = "float32") -> list[GradientTensor]:
+    """Return the gradient of each layer with parameters, and the share of the backward pass at which it is complete."""
+    sizes = [ELEMENT_BYTES[dtype] * layer.parameters for layer in layers.layers if layer.parameters]
+    return [GradientTensor(nbytes, share) for nbytes, share in zip(sizes, release, strict=True)]

@@ -1,0 +1,88 @@
+"""Memory of a worker by its layers, batch, optimizer and the recorded buffers of its strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalebench.cluster.device import Device
+from scalebench.errors import ClusterError
+from scalebench.formatting import digits
+from scalebench.models.layers import ELEMENT_BYTES, LayerTable
+from scalebench.pricing.schedule import Schedule
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes of a worker by part; without libraries, their workspaces, and fragments between tensors."""
+
+    model: str
+    batch: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    strategy: int  # initial weights and the strategy's own tensors
+    activations: int
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that the batch does not change."""
+        return self.parameters + self.gradients + self.optimizer + self.strategy
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return self.fixed + self.activations
+
+    def largest_batch(self, memory_gib: float) -> int:
+        """Return the largest batch that fits into `memory_gib`; 0 if none does."""
+        return max(0, (int(memory_gib * _GIB) - self.fixed) * self.batch // max(1, self.activations))
+
+    def lacking(self, memory_gib: float, where: str) -> str:
+        """Return one line that says by how much the worker does not fit into `memory_gib` of `where`; empty if it fits.
+
+        The largest part is named, and the largest batch that fits.
+        """
+        over = self.total - memory_gib * _GIB
+        if over <= 0:
+            return ""
+        names = ("activations", "parameters", "gradients", "optimizer", "strategy")
+        parts = {name: int(getattr(self, name)) for name in names}
+        largest = max(parts, key=lambda name: parts[name])
+        batch = self.largest_batch(memory_gib)
+        rest = digits(self.fixed / _GIB)
+        way_out = f"batch {batch} fits" if batch else f"no batch fits, as {rest} GiB do not depend on it"
+        return (
+            f"{self.model} at batch {self.batch} needs {digits(self.total / _GIB)} GiB a worker, "
+            f"{digits(over / _GIB)} GiB more than {where} has ({digits(memory_gib)}); "
+            f"{largest} take {digits(parts[largest] / _GIB)} GiB; {way_out}"
+        )
+
+
+def worker_memory(
+    layers: LayerTable, batch: int, dtype: str = "float32", optimizer_states: int = 1, schedule: Schedule | None = None
+) -> WorkerMemory:
+    """Return the memory of a worker that trains `layers` at `batch` samples.
+
+    `optimizer_states` vectors of the size of the parameters are the optimizer's. `schedule` is the strategy's, recorded
+    for a model of as many parameters in `dtype`: what it holds beyond parameters, gradients and those vectors is the
+    strategy's.
+    """
+    vector = layers.parameters * ELEMENT_BYTES[dtype]
+    held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
+    return WorkerMemory(
+        model=layers.name,
+        batch=batch,
+        parameters=vector,
+        gradients=vector,
+        optimizer=optimizer_states * vector,
+        strategy=max(0, held),
+        activations=layers.activation_bytes(batch, dtype),
+    )
+
+
+def check_fits(memory: WorkerMemory, device: Device) -> None:
+    """Raise ClusterError if a worker of `memory` does not fit on `device`."""
+    if problem := memory.lacking(device.memory_gib, device.name):
+        raise ClusterError(problem)
