@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
 from scalebench.pricing.step_times import BatchTimes, StepTable
+from scalebench.records import builds, provenance
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.spec import Component, Run, Training
@@ -39,6 +45,20 @@ def _quick_calibration() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEBENCH_NOISY", "1")
         patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "5")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _builds_read_once() -> Iterator[None]:
+    """Commands in this process describe its packages, MPI and Horovod once for each Python and PATH, not each time."""
+
+    def once(read: Callable[[], Any]) -> Callable[[], Any]:
+        kept = cache(lambda python, path: read())
+        return lambda: deepcopy(kept(sys.executable, os.environ.get("PATH")))
+
+    read_once = {name: once(getattr(builds, name)) for name in ("package_versions", "mpi", "mpi_build", "horovod")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "builds", SimpleNamespace(**(vars(builds) | read_once)))
         yield
 
 
@@ -143,7 +163,7 @@ def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting
 
 @pytest.fixture
 def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Calls `scalebench` with words, in this process; what it says, if it ends with `code`."""
+    """Call `scalebench` with words, in this process; return its output if it ends with `code`."""
     from scalebench.cli.main import main
 
     def call(*words: object, code: int = 0) -> str:
