@@ -39,6 +39,31 @@ settings.register_profile("any machine", settings.get_profile("explore"), derand
 settings.load_profile("any machine")
 
 
+# Folders and files of tests/ whose tests start ranks, or kill what they start.
+RANKS = {
+    "comm", "faults", "hosts", "install", "launch", "native",
+    "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
+    "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_real_ranks.py",
+    "test_slow_workers.py", "test_spread.py", "test_trace.py",
+}  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With pytest-xdist, run all tests that start ranks one after another in one process, from the first moment on.
+
+    Two of them never share the cores. Tests of one other file stay in one process too, as they share fixtures.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RanksTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if RANKS.isdisjoint(file.split("/")) else "ranks"
+
+    return RanksTogether(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quick_calibration() -> Iterator[None]:
     """Commands that tests start calibrate for some seconds, and use the result however busy the machine is."""
