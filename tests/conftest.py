@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
 from scalebench.pricing.step_times import BatchTimes, StepTable
+from scalebench.records import builds, provenance
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.spec import Component, Run, Training
@@ -33,12 +39,51 @@ settings.register_profile("any machine", settings.get_profile("explore"), derand
 settings.load_profile("any machine")
 
 
+# Folders and files of tests/ whose tests start ranks, or kill what they start.
+RANKS = {
+    "comm", "faults", "hosts", "install", "launch", "native",
+    "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
+    "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_real_ranks.py",
+    "test_slow_workers.py", "test_spread.py", "test_trace.py",
+}  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With pytest-xdist, run all tests that start ranks one after another in one process, from the first moment on.
+
+    Two of them never share the cores. Tests of one other file stay in one process too, as they share fixtures.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RanksTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if RANKS.isdisjoint(file.split("/")) else "ranks"
+
+    return RanksTogether(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quick_calibration() -> Iterator[None]:
     """Commands that tests start calibrate for some seconds, and use the result however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEBENCH_NOISY", "1")
         patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "5")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _builds_read_once() -> Iterator[None]:
+    """Commands in this process describe its packages, MPI and Horovod once for each Python and PATH, not each time."""
+
+    def once(read: Callable[[], Any]) -> Callable[[], Any]:
+        kept = cache(lambda python, path: read())
+        return lambda: deepcopy(kept(sys.executable, os.environ.get("PATH")))
+
+    read_once = {name: once(getattr(builds, name)) for name in ("package_versions", "mpi", "mpi_build", "horovod")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "builds", SimpleNamespace(**(vars(builds) | read_once)))
         yield
 
 
@@ -143,7 +188,7 @@ def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting
 
 @pytest.fixture
 def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Calls `scalebench` with words, in this process; what it says, if it ends with `code`."""
+    """Call `scalebench` with words, in this process; return its output if it ends with `code`."""
     from scalebench.cli.main import main
 
     def call(*words: object, code: int = 0) -> str:

@@ -6,6 +6,7 @@ Native and virtual runs of one (strategy, workers, seed) must end with the same 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,11 @@ def results(tmp_path_factory) -> Path:
 
 def test_successful_processes_leave_no_logs(results):
     assert not (results / "native" / "small" / "logs").exists()
+
+
+def test_nodes_are_described_only_if_they_are_others_than_the_launching_one(results):
+    (file,) = (results / "native" / "small" / "provenance").iterdir()
+    assert "nodes" not in json.loads(file.read_text())
 
 
 def runs(results: Path, execution: str) -> list[dict[str, str]]:

@@ -237,26 +237,39 @@ def test_cluster_heterogeneity_applies_to_unset_options(tmp_path):
     assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)
 
 
-def test_slow_links_delay_real_messages_by_the_model(tmp_path):
-    """Lower bounds: node 1's card a thousand times slower adds 7 ms to a message of 8,716 bytes, in every step."""
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
+    """Two workers in one launch: runs and outcomes with a slow link, and those with a slow worker, by strategy."""
     if reason := available("mpi"):
         pytest.skip(reason)
-    study = Study(
-        strategies=["allreduce", "asp", "epoch_async", {"gossip": {"peers": "pair"}}], workers=[2], engine="mpi",
-        execution="paced", device_step_time=0.002, repetitions=1, epochs=1, dataset="wine", batch_per_worker=8,
-        cluster="ethernet-10g", virtual={"slow_links": {1: 1000.0}},
+    common = {
+        "workers": [2], "engine": "mpi", "execution": "paced", "repetitions": 1, "epochs": 1, "dataset": "wine",
+        "batch_per_worker": 8,
+    }  # fmt: skip
+    linked = Study(
+        strategies=["allreduce", "asp", "epoch_async", {"gossip": {"peers": "pair"}}], cluster="ethernet-10g",
+        device_step_time=0.002, virtual={"slow_links": {1: 1000.0}}, **common,
     )  # fmt: skip
-    runs, n = expand(study, load_cluster("ethernet-10g")).runs, 4 * (13 * 128 + 128 + 128 * 3 + 3)
-    comm = {}
-
-    def keep(run, outcome):
-        assert outcome.status == "completed", outcome.error
-        comm[run.strategy.name] = [worker.comm_s for worker in outcome.workers]
-
+    slowed = Study(
+        strategies=["allreduce", "epoch_async"], device_step_time=0.02, virtual={"slowdown": {1: 2.0}}, **common
+    )
+    links = expand(linked, load_cluster("ethernet-10g")).runs
+    workers = expand(slowed, load_cluster("this-machine")).runs
+    outcomes = {}
     launch(
-        runs, {2: prepare(study, 2)}, ranks=3, work_dir=tmp_path, on_start=lambda run: None, on_outcome=keep,
+        [*links, *workers], {2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
+        on_start=lambda run: None, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
     )  # fmt: skip
+    assert {(outcome.status, outcome.error) for outcome in outcomes.values()} == {("completed", "")}
+    assert len(outcomes) == len(links) + len(workers)
+    return [{run.strategy.name: (run, outcomes[run.run_id]) for run in runs} for runs in (links, workers)]
+
+
+def test_slow_links_delay_real_messages_by_the_model(paced):
+    """Lower bounds: node 1's card a thousand times slower adds 7 ms to a message of 8,716 bytes, in every step."""
+    n = 4 * (13 * 128 + 128 + 128 * 3 + 3)
+    comm = {name: [worker.comm_s for worker in outcome.workers] for name, (_, outcome) in paced[0].items()}
     slow = SlowLinks(load_cluster("ethernet-10g"), {"1": 1000.0})
     message, mean = slow.adds_to_message(n, 0, 1), slow.adds("allreduce", n, (0, 1))
     steps = -(-142 // 2 // 8)
@@ -297,29 +310,17 @@ def test_pending_allreduce_is_delayed_from_its_begin():
     assert target.tolist() == [1.0, 1.0]
 
 
-def test_paced_run_records_its_straggler(tmp_path):
+def test_paced_run_records_its_straggler(paced):
     """Worker 1 computes twice as long as the stated step: sums of padded laps, which load can only lengthen."""
-    if reason := available("mpi"):
-        pytest.skip(reason)
-    study = Study(
-        strategies=["allreduce", "epoch_async"], workers=[2], engine="mpi", execution="paced", device_step_time=0.02,
-        repetitions=1, epochs=1, dataset="wine", batch_per_worker=8, virtual={"slowdown": {1: 2.0}},
-    )  # fmt: skip
-    runs = expand(study, load_cluster("this-machine")).runs
-    outcomes = {}
-    launch(
-        runs, {2: prepare(study, 2)}, ranks=2, work_dir=tmp_path, on_start=lambda run: None,
-        on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: (run, outcome)}), log=lambda message: None,
-    )  # fmt: skip
+    outcomes = paced[1]
     rows = {}
     for name, (run, outcome) in outcomes.items():
-        assert outcome.status == "completed", outcome.error
         steps = outcome.facts.steps_per_epoch
         fast, slow = (worker.compute_s for worker in outcome.workers)
         assert fast >= 0.02 * steps * 0.999
         assert slow >= 0.04 * steps * 0.999
-        told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
-        rows[name] = rows_of(run, outcome, **told)[0]
+        facts = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+        rows[name] = rows_of(run, outcome, **facts)[0]
         assert rows[name].straggler_factor == pytest.approx(slow / ((fast + slow) / 2))
         assert rows[name].paced_overrun is not None
     assert rows["allreduce"].straggler_factor > 1

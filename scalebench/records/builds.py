@@ -26,8 +26,8 @@ _LONG_FACTS = ("config:cli", "option:threads")  # their values contain colons
 
 def package_versions() -> dict[str, str]:
     """Return the version of every installed distribution by name."""
-    found = {str(item.metadata["Name"]).lower(): item.version for item in distributions() if item.metadata["Name"]}
-    return dict(sorted(found.items()))
+    described = [item.metadata for item in distributions()]  # each access reads and parses the file
+    return dict(sorted((str(about["Name"]).lower(), about["Version"]) for about in described if about["Name"]))
 
 
 def git() -> dict[str, str | bool | None]:

@@ -24,6 +24,7 @@ from scalebench.artifact.packing import write_wheel
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import plot_folder
+from scalebench.figures.plotting import Drawn
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
@@ -41,8 +42,15 @@ STUDY = {"name": "mine", "workers": [1, 2], "dataset": "wine", "model": "mlp", "
 
 
 @pytest.fixture(autouse=True)
-def one_figure(monkeypatch):
-    """Draw one figure in one format, to save time."""
+def no_figures(monkeypatch):
+    """Draw nothing, to save time, except in tests with `one_figure`."""
+    left_out = [Drawn("time-reduction", [], "left out")]
+    monkeypatch.setattr("scalebench.artifact.packing.plot_folder", lambda *_, **__: left_out)
+
+
+@pytest.fixture
+def one_figure(monkeypatch, no_figures):
+    """Draw one figure in one format."""
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
     for room in ("packing", "reproduction"):
         monkeypatch.setattr(f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, formats=("svg",)))
@@ -76,6 +84,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
     made = write_artifact(study(), tmp_path / "out", Paper())
     with zipfile.ZipFile(made.archive) as archive:
@@ -95,6 +104,7 @@ def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
     assert not [verdict for verdict in verdicts if verdict.fault or not verdict.cells]
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path):
     """Artifacts packed before formulas were escaped verify as well."""
     folder = write_artifact(study(strategy="=cmd()"), tmp_path, Paper()).folder
@@ -111,6 +121,7 @@ def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path):
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
 
 
+@pytest.mark.usefixtures("one_figure")
 @pytest.mark.parametrize(("engine", "told"), [("horovod", True), ("ddp", True), ("allreduce", False)])
 def test_contribution_mentions_engine_part_only_if_engine_was_run(tmp_path, engine, told):
     with Store(tmp_path / "mine", fsync=False) as store:
@@ -139,6 +150,7 @@ def test_oversubscribed_study_states_no_expected_time(tmp_path, execution):
     assert timed["description"] == "How long the commands on the study took, in seconds"
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
     folder = write_artifact(study(), tmp_path, Paper()).folder
     shutil.copytree(folder, tmp_path / "forged")
@@ -156,6 +168,7 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
     assert any(verdict.fault for verdict in verify_artifact(forged))
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
     files = [("scalebench/__init__.py", b"")]  # the real ones may be edited while this runs
     monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
@@ -164,6 +177,7 @@ def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
     assert first == second
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_first_packing_times_drawing_and_later_ones_reuse_it(study, tmp_path):
     folder = study()
     assert not (folder / "durations.json").exists()
@@ -194,6 +208,7 @@ def test_artifact_is_replaced_unless_changed_by_hand(study, tmp_path):
     assert (made.folder / "README.md").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
     home, host = os.environ["HOME"], platform.node()
     own = Path(home) / "models" / "net.py"
@@ -336,6 +351,7 @@ def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
     assert linked - set(entities) == {"https://w3id.org/ro/crate/1.2"}
 
 
+@pytest.mark.usefixtures("one_figure")
 def test_paper_file_sets_contributions_and_elements(study, tmp_path):
     path = tmp_path / "paper.yaml"
     said = {

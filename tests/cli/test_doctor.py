@@ -21,6 +21,14 @@ from tests.conftest import needs_mpi
 PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", "mpi4py", "Horovod", "gloo", "NCCL"}
 
 
+@pytest.fixture
+def unloaded_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod looks missing, so that it is not loaded, which takes seconds."""
+    monkeypatch.setattr(
+        examination, "available", lambda engine: "left out" if engine == "horovod" else available(engine)
+    )
+
+
 def test_doctor_lists_every_part_and_exits_with_0() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0
@@ -45,14 +53,16 @@ def test_missing_parts_name_the_command_that_adds_them(monkeypatch: pytest.Monke
     assert not findings["Slurm"].present
 
 
+@pytest.mark.usefixtures("unloaded_horovod")
 def test_text_shows_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    said = CliRunner().invoke(main, ["doctor"]).output
-    assert "--  C++ compiler  none; needed to build Horovod" in said
-    assert "add it with: apt-get install g++" in said
+    output = CliRunner().invoke(main, ["doctor"]).output
+    assert "--  C++ compiler  none; needed to build Horovod" in output
+    assert "add it with: apt-get install g++" in output
 
 
+@pytest.mark.usefixtures("unloaded_horovod")
 def test_slurm_version_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho slurm-wlm 22.05.8\n")
@@ -75,8 +85,9 @@ def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_mpi
+@pytest.mark.usefixtures("unloaded_horovod")
 @pytest.mark.parametrize(
-    ("chosen", "present", "said"),
+    ("chosen", "present", "text"),
     [
         (
             0.4,
@@ -86,7 +97,7 @@ def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) 
         (0.11, True, "110 ms as this MPI chooses, 100 ms by a ring"),
     ],
 )
-def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, present, said) -> None:
+def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, present, text) -> None:
     def measured(wanted, *, settings, **_):
         seconds = 0.1 if settings else chosen
         points = [(1 << 20, seconds)]
@@ -96,7 +107,7 @@ def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, pre
     monkeypatch.setattr(examination, "measure_between_nodes", measured)
     finding = examination.examine(network=True)[-1]
     assert (finding.part, finding.present) == ("allreduce", present)
-    assert said in finding.detail
+    assert text in finding.detail
 
 
 @pytest.mark.thorough

@@ -58,8 +58,9 @@ def test_plot_draws_newest_study_by_default(workplace):
         "compare FOLDER FOLDER",
     ],
 )
-def test_folder_of_studies_means_its_newest(workplace, invoke, words):
+def test_folder_of_studies_means_its_newest(workplace, invoke, monkeypatch, words):
     """Each command on the folder given to `scalebench run --output` takes the study in it."""
+    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"])  # of an artifact
     (workplace / "results").rename(workplace / "elsewhere")
     code = int(words.startswith("laws"))  # two worker counts are too few for a law
     said = [invoke(*words.replace("FOLDER", folder).split(), code=code) for folder in ("elsewhere/newer", "elsewhere")]
@@ -82,7 +83,8 @@ def test_studies_of_one_name_get_separate_folders(workplace):
     assert drawn.stdout.startswith("plots/older/"), "a folder without a mark is taken"
 
 
-def test_absent_figures_are_named_with_reason(workplace):
+def test_absent_figures_are_named_with_reason(workplace, monkeypatch):
+    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction", "agreement"])
     done = CliRunner().invoke(plot, ["results/older", "--output", "here", "--format", "svg"])
     assert done.exit_code == 0
     assert "here/older/time-reduction{.svg,.csv}" in done.stdout

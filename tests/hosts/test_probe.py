@@ -1,4 +1,4 @@
-"""The engines are probed on one host of an allocation, and a probe ends with its command."""
+"""Probes of the engines run on one host of an allocation, and end with the command that started them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PROBE = """
 import sys
 from pathlib import Path
 from scalebench.launch.engine_costs import measure_engine_costs
-costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], seconds=2.0)
+costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], seconds=1.0)
 print(sorted({entry.ranks for entry in costs.entries}))
 """
 
 
 def test_an_allocation_of_one_slot_a_host_is_probed_on_this_host(hosts, by_name, tmp_path):
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
-    said = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)
-    assert said.splitlines()[-1:] == ["[2]"], said
+    printed = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)
+    assert printed.splitlines()[-1:] == ["[2]"], printed
 
 
 def test_a_probe_ends_with_its_command(hosts, by_name, tmp_path):

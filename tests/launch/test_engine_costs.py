@@ -15,14 +15,14 @@ def measured(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     measure = engine_costs._measure
 
-    def undisturbed(*told):  # whatever else this machine does
-        costs = measure(*told)
+    def undisturbed(*arguments):  # however busy this machine is
+        costs = measure(*arguments)
         entries = [entry.model_copy(update={"disturbed": False}) for entry in costs.entries]
         return costs.model_copy(update={"entries": entries})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_costs, "_measure", undisturbed)
-        return cache, here, measure_engine_costs(cache, here)
+        return cache, here, measure_engine_costs(cache, here, seconds=4.0)
 
 
 def test_each_engine_has_a_complete_curve_with_source(measured):

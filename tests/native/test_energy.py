@@ -158,16 +158,23 @@ def test_total_needs_every_part(readings, expected):
 
 
 def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
-    said = iter([100.0, 130.0])
-    meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(said))
+    readings = iter([100.0, 130.0])
+    meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings))
     meter.begin()
     meter.look()
     assert meter.end() == Reading(False, False, None, None, 30.0)
 
 
-@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invoke, there):
-    """Two real ranks, the first of which makes the counters go on; where there are none the cells are empty."""
+@pytest.mark.parametrize(
+    ("there", "execution", "joules", "source"),
+    [
+        (True, "native", "12.0", "rapl"),
+        pytest.param(True, "paced", "", "", marks=pytest.mark.thorough),
+        pytest.param(False, "native", "", "", marks=pytest.mark.thorough),
+    ],
+)
+def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invoke, there, execution, joules, source):
+    """Two real ranks, the first of which increases the counters; without counters and in paced runs cells are empty."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     monkeypatch.chdir(tmp_path)
@@ -176,9 +183,7 @@ def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invo
         shutil.rmtree(zones)
     (tmp_path / "taking.py").write_text(STRATEGY)
     words = ("--strategy", "taking.py:Taking", "--workers", "2", "--dataset", "wine", "--epochs", "4", "--name", "own")
-    for execution in ("native", "paced"):
-        invoke("run", *words, "--repetitions", "1", "--execution", execution, "--device-step-time", "0.001", "--new")
-    tables = [(tmp_path / "results" / name / "runs.csv").read_text().splitlines() for name in ("own", "own-2")]
-    rows = [row for table in tables for row in csv.DictReader(table)]
-    cells = [(row["execution"], row["energy_j"], row["energy_source"]) for row in rows]
-    assert cells == [("native", *(("12.0", "rapl") if there else ("", ""))), ("paced", "", "")]
+    invoke("run", *words, "--repetitions", "1", "--execution", execution, "--device-step-time", "0.001")
+    with (tmp_path / "results" / "own" / "runs.csv").open(newline="") as table:
+        (row,) = csv.DictReader(table)
+    assert (row["execution"], row["energy_j"], row["energy_source"]) == (execution, joules, source)

@@ -48,16 +48,16 @@ def test_run_on_other_nodes_names_their_provenance(nodes, tmp_path):
     run("--workers", "1,2", "--strategy", "allreduce")
     with (tmp_path / "results/far/runs.csv").open(newline="") as file:
         rows = {row["workers"]: row for row in csv.DictReader(file)}
-    told = {}
+    facts_of = {}
     for workers, row in rows.items():
         facts = json.loads((tmp_path / f"results/far/provenance/{row['provenance']}.json").read_text())
         assert row["host_hash"] == facts["host_hash"] == host_hash(), "the node that launched them"
-        told[workers] = facts["nodes"]
-    assert len(told["2"]) == 2
-    assert told["1"].items() <= told["2"].items(), "one worker ran on one of the two"
-    assert host_hash() not in told["2"]
+        facts_of[workers] = facts["nodes"]
+    assert len(facts_of["2"]) == 2
+    assert facts_of["1"].items() <= facts_of["2"].items(), "one worker ran on one of the two"
+    assert host_hash() not in facts_of["2"]
     here = describe_node()
-    for host, facts in told["2"].items():
+    for host, facts in facts_of["2"].items():
         assert facts == here | {"host_hash": host}, "the same machine under another name"
     assert "node-" not in (tmp_path / "results/far/runs.csv").read_text()
     ours = {"mixed-machines", "no-provenance"}
@@ -66,12 +66,3 @@ def test_run_on_other_nodes_names_their_provenance(nodes, tmp_path):
     assert [finding.what for finding in check(tmp_path / "results/far").findings if finding.rule in ours] == [
         "nothing in provenance/ describes the machine and packages of 2 runs"
     ]
-
-
-def test_run_on_the_launching_node_has_its_provenance(monkeypatch, tmp_path):
-    if reason := engines.available("mpi"):
-        pytest.skip(reason)
-    monkeypatch.chdir(tmp_path)
-    run("--workers", "1", "--strategy", "serial")
-    (file,) = (tmp_path / "results/far/provenance").iterdir()
-    assert "nodes" not in json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Whole native runs: equal arithmetic on every engine, idle ranks, kept weights, paced compute."""
+"""Whole native runs: one launch for all engines, equal arithmetic on each, idle ranks, kept weights, paced compute."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ STRATEGIES = {
     "horovod": ("horovod", "allreduce", "epoch_average"),
     "gloo": ("ddp", "allreduce", "epoch_average"),
 }
+PACED = {"mpi": "allreduce", "horovod": "horovod", "gloo": "ddp"}
 COUNTS = (4, 1, 2)  # in this order: ranks fall asleep and are woken
 STEP_S = 0.02
 
@@ -20,7 +21,7 @@ STEP_S = 0.02
 def make_run(engine, strategy, workers, **changes):
     options = {
         "study": "test",
-        "run_id": f"{strategy}-{workers}-{changes.get('execution', 'native')}",
+        "run_id": f"{engine}-{strategy}-{workers}-{changes.get('execution', 'native')}",
         "config_hash": "x",
         "execution": "native",
         "engine": engine,
@@ -39,22 +40,21 @@ def make_run(engine, strategy, workers, **changes):
     return Run(**(options | changes))
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
-def swept(request, tmp_path_factory):
-    """engine, outcomes and weights of its runs in one launch of four ranks."""
-    engine = request.param
-    if reason := engines.available(engine):
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Outcomes and weights of the runs of all engines, which take turns in one launch of four ranks."""
+    if reason := engines.available("mpi"):
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp(engine)
+    folder = tmp_path_factory.mktemp("launched")
+    here = [engine for engine in STRATEGIES if engines.available(engine) is None]
     runs = [
         make_run(engine, strategy, workers)
         for workers in COUNTS
+        for engine in here
         for strategy in STRATEGIES[engine]
         if strategy != "serial" or workers == 1
     ]
-    runs.append(
-        make_run(engine, STRATEGIES[engine][0 if engine != "mpi" else 1], 2, execution="paced", device_step_time=STEP_S)
-    )
+    runs += [make_run(engine, PACED[engine], 2, execution="paced", device_step_time=STEP_S) for engine in here]
     outcomes, messages = {}, []
     launch(
         runs,
@@ -67,11 +67,24 @@ def swept(request, tmp_path_factory):
         log=messages.append,
     )
     assert not messages, "one launch served all"
-    assert {run_id: (outcome.status, outcome.error) for run_id, outcome in outcomes.items()} == {
-        run.run_id: ("completed", "") for run in runs
-    }
+    assert [path.name for path in (folder / "work").iterdir()] == ["launch-1"]
+    assert list(outcomes) == [run.run_id for run in runs], "in run order"
     weights = {run.run_id: np.load(folder / "weights" / f"{run.run_id}.npz") for run in runs}
-    return engine, outcomes, {name: (kept["initial"], kept["final"]) for name, kept in weights.items()}
+    return outcomes, {name: (kept["initial"], kept["final"]) for name, kept in weights.items()}
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def swept(request, launched):
+    """engine, outcomes and weights of its runs, by strategy, workers and execution."""
+    engine = request.param
+    if reason := engines.available(engine):
+        pytest.skip(reason)
+    outcomes, weights = (
+        {name.removeprefix(f"{engine}-"): value for name, value in all_of.items() if name.startswith(f"{engine}-")}
+        for all_of in launched
+    )
+    assert {(outcome.status, outcome.error) for outcome in outcomes.values()} == {("completed", "")}
+    return engine, outcomes, weights
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from scalebench.comm import engines
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
+from tests.conftest import some
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-strategy.md"
 POINT = "[scalebench.strategies]\nlazy_average = lazy_average\n"
@@ -36,7 +37,7 @@ def package(tmp_path):
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.parametrize("execution", ["virtual", "native"])
+@pytest.mark.parametrize("execution", some(["virtual", "native"], "native"))
 def test_the_strategy_of_the_page_runs(package, tmp_path, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
@@ -76,7 +77,7 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("execution", ["virtual", "native"])
+@pytest.mark.parametrize("execution", some(["virtual", "native"], "native"))
 def test_a_file_and_class_is_a_strategy(file, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)

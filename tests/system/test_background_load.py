@@ -15,15 +15,16 @@ SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda:
 
 
 def test_load_counts_other_processes_only():
-    other = subprocess.Popen([sys.executable, "-c", SPIN.format(3)])  # not ended yet: as good as a stranger
+    program = "print(flush=True)\nwhile True: pass"
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)  # a child that has not ended
     try:
-        time.sleep(0.5)
+        other.stdout.readline()  # it spins
         others = BackgroundLoad()
-        time.sleep(1.0)
+        time.sleep(0.5)
         with_other = others.cores()
     finally:
         other.kill()
-        other.wait()
+        other.communicate()
     assert with_other > 0.1  # a core, or its part of one on a busy machine
 
 

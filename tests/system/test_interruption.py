@@ -1,4 +1,4 @@
-"""What the signals mean, one by one; what a whole command does with them is tested in tests/faults."""
+"""The meaning of each signal inside the program; tests/faults sends them to whole commands."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_sigterm_is_patient_for_its_grace(said):
         send(signal.SIGTERM)
         send(signal.SIGTERM)
         with pytest.raises(AbandonedError):
-            time.sleep(5)
-        assert 0.2 <= time.monotonic() - began < 5
+            time.sleep(60)
+        assert 0.2 <= time.monotonic() - began < 60
     assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=3)
 
 
