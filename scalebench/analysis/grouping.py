@@ -35,6 +35,7 @@ EXECUTIONS = ["native", "paced", "virtual", "modelled"]
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
+COST = ["cost_core_hours", "cost_gpu_hours"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
 
 
@@ -48,7 +49,7 @@ def cells(results: Results) -> pd.DataFrame:
     interval `median_low_s`, `median_high_s`, which is robust to single odd runs. `spread` is the coefficient of
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
     a 95 % confidence interval over seeds. `time_to_target_s` is the median over repetitions, infinite where most never
-    reached the stated target. Seconds by task are means, empty where one repetition lacks them.
+    reached the stated target. Seconds by task and costs are means, empty where one repetition lacks them.
     """
     runs = timed(results)
     never = runs["time_to_target_s"].fillna(math.inf).where(runs["target_metric"].notna())
@@ -79,8 +80,8 @@ def cells(results: Results) -> pd.DataFrame:
     half = metric.std().where(known) / np.sqrt(metric.count()) * t_quantile(metric.count() - 1)
     table["metric_low"], table["metric_high"] = table["metric"] - half, table["metric"] + half
     table["time_to_target_s"] = groups["time_to_target_s"].median()
-    measured = groups[SPLIT].count().eq(table["n"], axis=0)
-    table[SPLIT] = groups[SPLIT].mean().where(measured)
+    measured = groups[SPLIT + COST].count().eq(table["n"], axis=0)
+    table[SPLIT + COST] = groups[SPLIT + COST].mean().where(measured)
     table = table.reset_index()
     named = partial(interval_name, checked=error is not None, stated=states_steps(results))
     table["interval"] = [

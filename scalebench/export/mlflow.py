@@ -45,7 +45,7 @@ _MEASURED = (
     ),
     *("wait_s", "straggler_factor", "data_s", "other_s", "eval_s", "final_train_loss", "final_metric", "best_metric"),
     *("time_to_target_s", "epochs_to_target", "peak_rss_mib", "peak_device_mib", "energy_j", "others_load"),
-    *("reference_step_s", "train_s_no_jitter"),
+    *("reference_step_s", "train_s_no_jitter", "cost_core_hours", "cost_gpu_hours"),
 )
 _TAGS = (
     *("study", "config_hash", "attempt", "status", "error", "execution", "engine", "oversubscribed", "warmup"),

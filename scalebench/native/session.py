@@ -195,6 +195,7 @@ class Session:
             nodes=self.nodes,
             workers_per_node=self.workers_per_node,
             device=device_name(self.device),
+            gpus=self.run.workers if self.device.type == "cuda" else None,
             launcher=self.job.launcher,
             binding=self.job.binding,
             others_load=max((load for load in loads if load is not None), default=None),

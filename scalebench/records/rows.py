@@ -13,6 +13,7 @@ from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
+_SECONDS_PER_HOUR = 3600
 PACED_OVERRUN_LIMIT = 0.01  # share of steps; above it a paced run counts as oversubscribed
 
 
@@ -61,6 +62,8 @@ def rows_of(
         peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
         energy_j=facts.energy_j,
         energy_source=facts.energy_source,
+        cost_core_hours=_hours(train_s, run.workers * run.threads_per_worker),
+        cost_gpu_hours=_hours(train_s, facts.gpus),
         others_load=facts.others_load,
         reference_step_s=facts.reference_step_s,
         train_s_no_jitter=facts.train_s_no_jitter,
@@ -135,6 +138,11 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
         "data_s": _mean(worker.data_s for worker in workers),
         "other_s": _mean(worker.other_s for worker in workers),
     }
+
+
+def _hours(train_s: float | None, held: int | None) -> float | None:
+    """Hours of `held` cores or GPUs during the training."""
+    return None if train_s is None or held is None else train_s * held / _SECONDS_PER_HOUR
 
 
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:

@@ -182,6 +182,12 @@ class RunRow(_Row):
     peak_device_mib: Annotated[float | None, Doc("largest memory taken on a device", "MiB")] = None
     energy_j: Annotated[float | None, Doc("energy of the training, native runs (see below)", "J")] = None
     energy_source: Annotated[str | None, Doc("source of the energy: rapl, nvml, rapl+nvml or slurm")] = None
+    cost_core_hours: Annotated[
+        float | None, Doc("train_s x workers x threads_per_worker / 3600 (see below)", "core-hours")
+    ] = None
+    cost_gpu_hours: Annotated[
+        float | None, Doc("train_s x GPUs of the workers, one each, / 3600; empty without GPUs", "GPU-hours")
+    ] = None
     others_load: Annotated[
         float | None,
         Doc("share of cores used by other programs meanwhile, busiest node; virtual: during calibration"),

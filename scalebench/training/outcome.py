@@ -92,6 +92,7 @@ class RunFacts:
     nodes: int | None = None
     workers_per_node: int | None = None
     device: str | None = None
+    gpus: int | None = None  # that the workers held, one each; None without
     launcher: str | None = None
     binding: str | None = None
     oversubscribed: bool | None = None  # a paced run: too many of its steps were slower than the pace

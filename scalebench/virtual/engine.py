@@ -233,6 +233,7 @@ class Simulation:
             nodes=cluster.nodes_for(self.run.workers),
             workers_per_node=min(self.run.workers, cluster.node.workers_per_node),
             device=self.table.source,
+            gpus=self.run.workers if cluster.node.gpus else None,
             launcher="in-process",
             binding="none",
             reference_step_s=self.cost_model.reference_s,

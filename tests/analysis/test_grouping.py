@@ -60,6 +60,13 @@ def test_medians_of_adaptive_studies_keep_the_usual_level(study):
     assert (row.median_low_s, row.median_high_s) == pytest.approx(median_time(SECONDS[:6])[1:3])
 
 
+def test_cost_of_a_cell_is_the_mean_over_its_repetitions(study):
+    rows = [run("allreduce", 2, 1.0, repetition=r, cost_core_hours=hours) for r, hours in enumerate((1.0, 3.0))]
+    row = only(cells(study(rows=rows)), workers=2)
+    assert row.cost_core_hours == 2.0
+    assert math.isnan(row.cost_gpu_hours)
+
+
 def test_stated_step_times_do_not_vary_and_have_no_interval(study):
     rows = [run("serial", 1, 4.52, repetition=r) for r in range(3)] + [run("allreduce", 2, 2.3, repetition=0)]
     rows += [run("allreduce", 4, t, repetition=r) for r, t in enumerate((1.1, 1.2, 1.3))]

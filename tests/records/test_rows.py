@@ -50,6 +50,18 @@ def test_unmeasured_columns_are_empty(make_run):
     assert row.peak_rss_mib is None
 
 
+def test_cost_is_the_time_of_the_cores_and_gpus_that_the_workers_hold(make_run):
+    outcome = Outcome("test-run", "completed", "", [worker(0, 1.8), worker(1, 1.2)], [])
+    row, _ = convert(make_run("allreduce", 2, threads_per_worker=4), outcome)
+    assert row.cost_core_hours == pytest.approx(1.8 * 8 / 3600)
+    assert row.cost_gpu_hours is None, "there are none"
+    outcome.add_facts(gpus=2)
+    row, _ = convert(make_run("allreduce", 2), outcome)
+    assert (row.cost_core_hours, row.cost_gpu_hours) == pytest.approx((1.8 * 2 / 3600, 1.8 * 2 / 3600))
+    failed, _ = convert(make_run("allreduce", 2), Outcome("test-run", "failed", "rank 1 was killed"))
+    assert (failed.cost_core_hours, failed.cost_gpu_hours) == (None, None)
+
+
 def test_failed_run_has_a_row_with_its_error(make_run):
     row, epochs = convert(make_run("allreduce", 2), Outcome("test-run", "failed", "rank 1 was killed"))
     assert (row.status, row.error, row.train_s, epochs) == ("failed", "rank 1 was killed", None, [])
