@@ -13,6 +13,7 @@ from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     MEDIAN_FROM,
     METRIC_FROM,
+    METRIC_RANGE,
     SAME_METRIC,
     Array,
     Part,
@@ -48,8 +49,9 @@ def cells(results: Results) -> pd.DataFrame:
     `median_s` has the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions, the 95 % confidence
     interval `median_low_s`, `median_high_s`, which is robust to single odd runs. `spread` is the coefficient of
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
-    a 95 % confidence interval over seeds. `time_to_target_s` is the median over repetitions, infinite where most never
-    reached the stated target. Seconds by task and costs are means, empty where one repetition lacks them.
+    a 95 % confidence interval over seeds, which ends where the metric's values do. `time_to_target_s` is the median
+    over repetitions, infinite where most never reached the stated target. Seconds by task and costs are means, empty
+    where one repetition lacks them.
     """
     runs = timed(results)
     never = runs["time_to_target_s"].fillna(math.inf).where(runs["target_metric"].notna())
@@ -78,7 +80,10 @@ def cells(results: Results) -> pd.DataFrame:
     table["metric"] = metric.mean()
     known = (metric.max() - metric.min() > SAME_METRIC) & (metric.count() >= METRIC_FROM)  # as `metric_interval`
     half = metric.std().where(known) / np.sqrt(metric.count()) * t_quantile(metric.count() - 1)
-    table["metric_low"], table["metric_high"] = table["metric"] - half, table["metric"] + half
+    ends = [METRIC_RANGE.get(name, (-math.inf, math.inf)) for name in table["metric_name"]]
+    least, most = np.array(ends, dtype=float).reshape(-1, 2).T
+    table["metric_low"] = (table["metric"] - half).clip(lower=least)
+    table["metric_high"] = (table["metric"] + half).clip(upper=most)
     table["time_to_target_s"] = groups["time_to_target_s"].median()
     measured = groups[SPLIT + COST].count().eq(table["n"], axis=0)
     table[SPLIT + COST] = groups[SPLIT + COST].mean().where(measured)

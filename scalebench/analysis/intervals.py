@@ -39,6 +39,8 @@ _SURPLUS, _SURPLUS_OF_PAIRS = 2.0, 6.0  # of `half_width`
 _KEPT = 0.7  # of `variance_between`
 _LEAST, _BISECTIONS = 1e-12, 50
 
+METRIC_RANGE = {"accuracy": (0.0, 1.0), "r2": (-math.inf, 1.0)}  # intervals of a metric end where no value exists
+
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
 CHECKED_CALIBRATION = "calibration interval with virtual-native error"

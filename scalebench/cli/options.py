@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -52,6 +53,45 @@ def completed_study(results: Path | None) -> Path:
     if len(attempts) and "completed" not in attempts.status:
         raise ResultsError(f"{folder}: no run was completed; `scalebench status {folder}` says why")
     return folder
+
+
+def selection_options(command: _F) -> _F:
+    """Add `--strategy`, `--workers`, `--execution` and `--engine`, given to the command as one `selection`."""
+
+    @wraps(command)
+    def with_selection(
+        *arguments: Any,
+        strategies: tuple[str, ...],
+        workers: tuple[int, ...],
+        executions: tuple[str, ...],
+        engines: tuple[str, ...],
+        **options: Any,
+    ) -> Any:
+        from scalebench.figures.selection import Selection
+
+        return command(*arguments, selection=Selection(strategies, workers, executions, engines), **options)
+
+    for flag, name, metavar, what in (
+        ("--engine", "engines", "NAME", "this engine"),
+        ("--execution", "executions", "NAME", "this execution"),
+        ("--workers", "workers", "COUNTS", "these worker counts, such as 1..64 or 2,8"),
+        ("--strategy", "strategies", "NAME", "this strategy, with or without its options"),
+    ):
+        counts: dict[str, Any] = {"callback": _counts} if name == "workers" else {"multiple": True}
+        more = "" if name == "workers" else "; repeatable"
+        with_selection = click.option(flag, name, metavar=metavar, help=f"Show {what} only{more}.", **counts)(
+            with_selection
+        )
+    return cast(_F, with_selection)
+
+
+def _counts(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+    from scalebench.study.parsing import parse_workers
+
+    try:
+        return () if value is None else tuple(parse_workers(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
 
 
 def share_option(context: click.Context, option: click.Parameter, value: str) -> float:

@@ -8,17 +8,38 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument
-from scalebench.figures import FORMATS, plot_folder
+from scalebench.cli.options import completed_study, results_argument, selection_options
+from scalebench.figures import FORMATS, Request, plot_folder
 from scalebench.figures.place import place_for
+from scalebench.figures.selection import Selection
+from scalebench.figures.style import CAPTIONS, STYLES, Caption, choose_style, parse_width
 from scalebench.records.durations import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 
 
+def _width(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    try:
+        return None if value is None else parse_width(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
+
+
 @click.command()
 @results_argument
 @click.option("--figure", "figures", multiple=True, metavar="NAME", help="Draw this one only; repeatable.")
+@click.option("--panel", "panels", multiple=True, metavar="NAME", help="Draw this panel only (a, or time); repeatable.")
+@selection_options
+@click.option("--style", type=click.Choice(STYLES), default="report", show_default=True, help="Where it is to appear.")
+@click.option("--columns", type=click.IntRange(1, 2), help="Of a page: as wide as one or two.  [default: 1 in print]")
+@click.option("--width", callback=_width, metavar="WIDTH", help="Another width: 3.5in, 84mm or 252pt.")
+@click.option("--font", metavar="NAME", help="Another TrueType font of this machine.")
+@click.option(
+    "--caption", type=click.Choice(CAPTIONS), help="In the picture, in .txt and .tex beside it only, or not at all."
+)
+@click.option(
+    "--title", type=click.Choice(["panels", "none"]), default="panels", help="Titles of panels, or letters only."
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -29,16 +50,35 @@ _MOST_JOBS = 4  # each holds some 150 MiB
 @click.option(
     "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
 )
-def plot(results: Path | None, figures: tuple[str, ...], output: Path, formats: tuple[str, ...]) -> None:
+def plot(
+    results: Path | None,
+    figures: tuple[str, ...],
+    panels: tuple[str, ...],
+    selection: Selection,
+    style: str,
+    columns: int | None,
+    width: float | None,
+    font: str | None,
+    caption: Caption | None,
+    title: str,
+    output: Path,
+    formats: tuple[str, ...],
+) -> None:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
-    Each figure is written as PDF, SVG and PNG with the CSV of the drawn data beside it, to OUTPUT/<study>/; where the
-    figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
+    Each figure is written as PDF, SVG and PNG with its caption (.txt, .tex) and the CSV of the drawn data beside it, to
+    OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
+
+    \b
+    scalebench plot --style ieee --figure time-reduction --panel allreduce
+    scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
     """
+    chosen = choose_style(style, columns=columns, width_in=width, font=font, caption=caption, titles=title == "panels")
+    request = Request(figures, formats or FORMATS, chosen, selection, panels)
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)
-    with timed(folder, "plot") if not figures else nullcontext():
-        drawn = plot_folder(folder, output, figures, formats or FORMATS, jobs=jobs, place=place_for(folder, output))
+    with timed(folder, "plot") if request == Request() else nullcontext():
+        drawn = plot_folder(folder, output, request, jobs=jobs, place=place_for(folder, output))
     for figure in drawn:
         if figure.files:
             click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")

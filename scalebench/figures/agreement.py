@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scalebench.figures.base import FIGURES, Figure
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.figures.drawing.styles import Look
 
 GOAL = 0.15
 
@@ -17,6 +22,7 @@ GOAL = 0.15
 class Agreement(Figure):
     name = "agreement"
     summary = "virtual against native training times, where both exist"
+    panels = ("times", "ratio")
 
     def absent(self, results: Results) -> str:
         from scalebench.analysis import agreement
@@ -40,30 +46,15 @@ class Agreement(Figure):
 
         table = agreement(results).assign(execution="native", series=lambda frame: frame["label"])
         look = looks(list(table["series"]))
-        against, ratio = canvas.rows((2, 3.1))
-        against.title("a", "virtual against native time")
-        against.curve(table, "virtual_s", look, x="native_s", shift=False, connect=False)
-        ends = [
-            float(table[["native_s", "virtual_s"]].min().min()) / 1.3,
-            float(table[["native_s", "virtual_s"]].max().max()) * 1.3,
-        ]
-        against.reference(ends, ends, "equal")
-        against.ax.fill_between(
-            ends, [(1 - GOAL) * x for x in ends], [(1 + GOAL) * x for x in ends], color="#EEEEEE", zorder=0
-        )
-        against.ax.set(xlim=ends, ylim=ends)
-        against.seconds_axis("x", "native training time (s)")
-        against.seconds_axis("y", "virtual training time (s)")
-        against.ax.set_aspect("equal")
-
-        counts = [int(count) for count in sorted(table["workers"].unique())]
-        ratio.title("b", "virtual / native")
-        ratio.curve(table, "ratio", look, low="ratio_low", high="ratio_high", connect=False)
-        ratio.workers_axis(counts)
-        ratio.reference([counts[0], counts[-1]], [1, 1], "equal")
-        ratio.ax.axhspan(1 - GOAL, 1 + GOAL, color="#EEEEEE", zorder=0)
-        ratio.ax.set_ylabel("T(virtual) / T(native)")
-        canvas.legend_of_series(table["series"], look)
+        executions = canvas.selection.executions or ("native", "virtual")
+        table = replace(canvas.selection, executions=()).of(table)
+        if table.empty or not {"native", "virtual"} <= set(executions):
+            raise EmptyFigureError("the selection leaves no strategy that ran both virtually and natively")
+        wanted = canvas.wanted(self.panels)
+        (panels,) = canvas.grids((len(wanted), canvas.fits(len(wanted)), 3.1))
+        for panel, name in zip(panels, wanted, strict=True):
+            (_draw_times if name == "times" else _draw_ratios)(panel, table, look)
+        canvas.legend_of_series(look)
         band = (Patch(facecolor="#EEEEEE"), f"within {100 * GOAL:.0f} %")
         canvas.legend_of_executions(table.assign(execution=""), band)
         error = median_error(table)
@@ -71,8 +62,36 @@ class Agreement(Figure):
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
-            "Geometric means; bars in (b): the virtual interval and the native 95 % confidence interval in quadrature.",
+            "Geometric means; bars of the ratio: the virtual interval and the native 95 % confidence interval in "
+            "quadrature.",
             median,
             "No timing of these native runs enters the calibration.",
             describe_oversubscription(table),
         )
+
+
+def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> None:
+    panel.title("virtual against native time")
+    panel.curve(table, "virtual_s", look, x="native_s", shift=False, connect=False)
+    ends = [
+        float(table[["native_s", "virtual_s"]].min().min()) / 1.3,
+        float(table[["native_s", "virtual_s"]].max().max()) * 1.3,
+    ]
+    panel.reference(ends, ends, "equal")
+    panel.ax.fill_between(
+        ends, [(1 - GOAL) * x for x in ends], [(1 + GOAL) * x for x in ends], color="#EEEEEE", zorder=0
+    )
+    panel.ax.set(xlim=ends, ylim=ends)
+    panel.seconds_axis("x", "native training time (s)")
+    panel.seconds_axis("y", "virtual training time (s)")
+    panel.ax.set_aspect("equal")
+
+
+def _draw_ratios(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> None:
+    counts = [int(count) for count in sorted(table["workers"].unique())]
+    panel.title("virtual / native")
+    panel.curve(table, "ratio", look, low="ratio_low", high="ratio_high", connect=False)
+    panel.workers_axis(counts)
+    panel.reference([counts[0], counts[-1]], [1, 1], "equal")
+    panel.ax.axhspan(1 - GOAL, 1 + GOAL, color="#EEEEEE", zorder=0)
+    panel.ax.set_ylabel("T(virtual) / T(native)")

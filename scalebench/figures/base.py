@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from scalebench.errors import UsageError
+from scalebench.errors import ResultsError, UsageError
 from scalebench.registry import Choice, Registry
 
 if TYPE_CHECKING:
@@ -16,17 +16,26 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 
+class EmptyFigureError(ResultsError):
+    """No data for a figure in the selected part of a study."""
+
+
 class Figure(Choice):
     """One figure of a study; a new figure is a new file in this package."""
 
     by_default: ClassVar[bool] = True  # False: drawn only if named
+    panels: ClassVar[tuple[str, ...]] = ()  # names of panels that can be chosen; empty where each shows one series
 
     def absent(self, results: Results) -> str:
         """Return the reason why the figure cannot be drawn from `results`, empty if it can."""
         return "" if len(results.completed) else "no run was completed"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        """Draw panels, legend and caption on `canvas`, which collects the drawn data."""
+        """Draw panels, legend and caption on `canvas`, which collects the drawn data.
+
+        Raises:
+            EmptyFigureError: the canvas's selection leaves nothing to draw.
+        """
         raise NotImplementedError
 
 

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 from scalebench.figures.base import FIGURES, Figure
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
     from scalebench.figures.drawing.panel import Panel, Segment
+    from scalebench.figures.style import Style
 
 _COLUMNS = 3
 _ALONE = "engine, at one worker"
+_UNMEASURED = "split not measured"
+_PARTS = ("compute", "communication", "waiting", "data", "other", _ALONE)
 
 
 @FIGURES.add
@@ -23,8 +29,6 @@ class Breakdown(Figure):
     summary = "share of compute, exposed communication, waiting, data and other in the training time"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from matplotlib.patches import Patch
-
         from scalebench.analysis import cells
         from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
         from scalebench.figures.drawing.caption import (
@@ -33,72 +37,93 @@ class Breakdown(Figure):
             describe_oversubscription,
             describe_study,
         )
-        from scalebench.figures.drawing.panel import lettered
-        from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS, looks, name_series
+        from scalebench.figures.drawing.styles import looks, name_series
 
         table = name_series(cells(results))
-        names = list(looks(list(table["series"])))
+        look = looks(list(table["series"]))
+        table = canvas.selection.of(table)
+        names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
-        rows = -(-len(names) // _COLUMNS)
-        panels = canvas.rows(*[(min(_COLUMNS, len(names)), 2.15)] * rows)
-        for place, (panel, name) in enumerate(zip(panels, names, strict=False)):
-            panel.title(lettered(place), name)
+        height = 2.15 if canvas.style.height >= 1 else 2.6
+        top = _top(table, canvas.style, height)
+        (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height))
+        for panel, name in zip(panels, names, strict=True):
+            panel.title(name)
             own = table[table["series"] == name]
             single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
             places = draw_bars(panel, own, shown, _segments, "share of training time", like=counts)
             for at, cell in places:
                 _label(panel, at, cell)
-            panel.ax.set_ylim(0, 139)
-            panel.ax.set_yticks([0, 25, 50, 75, 100])
-            panel.ax.set_ylabel("share of time (%)")
-        for panel in panels[len(names) :]:
-            panel.blank(panels[0])
-        tasks = [(Patch(facecolor=color, edgecolor=color), task) for task, color in TASKS.items()]
-        if any(_engine_alone(cell) for cell in table.to_dict("records")):
-            tasks.append((Patch(facecolor=ENGINE_ALONE, edgecolor=ENGINE_ALONE), _ALONE))
-        unmeasured = (Patch(facecolor="white", edgecolor="#999999", hatch="////"), "split not measured")
-        canvas.legend([*tasks, *([unmeasured] if table["compute_s"].isna().any() else [])])
+            panel.ax.set_ylim(0, top)
+            panel.ax.set_yticks(
+                [0, 25, 50, 75, 100] if canvas.style.height >= 1 and canvas.style.size < 10 else [0, 50, 100]
+            )
+            if panel.leftmost:
+                panel.ax.set_ylabel("share of time (%)")
+        drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
+        canvas.legend([(_sample(drawn[part], canvas.style), part) for part in (*_PARTS, _UNMEASURED) if part in drawn])
         canvas.say(
-            describe_study(results),
-            describe_executions(results, bars=False),
-            describe_machines(results),
+            describe_study(results, table),
+            describe_executions(results, table, bars=False),
+            describe_machines(results, table),
             "Means over workers and repetitions; communication is what compute does not hide, without the waiting for "
             "the last worker, which is shown separately; one worker communicates with nobody, what its engine takes is "
             "shown as that. Above each bar the training time; pale bars are virtual.",
-            "DDP communicates inside backward, so a real run of it has no split.",
+            "DDP communicates inside backward, so a real run of it has no split." if _UNMEASURED in drawn else "",
             describe_oversubscription(table),
         )
 
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
+    """Return the parts of one bar, in per cent; parts without time are left out."""
     from scalebench.figures.drawing.panel import Segment
-    from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS
+    from scalebench.figures.drawing.styles import ENGINE_ALONE, TASK_PATTERNS, TASKS
 
-    colors = TASKS | {_ALONE: ENGINE_ALONE}
+    if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
+        return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
     wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
+    alone = cell["workers"] == 1 and cell["comm_s"] > 0  # the engine's cost at a single worker
     seconds = {
         "compute": cell["compute_s"],
-        _ALONE if _engine_alone(cell) else "communication": cell["comm_s"] - wait,
-        "waiting": cell["wait_s"],
+        _ALONE if alone else "communication": cell["comm_s"] - wait,
+        "waiting": wait,
         "data": cell["data_s"],
         "other": cell["other_s"],
     }
-    if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
-        return [Segment("not measured", 100.0, "#999999", "////")]
     total = sum(value for value in seconds.values() if math.isfinite(value))
-    return [Segment(task, 100 * value / total, colors[task]) for task, value in seconds.items()]
+    colors = TASKS | {_ALONE: ENGINE_ALONE}
+    return [
+        Segment(part, 100 * value / total, colors[part], TASK_PATTERNS.get(part, ""))
+        for part, value in seconds.items()
+        if value > 0
+    ]
 
 
-def _engine_alone(cell: dict[Hashable, Any]) -> bool:
-    """Return True if the communication time of a cell is the engine's cost at a single worker."""
-    return bool(cell["workers"] == 1 and cell["comm_s"] > 0)
+def _sample(segment: Segment, style: Style) -> Artist:
+    """Return the legend's patch of a part of the bars."""
+    from matplotlib.patches import Patch
+
+    from scalebench.figures.drawing.panel import hatch_of
+
+    face = segment.color if segment.measured else "white"
+    edge = "white" if segment.measured and style.patterns else segment.color
+    return Patch(facecolor=face, edgecolor=edge, hatch=hatch_of(segment, style))
+
+
+def _top(table: pd.DataFrame, style: Style, height: float) -> float:
+    """Return the end of the y axis that leaves room for the longest time above the bars."""
+    longest = max(len(_time_of(cell)) for cell in table.to_dict("records"))
+    room = 0.6 * style.small * longest + 0.6 * style.size
+    return 100 / (1 - room / (72 * height * style.height - 6.2 * style.size))
+
+
+def _time_of(cell: dict[Hashable, Any]) -> str:
+    from scalebench.formatting import seconds
+
+    return seconds(cell["train_s"]) + (" ×" if cell["oversubscribed"] else "")
 
 
 def _label(panel: Panel, at: float, cell: dict[Hashable, Any]) -> None:
-    from scalebench.formatting import seconds
-
-    cross = " ×" if cell["oversubscribed"] else ""
-    text = seconds(cell["train_s"]) + cross
-    label = panel.ax.text(at, 103, text, rotation=90, ha="center", va="bottom", fontsize=6.3)
+    label = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=panel.style.small)
     label.set_in_layout(False)

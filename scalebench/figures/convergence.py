@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 _COLUMNS = 4
+_X = {"epochs": "epochs", "time": "elapsed_s"}
 _KEY = ["execution", "engine", "label", "strategy", "workers"]
 
 
 @FIGURES.add
 class Convergence(Figure):
     name = "convergence"
+    panels = ("epochs", "time")
     summary = "test metric of the consensus model against epochs and against training time"
 
     def absent(self, results: Results) -> str:
@@ -29,6 +31,7 @@ class Convergence(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.ticker import MaxNLocator
 
+        from scalebench.analysis.intervals import METRIC_RANGE
         from scalebench.figures.drawing.caption import (
             describe_executions,
             describe_oversubscription,
@@ -37,52 +40,64 @@ class Convergence(Figure):
         )
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import METRIC_WORDS
-        from scalebench.figures.drawing.styles import looks, name_series
+        from scalebench.figures.drawing.styles import grouped, looks, name_series
         from scalebench.formatting import counted
 
         table = name_series(_by_epoch(results))
         look = looks(list(table["series"]))
-        counts = _spread([int(count) for count in sorted(table["workers"].unique())])
-        panels = canvas.rows((len(counts), 2.1), (len(counts), 2.1))
-        word = METRIC_WORDS.get(str(results.completed["metric_name"].iloc[0]), "test metric")
-        for column, count in enumerate(counts):
+        table = canvas.selection.of(table)
+        groups = grouped([name for name in look if name in set(table["series"])])
+        axes = canvas.wanted(self.panels)
+        columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
+        counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
+        table = table[table["workers"].isin(counts) | (table["strategy"] == "serial")]
+        metric = str(results.completed["metric_name"].iloc[0])
+        word = METRIC_WORDS.get(metric, "test metric")
+        # One group: a row for each x axis. Several: a row for each group, with both axes in it.
+        drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
+        per_row = len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
+        (panels,) = canvas.grids((len(drawn), per_row, 2.1))
+        for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
-            for row, x in enumerate(("epochs", "elapsed_s")):
-                panel = panels[row * len(counts) + column]
-                panel.title("", counted(count, "worker"))
-                panel.curve(own, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
-                if column == 0:
-                    panel.ax.set_ylabel(word)
-                else:
-                    panel.ax.tick_params(labelleft=False)
-                if x == "epochs":
-                    panel.ax.set_xlabel("epochs")
-                    panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-                else:
-                    panel.seconds_axis("x")
+            shown, x = own[own["series"].isin(group)], _X[axis]
+            panel.title(counted(count, "worker"), f"{counted(count, 'worker')}, against {axis}")
+            panel.context(own[~own["series"].isin(group)], "metric", x=x)
+            panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
+            panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
+            if panel.leftmost:
+                panel.ax.set_ylabel(word)
+            else:
+                panel.ax.tick_params(labelleft=False)
+            if axis == "epochs":
+                panel.ax.set_xlabel("epochs")
+                panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            else:
+                panel.seconds_axis("x")
         share_y(panels)
-        canvas.legend_of_series(table["series"], look)
-        canvas.legend_of_executions(table[table["workers"].isin(counts)])
+        canvas.legend_of_series(look)
+        canvas.legend_of_executions(table)
         interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
         canvas.say(
-            describe_study(results),
-            describe_executions(results, bars=False),
+            describe_study(results, table),
+            describe_executions(results, table, bars=False),
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
             f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
-            describe_oversubscription(table[table["workers"].isin(counts)]),
+            describe_oversubscription(table),
+            "Pale grey: the series of the other panels." if len(groups) > 1 else "",
         )
 
 
 def _by_epoch(results: Results) -> pd.DataFrame:
     import pandas as pd
 
-    from scalebench.analysis.intervals import CONFIDENCE, metric_interval
+    from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_interval
     from scalebench.formatting import is_interval
 
-    runs = results.completed[["run_id", "attempt", "oversubscribed", *_KEY]]
+    runs = results.completed[["run_id", "attempt", "oversubscribed", "metric_name", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])
     table = table[table["test_metric"].notna()]
+    least, most = METRIC_RANGE.get(str(runs["metric_name"].iloc[0]), (-math.inf, math.inf))
     rows: list[dict[str, object]] = []
     for key, group in table.groupby([*_KEY, "epoch"]):
         metric = metric_interval(group["test_metric"].tolist())
@@ -94,8 +109,8 @@ def _by_epoch(results: Results) -> pd.DataFrame:
                 "epochs": int(str(values["epoch"])) + 1,
                 "elapsed_s": float(group["elapsed_s"].mean()),
                 "metric": metric.centre,
-                "low": metric.low if known else math.nan,
-                "high": metric.high if known else math.nan,
+                "low": max(metric.low, least) if known else math.nan,
+                "high": min(metric.high, most) if known else math.nan,
                 "n": metric.n,
                 "interval": CONFIDENCE if known else "",
                 "oversubscribed": bool(group["oversubscribed"].any()),
@@ -104,9 +119,9 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _spread(counts: list[int]) -> list[int]:
-    """Select at most four of the counts above one, the largest included."""
+def _spread(counts: list[int], most: int) -> list[int]:
+    """Select at most `most` of the counts above one, the largest included."""
     counts = [count for count in counts if count > 1] or counts
-    if len(counts) <= _COLUMNS:
+    if len(counts) <= most:
         return counts
-    return [counts[round(step * (len(counts) - 1) / (_COLUMNS - 1))] for step in range(_COLUMNS)]
+    return [counts[round((step + 1) * (len(counts) - 1) / most)] for step in range(most)]

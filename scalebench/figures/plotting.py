@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scalebench.errors import ResultsError
-from scalebench.figures.base import FIGURES, Figure, default_figures
+from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures
+from scalebench.figures.caption_files import write_caption
+from scalebench.figures.selection import EVERYTHING, Selection
+from scalebench.figures.style import REPORT, Style
 from scalebench.records.cells import to_cell
 from scalebench.study.spec import slug
 
@@ -38,6 +43,38 @@ class Drawn(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Request:
+    """Which figures to draw, in which formats and style, and which part of the study and of each figure."""
+
+    names: tuple[str, ...] = ()
+    formats: tuple[str, ...] = FORMATS
+    style: Style = REPORT
+    selection: Selection = EVERYTHING
+    panels: tuple[str, ...] = ()
+
+    def figures(self) -> list[str]:
+        """Return the named figures, else the `default_figures`, of these the ones with the wanted panels.
+
+        Raises:
+            UsageError: an unknown figure, or no figure has such a panel.
+        """
+        found = [FIGURES.find(name) for name in self.names or default_figures()]
+        kept = [kind for kind in found if all(self._has(kind, panel) for panel in self.panels)]
+        if not kept:
+            known = [name for kind in found for name in kind.panels]
+            having = f"{nearest(self.panels[0], known)}" if known else "its panels are chosen with --strategy"
+            raise UsageError(f"--panel: {', '.join(kind.name for kind in found)} has no {self.panels[0]!r}; {having}")
+        return [kind.name for kind in kept]
+
+    def panels_of(self, kind: type[Figure] | Figure) -> list[str]:
+        """Return the names of the wanted panels, which may be given by their letters."""
+        return [kind.panels[ord(name) - ord("a")] if len(name) == 1 else name for name in self.panels]
+
+    def _has(self, kind: type[Figure], panel: str) -> bool:
+        return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
+
+
 def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
     """Write the figures `names` to `output/<study>/`; default: the `default_figures` that can be drawn.
 
@@ -45,31 +82,31 @@ def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Seq
         UsageError: an unknown figure.
         ResultsError: a named figure, or every figure, cannot be drawn, or `output` cannot be written.
     """
-    for name in names:
-        FIGURES.find(name)
-    return _settle(
-        [_draw(results, name, output, formats) for name in names or default_figures()], names, results.folder
-    )
+    request = Request(tuple(names), tuple(formats))
+    return _settle([_draw(results, name, output, request) for name in request.figures()], names, results.folder)
 
 
 def plot_folder(
     folder: Path,
     output: Path,
-    names: Sequence[str] = (),
-    formats: Sequence[str] = FORMATS,
+    request: Request = Request(),
     jobs: int = 1,
     place: Path | None = None,
 ) -> list[Drawn]:
     """Write figures of the records in `folder` as `plot` does, in `jobs` processes.
 
     `place` overrides the folder `output`/<study>. Each figure's `notes` are those of the results.
+
+    Raises:
+        UsageError: an unknown figure or panel, or a selected name or count without a completed run.
+        ResultsError: a named figure, or every figure, cannot be drawn, or `output` cannot be written.
     """
-    for name in names:
-        FIGURES.find(name)
-    wanted = list(names or default_figures())
+    wanted = request.figures()
+    if request.selection != EVERYTHING:
+        request.selection.require(_load(folder))
     # The slowest figures first, so that all processes end at about the same time.
     order = sorted(wanted, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
-    work = [(folder, name, output, tuple(formats), place) for name in order]
+    work = [(folder, name, output, request, place) for name in order]
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
@@ -77,12 +114,12 @@ def plot_folder(
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             drawn = list(pool.map(_load_and_draw, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
-    return _settle(drawn, names, folder)
+    return _settle(drawn, request.names, folder)
 
 
-def _load_and_draw(work: tuple[Path, str, Path, tuple[str, ...], Path | None]) -> Drawn:
-    folder, name, output, formats, place = work
-    return _draw(_load(folder), name, output, formats, place)
+def _load_and_draw(work: tuple[Path, str, Path, Request, Path | None]) -> Drawn:
+    folder, name, output, request, place = work
+    return _draw(_load(folder), name, output, request, place)
 
 
 @cache
@@ -101,7 +138,7 @@ def _settle(drawn: list[Drawn], names: Sequence[str], folder: Path) -> list[Draw
     return drawn
 
 
-def _draw(results: Results, name: str, output: Path, formats: Sequence[str], place: Path | None = None) -> Drawn:
+def _draw(results: Results, name: str, output: Path, request: Request, place: Path | None = None) -> Drawn:
     kind = FIGURES.create(name, {})
     notes = tuple(results.notes)
     if absent := kind.absent(results):
@@ -109,23 +146,27 @@ def _draw(results: Results, name: str, output: Path, formats: Sequence[str], pla
     stem = (place or output / slug(str(results.runs["study"].iloc[-1]))) / name
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        return Drawn(name, _write(kind, results, stem, formats), "", notes)
+        return Drawn(name, _write(kind, results, stem, request), "", notes)
+    except EmptyFigureError as error:
+        return Drawn(name, [], str(error), notes)
     except OSError as error:
         raise ResultsError(
             f"cannot write {stem.parent}: {error.strerror}; choose another folder with --output"
         ) from None
 
 
-def _write(kind: Figure, results: Results, stem: Path, formats: Sequence[str]) -> list[Path]:
-    canvases: list[Canvas] = []
+def _write(kind: Figure, results: Results, stem: Path, request: Request) -> list[Path]:
+    """Write pictures, caption and, as the last file, the drawn data."""
+    from scalebench.figures.drawing.canvas import Canvas
 
-    def draw(canvas: Canvas) -> None:
-        canvases.append(canvas)
+    with house_style(request.style):
+        canvas = Canvas(kind.name, request.style, request.selection, request.panels_of(kind))
         kind.draw(results, canvas)
-
-    files = write_figure(kind.name, draw, stem, formats)
+        files = _save_all(canvas, stem, request.formats)
+    if request.style.caption != "none":
+        files += write_caption(stem, canvas.caption(), request.style.width_in)
     data = stem.with_suffix(".csv")
-    table = canvases[0].data()
+    table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
     safe = {name: [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]] for name in texts}
     table.assign(**safe).to_csv(data, index=False, lineterminator="\n")  # texts are escaped for spreadsheets
@@ -143,10 +184,14 @@ def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats:
     with house_style():
         canvas = Canvas(name)
         draw(canvas)
-        figure = canvas.finish()
-        files = [stem.with_suffix(f".{suffix}") for suffix in formats]
-        for file in files:
-            _save(figure, file)
+        return _save_all(canvas, stem, formats)
+
+
+def _save_all(canvas: Canvas, stem: Path, formats: Sequence[str]) -> list[Path]:
+    figure = canvas.finish()
+    files = [stem.with_suffix(f".{suffix}") for suffix in formats]
+    for file in files:
+        _save(figure, file)
     return files
 
 
@@ -165,12 +210,13 @@ def _save(figure: Any, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def house_style() -> Iterator[None]:
-    """Apply scalebench's style to matplotlib's defaults, independently of the user's matplotlibrc."""
+def house_style(style: Style = REPORT) -> Iterator[None]:
+    """Apply scalebench's style sheet and `style` to matplotlib's defaults, whatever the user's matplotlibrc says."""
     import matplotlib as mpl
 
     sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(sheet)
+        mpl.rcParams.update(mpl.RcParams(style.parameters()))
         yield

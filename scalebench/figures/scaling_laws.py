@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from scalebench.figures.base import FIGURES, Figure
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,7 @@ class ScalingLaws(Figure):
         return refusals[0] if all(refusals) else ""
 
     def draw(self, results: Results, canvas: Canvas) -> None:
+        import pandas as pd
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
@@ -51,40 +52,45 @@ class ScalingLaws(Figure):
             describe_oversubscription,
             describe_study,
         )
-        from scalebench.figures.drawing.styles import KNEE, NEUTRAL, looks, name_series
+        from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
 
         found = [one for one in scaling_laws(results) if not one.refusal]
-        table = name_series(cells(results))
+        table = canvas.selection.of(name_series(cells(results)))
         look = looks(list(table["series"]))
-        rows = [min(_COLUMNS, len(found) - start) for start in range(0, len(found), _COLUMNS)]
-        panels = canvas.rows(*((_COLUMNS if len(rows) > 1 else count, 2.5) for count in rows))
-        for panel, one in zip(panels, found, strict=False):
-            _draw_one(panel, one, table, look)
-        for panel in panels[len(found) :]:
-            panel.blank(panels[0])
         fitted = table[_keys(table).isin([_key(one) for one in found])]
-        canvas.legend_of_series(fitted["series"], look)
+        found = [one for one in found if _key(one) in set(_keys(fitted))]
+        if not found:
+            raise EmptyFigureError("no law was fitted to the selected series")
+        (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
+        for panel, one in zip(panels, found, strict=True):
+            _draw_one(panel, one, fitted, look)
+        canvas.legend_of_series(look)
+        marks = pd.concat([panel.data() for panel in panels])
+        knees = (marks["quantity"] == "knee").any()
+        beyond = any(panel.data()["x"].max() > one.series.counts[-1] for panel, one in zip(panels, found, strict=True))
         bands = any(not no_band(one.series) for one in found)
         banded = [(Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0), "95 % band")] if bands else []
         canvas.legend_of_executions(
             fitted,
             (Line2D([], [], color=NEUTRAL), "law"),
-            (Line2D([], [], color=NEUTRAL, linestyle="--"), "beyond the measured"),
+            *([(Line2D([], [], color=NEUTRAL, linestyle="--"), "beyond the measured")] if beyond else []),
             *banded,
-            (Line2D([], [], **KNEE), "knee"),
+            *([(Line2D([], [], **knee()), "knee")] if knees else []),
         )
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution == "virtual" and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.say(
-            describe_study(results),
-            describe_executions(results, drawn=fitted),
-            describe_machines(results, drawn=fitted),
+            describe_study(results, fitted),
+            describe_executions(results, fitted),
+            describe_machines(results, fitted),
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
             "Knee: the worker count of the largest efficiency times speedup; beyond it, a worker costs "
-            "more efficiency than it brings speed.",
+            "more efficiency than it brings speed."
+            if knees
+            else "",
             describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 
@@ -109,7 +115,7 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.title("", f"{name}, {series.execution}")
+    panel.title(f"{name}, {series.execution}")
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
@@ -121,7 +127,7 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
 def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Band, color: str, *, sure: bool) -> None:
     import numpy as np
 
-    from scalebench.figures.drawing.styles import KNEE
+    from scalebench.figures.drawing.styles import knee as knee_mark
     from scalebench.formatting import percent
 
     assert one.advice is not None
@@ -137,16 +143,17 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         panel.ax.set_ylim(max(low / 2, min(low, np.nanmin(band.low))), min(high * 2, max(high, np.nanmax(band.high))))
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
-        panel.ax.plot([knee.workers], [seconds], **KNEE, zorder=5)
+        panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
+    falls = band.centre[-1] < band.centre[0]
     panel.ax.text(
-        0.98,
-        0.97,
+        0.03 if falls else 0.97,
+        0.03 if falls else 0.97,
         f"{best.fit.law.name}, w {100 * best.weight:.0f} %\nLNO {percent(best.leave_out_error)}",
         transform=panel.ax.transAxes,
-        ha="right",
-        va="top",
-        fontsize=7.2,
+        ha="left" if falls else "right",
+        va="bottom" if falls else "top",
+        fontsize=panel.style.small,
         color="#444444",
     )
     identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class StrongScaling(Figure):
     name = "strong-scaling"
     summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
+    panels = ("time", "efficiency", "metric")
 
     def absent(self, results: Results) -> str:
         weak = not (results.completed["scaling"] == "strong").any()

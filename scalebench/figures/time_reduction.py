@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalebench.figures.base import FIGURES, Figure
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
 
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
@@ -16,133 +19,186 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.styles import Look
 
 _COLUMNS = 3
+_CURVES, _SPLITS = ("allreduce", "time", "serial"), ("horovod", "ddp")
+_SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
+_ENGINE_PATTERN = "/////"
 
 
 @FIGURES.add
 class TimeReduction(Figure):
     name = "time-reduction"
+    panels = (*_CURVES, *_SPLITS)
     summary = (
         "signed time saved at the same worker count: against allreduce, and horovod and ddp, if there, in two parts"
     )
 
     def absent(self, results: Results) -> str:
-        from scalebench.analysis.grouping import PER_BATCH
+        from scalebench.analysis import ratios
 
-        none = results.completed["strategy"].isin(PER_BATCH).all()
-        return super().absent(results) or ("no strategy synchronises less often than every batch" if none else "")
+        if reason := super().absent(results):
+            return reason
+        compared = _of_others(ratios(results))
+        return "" if compared["reduction"].notna().any() else _no_reduction(compared)
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
         from scalebench.analysis import cells, ratios
-        from scalebench.analysis.grouping import PER_BATCH
         from scalebench.figures.drawing.caption import (
             describe_executions,
             describe_machines,
             describe_oversubscription,
             describe_study,
         )
-        from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL, looks, name_series
+        from scalebench.figures.drawing.panel import share_y
+        from scalebench.figures.drawing.styles import grouped, looks, name_series
 
         times, compared = name_series(cells(results)), name_series(ratios(results))
         look = looks(list(times["series"]))
-        compared = compared[~compared["strategy"].isin(PER_BATCH)]
-        split = compared[compared["baseline"].isin(("horovod", "ddp")) & compared["reduction"].notna()]
-        groups = [
-            (baseline, [name for name in look if name in set(split.loc[split["baseline"] == baseline, "series"])])
-            for baseline in ("horovod", "ddp")
+        compared = canvas.selection.of(_of_others(compared))
+        shown = times[times["series"].isin(compared["series"]) | (times["strategy"] == "allreduce")]
+        shown = replace(canvas.selection, strategies=()).of(shown)
+        known = compared[compared["reduction"].notna()]
+        names = [name for name in canvas.wanted(_CURVES) if name == "time" or (known["baseline"] == name).any()]
+        names = names if names != ["time"] or canvas.chosen else []
+        groups = grouped([name for name in look if name in set(compared["series"])])
+        splits = [
+            (baseline, name)
+            for baseline in canvas.wanted(_SPLITS)
+            for name in look
+            if ((known["baseline"] == baseline) & (known["series"] == name)).any()
         ]
-        columns = min(_COLUMNS, max(1, *(len(names) for _, names in groups)))
-        pairs: list[tuple[str, str]] = []  # baseline and strategy of each panel; ("", ""): an empty panel
-        for baseline, names in groups:
-            pairs += [(baseline, name) for name in names] + [("", "")] * (-len(names) % columns)
-        panels = canvas.rows((3, 2.5), *[(columns, 1.95)] * (len(pairs) // columns))
-        _draw_curves(panels[:3], times, compared, look)
-        _draw_splits(panels[3:], split, pairs, look)
-        shown = times[times["series"].isin([*compared["series"], "allreduce"])]
-        canvas.legend_of_series(shown["series"], look)
+        if not names and not splits:
+            raise EmptyFigureError(_no_reduction(compared))
+        height = 2.5 if len(groups) == 1 else 2.1
+        curves = [(len(groups) * len(names), canvas.fits(len(names)), height)] if names else []
+        rows = [
+            (sum(own == baseline for own, _ in splits), canvas.fits(_COLUMNS, narrow=True), 1.95)
+            for baseline in dict(splits)
+        ]
+        grids = canvas.grids(*curves, *rows)
+        panels = grids.pop(0) if names else []
+        for place, panel in enumerate(panels):
+            group, name = groups[place // len(names)], names[place % len(names)]
+            _draw_curve(panel, name, group, shown if name == "time" else known[known["baseline"] == name], look)
+        for place, name in enumerate(names):
+            share_y(panels[place :: len(names)], least=-math.inf if name == "time" else _SHARED_FROM)
+        _draw_splits([panel for grid in grids for panel in grid], known, splits, look)
+        canvas.legend_of_series(look)
         canvas.legend_of_executions(shown)
-        if pairs:
-            total = Line2D([], [], color=NEUTRAL, marker="D", markersize=4, linestyle="")
-            canvas.legend(
-                [
-                    (Patch(facecolor=ENGINE_PART, edgecolor=ENGINE_PART), "part of the engine"),
-                    (Patch(facecolor="#D55E00", edgecolor="#D55E00"), "part of the frequency (strategy's colour)"),
-                    (total, "total, with interval"),
-                ]
-            )
+        canvas.legend(_parts_legend(known, splits, _ENGINE_PATTERN if canvas.style.patterns else None))
+        baselines = {"allreduce": "per-batch allreduce on the same engine", "serial": "serial on one worker"}
+        drawn = [words for name, words in baselines.items() if name in names]
         canvas.say(
-            describe_study(results),
-            describe_executions(results),
-            describe_machines(results),
+            describe_study(results, shown),
+            describe_executions(results, shown),
+            describe_machines(results, shown),
             "Reduction = 1 - T(strategy, N) / T(baseline, N), signed, within one execution, as geometric means of "
-            "ratios paired by block. (a) Baseline: per-batch allreduce on the same engine; (b) the training times "
-            "themselves; (c) baseline: serial on one worker.",
-            "Below, baselines horovod and ddp in two parts: engine (T_base - T_allreduce) / T_base and frequency "
+            "ratios paired by block.",
+            f"Baselines: {'; '.join(drawn)}." if drawn else "",
+            f"Against {' and '.join(dict(splits))} in two parts: engine (T_base - T_allreduce) / T_base and frequency "
             "(T_allreduce - T_strategy) / T_base."
-            if pairs
+            if splits
             else "",
             describe_oversubscription(shown),
+            "Pale grey: the series of the other panels." if len(groups) > 1 and names else "",
             _missing(compared, results),
         )
 
 
-def _draw_curves(panels: Sequence[Panel], times: pd.DataFrame, compared: pd.DataFrame, look: dict[str, Look]) -> None:
-    counts = sorted(int(count) for count in compared["workers"].unique())
-    saved, seconds, serial = panels
-    for panel, letter, baseline in ((saved, "a", "allreduce"), (serial, "c", "serial")):
-        panel.title(letter, f"reduction against {baseline}")
-        own = compared[(compared["baseline"] == baseline) & compared["reduction"].notna()]
-        if own.empty:
-            reasons = compared.loc[compared["baseline"] == baseline, "note"]
-            panel.empty("\n".join(sorted(set(reasons))[:2]))
-            continue
-        panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
+def _of_others(compared: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of strategies that synchronise less often than every batch."""
+    from scalebench.analysis.grouping import PER_BATCH
+
+    return compared[~compared["strategy"].isin(PER_BATCH)]
+
+
+def _no_reduction(compared: pd.DataFrame) -> str:
+    """Return why no time can be compared with a baseline."""
+    if compared.empty:
+        return "no strategy synchronises less often than every batch"
+    crowded = [note for note in sorted(set(compared["note"])) if "oversubscribed" in note]
+    return crowded[0] if crowded else "no baseline (allreduce, serial, horovod, ddp) ran beside it"
+
+
+def _draw_curve(panel: Panel, name: str, group: Sequence[str], table: pd.DataFrame, look: dict[str, Look]) -> None:
+    """Draw the series of `group` and allreduce, or their reductions against the baseline `name`, over all others."""
+    own = table["series"].isin(group) | (table["strategy"] == "allreduce")
+    counts = sorted(int(count) for count in table["workers"].unique())
+    if name == "time":
+        panel.title("training time")
+        panel.context(table[~own], "train_s")
+        panel.curve(table[own], "train_s", look, low="low_s", high="high_s")
+        panel.seconds_axis()
+    else:
+        panel.title(f"reduction against {name}")
+        panel.context(table[~own], "reduction", scale=100)
+        panel.curve(table[own], "reduction", look, low="reduction_low", high="reduction_high", scale=100)
         panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
-        panel.ax.set_ylabel(f"time saved (% of {baseline})")
-        panel.workers_axis(counts)
-    seconds.title("b", "training time")
-    own = times[times["series"].isin(compared["series"]) | (times["strategy"] == "allreduce")]
-    seconds.curve(own, "train_s", look, low="low_s", high="high_s")
-    seconds.seconds_axis()
-    seconds.workers_axis(sorted({int(count) for count in own["workers"]}))
+        panel.ax.set_ylabel(f"time saved (% of {name})")
+        low, high = _range(table[own])
+        panel.ax.set_ylim(low, high)
+    panel.workers_axis(counts)
+
+
+def _range(own: pd.DataFrame) -> tuple[float, float]:
+    """Return limits (per cent) around the reductions of one panel, whatever the series of other panels are."""
+    low, high = 100 * float(own["reduction"].min()), 100 * float(own["reduction"].max())
+    low, high = min(low, 0.0), max(high, 0.0)
+    edge = 0.06 * max(high - low, 1.0)
+    return low - edge, high + edge
 
 
 def _draw_splits(
-    panels: Sequence[Panel], split: pd.DataFrame, pairs: Sequence[tuple[str, str]], look: dict[str, Look]
+    panels: Sequence[Panel], known: pd.DataFrame, splits: Sequence[tuple[str, str]], look: dict[str, Look]
 ) -> None:
+    from matplotlib import rcParams
+
     from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
     from scalebench.figures.drawing.panel import Segment, share_y
     from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
 
-    counts = counts_by_execution(split)
-    letters = iter("defghijklmnopqrstuvwxyz")
-    for panel, (baseline, name) in zip(panels, pairs, strict=True):
-        if not name:
-            continue
-        panel.title(next(letters, ""), name, f"{name} against {baseline}")
-        own = split[(split["baseline"] == baseline) & (split["series"] == name)]
+    counts = counts_by_execution(known[known["baseline"].isin(_SPLITS)])
+    for panel, (baseline, name) in zip(panels, splits, strict=True):
+        panel.title(name, f"{name} against {baseline}")
+        own = known[(known["baseline"] == baseline) & (known["series"] == name)]
 
         def parts(cell: dict[Hashable, Any], color: str = look[name].color) -> list[Segment]:
             return [
-                Segment("engine", 100 * cell["engine_part"], ENGINE_PART),
+                Segment("engine", 100 * cell["engine_part"], ENGINE_PART, _ENGINE_PATTERN),
                 Segment("frequency", 100 * cell["frequency_part"], color),
             ]
 
         for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
             total, low, high = (100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high"))
-            panel.ax.plot(at, total, marker="D", markersize=3, color=NEUTRAL, zorder=5)
+            size = 0.6 * rcParams["lines.markersize"]
+            panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
             panel.intervals([((at, low), (at, high))], [NEUTRAL])
             panel.keep([{"quantity": "reduction: total", "y": total, "low": low, "high": high}], **_key(cell))
         panel.ax.axhline(0, color="#555555", linewidth=0.8)
-        panel.ax.set_ylabel(f"time saved (% of {baseline})", fontsize=7.5)
-    drawn = [panel for panel, (_, name) in zip(panels, pairs, strict=True) if name]
-    if drawn:
-        share_y(drawn)
-    for panel in panels:
-        if panel not in drawn:
-            panel.blank(drawn[0])
+        if panel.leftmost:
+            panel.ax.set_ylabel(f"% of {baseline}")
+    share_y(panels, least=_SHARED_FROM)
+
+
+def _parts_legend(
+    known: pd.DataFrame, splits: Sequence[tuple[str, str]], hatch: str | None
+) -> list[tuple[Artist, str]]:
+    from matplotlib import rcParams
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
+    from scalebench.formatting import is_interval
+
+    if not splits:
+        return []
+    size = 0.8 * rcParams["lines.markersize"]
+    bounds = zip(known["reduction_low"], known["reduction_high"], strict=True)
+    total = "total, with interval" if any(is_interval(low, high) for low, high in bounds) else "total"
+    return [
+        (Patch(facecolor=ENGINE_PART, edgecolor="white" if hatch else ENGINE_PART, hatch=hatch), "part of the engine"),
+        (Patch(facecolor="#D55E00", edgecolor="#D55E00"), "part of the frequency (strategy's colour)"),
+        (Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle=""), total),
+    ]
 
 
 def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
@@ -151,10 +207,8 @@ def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
 
 
 def _missing(compared: pd.DataFrame, results: Results) -> str:
-    """Caption: missing reductions with their reasons."""
-    known = set(results.completed["strategy"])
-    unknown = [name for name in ("serial", "allreduce", "horovod", "ddp") if name not in known]
-    notes = sorted(set(compared.loc[(compared["note"] != "") & compared["baseline"].isin(known), "note"]))
-    shown = [f"the study has no {' and no '.join(unknown)}"] if unknown else []
-    shown += notes[:3] + ([f"{len(notes) - 3} more of this kind"] if len(notes) > 3 else [])
+    """Caption: reductions that a baseline of the study should have had, with the reason."""
+    ran = set(results.completed["strategy"])
+    notes = sorted(set(compared.loc[(compared["note"] != "") & compared["baseline"].isin(ran), "note"]))
+    shown = notes[:3] + ([f"{len(notes) - 3} more of this kind"] if len(notes) > 3 else [])
     return f"Not shown: {'; '.join(shown)}." if shown else ""

@@ -100,8 +100,8 @@ def _draw(
     from scalebench.figures.drawing.styles import SERVING, TASKS
 
     colors = TASKS | {"serving": SERVING}
-    (panel,) = canvas.rows((1, 0.62 + _LANE_IN * len(lanes)))
-    panel.title("", timeline.title)
+    ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * len(lanes)))
+    panel.title(timeline.title)
     ax, end = panel.ax, max(bar.end_s for _, bars in lanes for bar in bars)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     edged = sum(len(bars) for _, bars in lanes) <= _EDGES_UP_TO

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class WeakScaling(Figure):
     name = "weak-scaling"
     summary = "training time, efficiency T(1)/T(N) and test metric against workers, samples per worker fixed"
+    panels = ("time", "efficiency", "metric")
 
     def absent(self, results: Results) -> str:
         strong = not (results.completed["scaling"] == "weak").any()

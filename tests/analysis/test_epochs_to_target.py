@@ -59,7 +59,7 @@ def test_a_given_law_has_no_interval():
 
 
 def test_mlperf_rounds_predict_later_ones():
-    """The goal is 6 %; 3.9 % is reached. Fitted on 2019 to mid 2021 (56 entries), held out late 2021 and 2022 (93 entries)."""
+    """The goal is 6 %; 3.9 % is reached. Fitted on 2019 to mid 2021 (56 entries), held out 2021 and 2022 (93)."""
     rows = pd.read_csv(PUBLISHED, dtype={"round": str})
     early, late = rows[rows["round"] <= "1.0"], rows[rows["round"] > "1.0"]
     assert (len(early), len(late)) == (56, 93)

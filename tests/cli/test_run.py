@@ -366,8 +366,10 @@ def test_dry_run_reads_the_named_calibration(refused, tmp_path):
 
 
 def test_modelled_runs_take_the_times_of_virtual_ones_without_training(scalebench, tmp_path):
-    arguments = ["--dataset", "wine", "--epochs", "2", "--repetitions", "1", "--workers", "1,2,4", "--strategy", "serial",
-                 "--strategy", "allreduce", "--strategy", "epoch_async"]  # fmt: skip
+    arguments = [
+        *("--dataset", "wine", "--epochs", "2", "--repetitions", "1", "--workers", "1,2,4"),
+        *("--strategy", "serial", "--strategy", "allreduce", "--strategy", "epoch_async"),
+    ]
     done = scalebench(*arguments, "--execution", "virtual", "--name", "trained")
     assert done.returncode == 0, done.stderr
     done = scalebench(*arguments, "--execution", "modelled", "--name", "priced")

@@ -36,11 +36,13 @@ def workplace(tmp_path, monkeypatch):
 
 def test_plot_draws_newest_study_by_default(workplace):
     done = CliRunner().invoke(plot, ["--figure", "strong-scaling", "--format", "svg"])
-    assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.csv}\n")
+    assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.txt,.tex,.csv}\n")
     assert sorted(file.name for file in (workplace / "plots/newer").iterdir()) == [
         ".records",
         "strong-scaling.csv",
         "strong-scaling.svg",
+        "strong-scaling.tex",
+        "strong-scaling.txt",
     ]
 
 
@@ -73,7 +75,7 @@ def test_studies_of_one_name_get_separate_folders(workplace):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
     for folder, place in [("before", "newer"), ("after", "newer-2"), ("before", "newer"), ("after", "newer-2")]:
         drawn = CliRunner().invoke(plot, [f"{folder}/newer", "--figure", "strong-scaling", "--format", "svg"])
-        assert drawn.stdout == f"plots/{place}/strong-scaling{{.svg,.csv}}\n"
+        assert drawn.stdout == f"plots/{place}/strong-scaling{{.svg,.txt,.tex,.csv}}\n"
         reported = CliRunner().invoke(report, [f"{folder}/newer"])
         assert reported.stdout == f"plots/{place}/report.html\n"
     for name in ("newer", "newer-2"):
@@ -87,7 +89,7 @@ def test_absent_figures_are_named_with_reason(workplace, monkeypatch):
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction", "agreement"])
     done = CliRunner().invoke(plot, ["results/older", "--output", "here", "--format", "svg"])
     assert done.exit_code == 0
-    assert "here/older/time-reduction{.svg,.csv}" in done.stdout
+    assert "here/older/time-reduction{.svg,.txt,.tex,.csv}" in done.stdout
     assert "agreement not drawn: no strategy ran both virtually and natively" in done.stderr
 
 

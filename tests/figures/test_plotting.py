@@ -16,7 +16,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import default_figures, describe_figures, figure_names, plot, plot_folder
+from scalebench.figures import Request, default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
@@ -58,9 +58,12 @@ def test_every_figure_has_own_file_and_summary():
     assert all(summary and "\n" not in summary for _, summary in describe_figures())
 
 
+SUFFIXES = ("pdf", "svg", "png", "csv", "txt", "tex")
+
+
 def test_figures_are_written_in_three_formats_with_csv(plots):
     names = [name for name in default_figures() if name != "weak-scaling"]
-    assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in ("pdf", "svg", "png", "csv")}
+    assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in SUFFIXES}
     for name in names:
         assert (plots / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert "<svg" in (plots / f"{name}.svg").read_text()
@@ -76,7 +79,7 @@ def test_same_records_give_same_bytes(results, plots, tmp_path):
 
 def test_several_processes_draw_the_same_bytes(results, plots, tmp_path):
     names = ["time-reduction", "strong-scaling", "agreement"]
-    drawn = plot_folder(results.folder, tmp_path, names, formats=["svg"], jobs=2)
+    drawn = plot_folder(results.folder, tmp_path, Request(names=tuple(names), formats=("svg",)), jobs=2)
     assert [figure.name for figure in drawn] == names
     again = digests(tmp_path / "synthetic")
     assert len(again) == 2 * len(names)
@@ -107,7 +110,7 @@ def test_drawn_parts_add_up_to_total(plots):
 def test_unmeasured_share_is_drawn_as_not_measured(plots):
     drawn = pd.read_csv(plots / "breakdown.csv")
     ddp = drawn[(drawn["series"] == "ddp") & (drawn["execution"] == "native")]
-    assert set(ddp["quantity"]) == {"share of training time: not measured"}
+    assert set(ddp["quantity"]) == {"share of training time: split not measured"}
     assert ddp["y"].isna().all()
     shares = drawn[drawn["y"].notna()].groupby(["series", "execution", "workers"])["y"].sum()
     assert shares.to_numpy() == pytest.approx(100)
@@ -218,7 +221,8 @@ def test_caption_names_data_cluster_and_interval(results):
         "each execution against its own serial run",
     ):
         assert part in text
-    assert "(a) Baseline: per-batch allreduce on the same engine" in caption(results, "time-reduction")
+    said = caption(results, "time-reduction")
+    assert "Baselines: per-batch allreduce on the same engine; serial on one worker." in said
 
 
 def test_caption_names_drawn_executions_only(results):
@@ -237,7 +241,7 @@ def test_caption_names_the_cluster(tmp_path, cluster, said):
 def test_breakdown_caption_names_machine_and_network(tmp_path, results):
     stated = caption(results, "breakdown")
     assert "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated" in stated
-    assert "joined by 10 Gbit/s Ethernet. Means" in stated
+    assert "joined by 10 Gbit/s Ethernet; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within a" in stated
     wide = {"strategy": "serial", "nodes": 2, "workers_per_node": 4}
     rows = [run_row(execution="native", engine="mpi", provenance="a", **wide), run_row(run_id="virtual", **wide)]
     own = keep(tmp_path / "own", some(*rows))
@@ -248,7 +252,8 @@ def test_breakdown_caption_names_machine_and_network(tmp_path, results):
     said = caption(own, "breakdown")
     assert "Real runs: EPYC 9654, 4 cores, up to 2 nodes by eth0 (25 Gbit/s). Virtual runs: this machine" in said
     assert (
-        "10 Gbit/s Ethernet; up to 2 nodes of 4 workers; allreduce between nodes assumed by recursive doubling" in said
+        "10 Gbit/s Ethernet; up to 2 nodes of 4 workers; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within "
+        "a node, 20.0 µs + n / (1.25 GB/s) between nodes; allreduce between nodes assumed by recursive doubling" in said
     )
 
 
@@ -266,7 +271,7 @@ def test_breakdown_caption_names_machine_and_network(tmp_path, results):
 def test_caption_names_engine_and_algorithm_of_virtual_runs(tmp_path, options, said):
     own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
     (own.folder / "study.yaml").write_text(f"name: s\nvirtual: {options}\n")
-    assert f"up to 2 nodes of 4 workers{said}" in caption(load(own.folder), "breakdown")
+    assert f"between nodes{said}" in caption(load(own.folder), "breakdown")
 
 
 def test_caption_names_number_of_measured_nodes(tmp_path):
@@ -303,16 +308,27 @@ def texts_overlap(results: Results, name: str) -> list[tuple[str, str]]:
         canvas = Canvas(name)
         FIGURES.create(name, {}).draw(results, canvas)
         figure = canvas.finish()
-        figure.draw_without_rendering()
-        shown = [text for text in _texts(figure) if text.get_text().strip() and text.get_color() != "none"]
-        boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
-    assert len(boxes) > 20
-    return [
+        found, number = _overlaps(figure)
+    assert number > 20
+    return found
+
+
+def overlapping(figure) -> list[tuple[str, str]]:
+    """Return the pairs of texts of a finished figure that overlap."""
+    return _overlaps(figure)[0]
+
+
+def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
+    figure.draw_without_rendering()
+    shown = [text for text in _texts(figure) if text.get_text().strip() and text.get_color() != "none"]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    found = [
         (one, other)
         for index, (one, box) in enumerate(boxes)
         for other, rival in boxes[index + 1 :]
         if box.padded(-0.5).overlaps(rival.padded(-0.5))
     ]
+    return found, len(boxes)
 
 
 def _texts(figure) -> Iterator[Text]:
@@ -327,14 +343,16 @@ def _texts(figure) -> Iterator[Text]:
 
 
 def test_second_ticks_have_minimal_digits():
-    panel, *_ = Canvas("test").rows((3, 2.0))
-    panel.ax.plot([0.02, 9], [0, 1])
-    panel.seconds_axis("x")
+    with house_style():
+        panel, *_ = Canvas("test").rows((3, 2.0))
+        panel.ax.plot([0.02, 9], [0, 1])
+        panel.seconds_axis("x")
     shown = [label.get_text() for label in panel.ax.get_xticklabels()]
     assert shown[:7] == ["0.01", "0.03", "0.1", "0.3", "1", "3", "10"]
-    panel, *_ = Canvas("test").rows((1, 2.0))
-    panel.ax.plot([900, 4000], [0, 1])
-    panel.seconds_axis("x")
+    with house_style():
+        panel, *_ = Canvas("test").rows((1, 2.0))
+        panel.ax.plot([900, 4000], [0, 1])
+        panel.seconds_axis("x")
     assert [label.get_text() for label in panel.ax.get_xticklabels()][-3:] == ["1,000", "2,000", "5,000"]
 
 

@@ -11,7 +11,7 @@ from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing.panel import Panel, Segment
 
 _GAP = 0.7
-_TICK_IN = 0.16  # width of a two-digit tick label
+_TICK_PER_POINT_IN = 0.021  # width of a two-digit tick label
 Cell = dict[Hashable, Any]
 
 
@@ -34,7 +34,8 @@ def draw_bars(
     bars = sum(taken)
     room = bars + _GAP * len(taken)
     gap = room / 4 if like is not None and counts != like else _GAP
-    crowded = panel.width_in * 0.8 / bars < _TICK_IN
+    small = panel.style.small
+    crowded = panel.width_in * 0.75 / room < _TICK_PER_POINT_IN * small
     start, ticks, labels = 0.0, [], []
     for execution in [name for name in reversed(EXECUTIONS) if counts.get(name)]:
         own = {int(row["workers"]): row for row in table[table["execution"] == execution].to_dict("records")}
@@ -46,24 +47,22 @@ def draw_bars(
                 key = {
                     name: own[count][name] for name in ("series", "execution", "engine", "workers", "oversubscribed")
                 }
-                panel.stack(
-                    at, segments(own[count]), key, hollow=execution in ("virtual", "modelled"), quantity=quantity
-                )
+                panel.stack(at, segments(own[count]), key, quantity)
                 places.append((at, own[count]))
         middle = start + (len(counts[execution]) - 1) / 2
         panel.ax.annotate(
             execution,
             (middle, 0),
-            (0, -22 if crowded else -16),
+            (0, -3.1 * small if crowded else -2.0 * small),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             ha="center",
             va="top",
-            fontsize=7.5,
+            fontsize=small,
             color="#666666",
         )
         start += len(counts[execution]) + gap
-    panel.ax.set_xticks(ticks, labels, fontsize=6.3 if crowded else 7, rotation=90 if crowded else 0)
+    panel.ax.set_xticks(ticks, labels, fontsize=small, rotation=90 if crowded else 0)
     panel.ax.tick_params(axis="x", length=0, pad=2)
     panel.ax.grid(visible=False, axis="x")
     spare = room - (start - gap + _GAP)

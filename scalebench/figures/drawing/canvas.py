@@ -2,48 +2,97 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from scalebench.analysis.grouping import EXECUTIONS
-from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import CROSS, EXECUTION_WORDS, NEUTRAL, Look
+from scalebench.figures.drawing.panel import Panel, lettered
+from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross
+from scalebench.figures.selection import EVERYTHING, Selection
+from scalebench.figures.style import REPORT, Style
 
-WIDTH_IN = 9.6
+WIDTH_IN = REPORT.width_in
 _LEGEND_ROW_IN = 0.22
-_CAPTION_LINE_IN = 0.148
-_CAPTION_SIZE = 7.6
-_CAPTION_CHARACTERS = 164
+_LEAST_PANEL_IN = 0.24  # per point of text size; narrow panels have few ticks and share the label of the y axis
+_LEAST_NARROW_IN = 0.2
+_CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
+_CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
+_MOST_LEGEND_ROWS = 7
 
 
 class Canvas:
-    """Collect panels, legend and caption; `finish` builds the figure."""
+    """Collect panels, legend and caption; `finish` builds the figure.
 
-    def __init__(self, name: str) -> None:
+    `selection` is the part of the study to draw, `chosen` the names of the panels to draw (empty: all).
+    """
+
+    def __init__(
+        self, name: str, style: Style = REPORT, selection: Selection = EVERYTHING, chosen: Sequence[str] = ()
+    ) -> None:
         self.name = name
+        self.style = style
+        self.selection = selection
+        self.chosen = tuple(chosen)
         self.panels: list[Panel] = []
         self._caption: list[str] = []
         self._grid: list[tuple[int, float]] = []
         self._legend: list[Sequence[tuple[Artist, str]]] = []
-        self._figure = Figure(figsize=(WIDTH_IN, 4), layout=ConstrainedLayoutEngine(w_pad=0.09, h_pad=0.06))
-        self._bands = self._figure.add_gridspec(3, 1)
-        self._body, self._strip, self._foot = (self._figure.add_subfigure(self._bands[row]) for row in range(3))
+        layout = ConstrainedLayoutEngine(w_pad=0.09 * style.scale, h_pad=0.06 * style.scale)
+        self._figure = Figure(figsize=(style.width_in, 4), layout=layout)
+        parts = 3 if style.caption == "below" else 2
+        self._bands = self._figure.add_gridspec(parts, 1)
+        self._body, self._strip, *self._foot = (self._figure.add_subfigure(self._bands[row]) for row in range(parts))
+
+    def wanted(self, panels: Sequence[str]) -> list[str]:
+        """Return those of the figure's `panels` that are to be drawn."""
+        return [name for name in panels if not self.chosen or name in self.chosen]
+
+    def fits(self, most: int, *, narrow: bool = False) -> int:
+        """Return how many panels stay legible side by side, at least one and at most `most`."""
+        least = self.style.size * (_LEAST_NARROW_IN if narrow else _LEAST_PANEL_IN)
+        return max(1, min(most, int(self.style.width_in / least)))
+
+    def grids(self, *grids: tuple[int, int, float]) -> list[list[Panel]]:
+        """Lay out grids of (number of panels, columns, height in inches of a panel); return the panels of each grid.
+
+        Panels are lettered in order; a single one has no letter.
+        """
+        rows = [(columns, height) for count, columns, height in grids for _ in range(-(-count // columns))]
+        everything = iter(self.rows(*rows))
+        found: list[list[Panel]] = []
+        for count, columns, _ in grids:
+            cells = list(itertools.islice(everything, columns * -(-count // columns)))
+            for spare in cells[count:]:
+                spare.hide()
+            found.append(cells[:count])
+            for place, panel in enumerate(cells[:count]):
+                panel.leftmost = place % columns == 0
+        shown = [panel for panels in found for panel in panels]
+        for place, panel in enumerate(shown if len(shown) > 1 else []):
+            panel.letter = lettered(place)
+        return found
 
     def rows(self, *rows: tuple[int, float]) -> list[Panel]:
         """Lay out one row of panels for each (number of panels, height in inches); return all panels in order."""
         self._grid = list(rows)
-        bands = self._body.subfigures(len(rows), 1, squeeze=False, height_ratios=[height for _, height in rows])
-        for (count, _), band in zip(self._grid, bands[:, 0], strict=True):
-            axes = band.subplots(1, count, squeeze=False)
-            self.panels += [Panel(ax, WIDTH_IN / count) for ax in axes[0]]
+        groups = [(count, [height for _, height in own]) for count, own in itertools.groupby(rows, key=itemgetter(0))]
+        bands = self._body.subfigures(len(groups), 1, squeeze=False, height_ratios=[sum(own) for _, own in groups])
+        for (count, heights), band in zip(groups, bands[:, 0], strict=True):
+            axes = band.subplots(len(heights), count, squeeze=False, gridspec_kw={"height_ratios": heights})
+            self.panels += [Panel(ax, self.style.width_in / count, self.style) for ax in axes.flat]
         return self.panels
 
     def legend(self, entries: Sequence[tuple[Artist, str]]) -> None:
@@ -51,14 +100,12 @@ class Canvas:
         if entries:
             self._legend.append(entries)
 
-    def legend_of_series(self, series: Iterable[str], looks: dict[str, Look]) -> None:
-        """Add the colour and marker of each series, at most seven per row."""
-        shown = set(series)
+    def legend_of_series(self, looks: dict[str, Look]) -> None:
+        """Add the colour and marker of each series that is drawn, at most seven per row."""
+        shown = {name for panel in self.panels for name in panel.series}
         names = [name for name in looks if name in shown]
-        entries = [
-            (Line2D([], [], color=looks[name].color, marker=looks[name].marker, markersize=5.5), name) for name in names
-        ]
-        per_row = 7 if max((len(name) for name in names), default=0) < 18 else 4
+        entries = [(looks[name].sample(), name) for name in names]
+        per_row = _MOST_LEGEND_ROWS if max((len(name) for name in names), default=0) < 18 else 4
         for start in range(0, len(entries), per_row):
             self.legend(entries[start : start + per_row])
 
@@ -69,9 +116,9 @@ class Canvas:
         entries: list[tuple[Artist, str]] = []
         for execution in [name for name in EXECUTIONS if name in set(drawn["execution"])]:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
-            entries.append((Line2D([], [], markersize=5.5, **style), EXECUTION_WORDS[execution]))
+            entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
         if oversubscribed and drawn["oversubscribed"].any():
-            entries.append((Line2D([], [], **CROSS), "oversubscribed (no baseline)"))
+            entries.append((Line2D([], [], **cross()), "oversubscribed (no baseline)"))
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
@@ -84,35 +131,59 @@ class Canvas:
         first = ["figure", "panel", "series", "execution", "engine", "workers", "oversubscribed", "quantity", "x", "y"]
         return table.reindex(columns=[*first, *(name for name in table.columns if name not in first)])
 
+    def caption(self) -> str:
+        """Return the caption: the panels, what was run, how, and what the marks mean."""
+        named = [panel for panel in self.panels if panel.name]
+        panels = "; ".join(f"({panel.letter}) {panel.name}" if panel.letter else panel.name for panel in named)
+        return " ".join([f"{panels[:1].upper()}{panels[1:]}." if panels else "", *self._caption]).strip()
+
     def finish(self) -> Figure:
         """Set the heights, write legend and caption, and return the figure."""
         for panel in self.panels:
             panel.fit_intervals()
         if any(panel.cuts_intervals for panel in self.panels):
             self.say("Error bars that leave a panel go on; the CSV beside the figure has their ends.")
-        lines = textwrap.wrap(
-            " ".join(self._caption), _CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False
-        )
-        panels = sum(height for _, height in self._grid)
-        strip = _LEGEND_ROW_IN * len(self._legend) + 0.08
-        foot = _CAPTION_LINE_IN * len(lines) + 0.16
-        self._figure.set_size_inches(WIDTH_IN, panels + strip + foot)
-        self._bands.set_height_ratios([panels, strip, foot])
-        for index, row in enumerate(self._legend):
+        text = " ".join(self._caption) if self.style.titles else self.caption()
+        size = max(self.style.small, _CAPTION_PT * self.style.scale * (self.style.size >= REPORT.size))
+        across = int(_CHARACTERS_PER_POINT_AND_IN * self.style.width_in / size)
+        lines = textwrap.wrap(text, across, break_long_words=False, break_on_hyphens=False) if self._foot else []
+        legends = [row for entries in self._legend for row in self._wrap(entries)]
+        row_in = _LEGEND_ROW_IN * self.style.scale
+        panels = sum(height for _, height in self._grid) * self.style.height
+        strip = row_in * len(legends) + 0.08 * self.style.scale
+        heights = [panels, strip] + [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(self._foot)
+        self._figure.set_size_inches(self.style.width_in, sum(heights))
+        self._bands.set_height_ratios(heights)
+        for index, row in enumerate(legends):
             handles, labels = zip(*row, strict=True)
-            top = 1 - (0.02 + _LEGEND_ROW_IN * index) / strip
+            top = 1 - (0.02 + row_in * index) / strip
             legend = self._strip.legend(
                 handles, labels, loc="upper center", ncols=len(row), bbox_to_anchor=(0.5, top), borderaxespad=0
             )
             legend.set_in_layout(False)
-        text = self._foot.text(0.02, 1 - 0.05 / foot, "\n".join(lines), va="top", size=_CAPTION_SIZE, linespacing=1.25)
-        text.set_in_layout(False)
+        for foot in self._foot:
+            at = 1 - 0.05 / heights[-1]
+            foot.text(0.02, at, "\n".join(lines), va="top", size=size, linespacing=1.25).set_in_layout(False)
         layout = self._figure.get_layout_engine()
         assert layout is not None
         layout.execute(self._figure)  # once for all formats
         self._figure.set_layout_engine("none")
         _round_places(self._figure)
         return self._figure
+
+    def _wrap(self, entries: Sequence[tuple[Artist, str]]) -> list[list[tuple[Artist, str]]]:
+        """Break one row of the legend into rows that fit the width."""
+        size = rcParams["legend.fontsize"]
+        around = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+        font = FontProperties(size=size)
+        taken = [around * size + TextPath((0, 0), name, prop=font).get_extents().width for _, name in entries]
+        rows = 1
+        while rows < len(entries):
+            parts = np.array_split(taken, rows)
+            if all(part.sum() <= 72 * self.style.width_in for part in parts):
+                break
+            rows += 1
+        return [[entries[place] for place in part] for part in np.array_split(np.arange(len(entries)), rows)]
 
 
 def _round_places(figure: FigureBase) -> None:

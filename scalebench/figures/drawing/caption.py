@@ -22,15 +22,21 @@ from scalebench.analysis.grouping import EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
+from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
-from scalebench.formatting import counted, deviation
+from scalebench.formatting import counted, deviation, digits, seconds
+from scalebench.study.spec import SIMULATED
 
-_SERIES = ["execution", "engine", "label"]
+_SIZES = ("node", "worker")
+_PLACE = ["execution", "engine", "label", "workers"]
 
 
-def describe_study(results: Results) -> str:
-    """Return scaling mode, model, data, and batch policy with the steps per epoch at each worker count."""
-    runs = results.completed
+def describe_study(results: Results, drawn: pd.DataFrame | None = None) -> str:
+    """Return scaling mode, model, data, and batch policy with the steps per epoch at each worker count.
+
+    `drawn` limits the runs by execution, engine, label and worker count; default: all. So it does below.
+    """
+    runs = _of(results, drawn)
     last = runs.iloc[-1]
     parameters = f" ({int(last['parameters']):,} parameters)" if pd.notna(last["parameters"]) else ""
     if last["scaling"] == "strong":
@@ -45,16 +51,13 @@ def describe_study(results: Results) -> str:
     return f"{scaling}, {epochs}, {last['dtype']}, {optimizer}. {_batch(runs)}"
 
 
-def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFrame | None = None) -> str:
-    """Return cluster, engines and repetitions of each execution, and with `bars` the meaning of error bars.
-
-    `drawn` limits the series by execution, engine and label; default: all.
-    """
+def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, bars: bool = True) -> str:
+    """Return cluster, engines and repetitions of each execution, and with `bars` the meaning of error bars."""
     runs = _of(results, drawn)
     parts = []
     for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
         own = runs[runs["execution"] == execution]
-        engines = "" if execution == "virtual" else f" through {_join(sorted(own['engine'].unique()))}"
+        engines = "" if execution in SIMULATED else f" through {_join(sorted(own['engine'].unique()))}"
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
         cluster = str(own["cluster"].iloc[-1])
         name = Path(cluster).stem if cluster.endswith((".yaml", ".yml")) else cluster
@@ -63,10 +66,10 @@ def describe_executions(results: Results, *, bars: bool = True, drawn: pd.DataFr
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) -> str:
-    """Return processor, cores and network of real runs and the cluster of virtual runs, of the `drawn` series."""
+def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> str:
+    """Return processor, cores and network of real runs, and the cluster, step time and jitter of simulated ones."""
     runs = _of(results, drawn)
-    real, virtual = runs[runs["execution"] != "virtual"], runs[runs["execution"] == "virtual"]
+    real = runs[~runs["execution"].isin(SIMULATED)]
     sentences = []
     if len(real):
         known = machines_of(real, provenance_in(results.folder)).values()
@@ -75,38 +78,78 @@ def describe_machines(results: Results, *, drawn: pd.DataFrame | None = None) ->
         cards = sorted({_card(card) for facts in known if facts for card in facts.get("network") or []})
         way = f"up to {nodes} nodes by {_join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
         sentences.append(f"Real runs: {_join(machines, ' and ')}, {way}.")
-    if len(virtual):
-        cluster = str(virtual["cluster"].iloc[-1])
-        with suppress(ClusterError):
-            description = load_cluster(cluster).description
-            proper = description[1:].partition(" ")[0].lower() != description[1:].partition(" ")[0]  # JUWELS stays
-            cluster = (description if proper else f"{description[:1].lower()}{description[1:]}") or cluster
-        sizes = virtual[["nodes", "workers_per_node"]].dropna().max()
-        size = "" if sizes.isna().any() else "; up to {} of {}".format(
-            counted(int(sizes["nodes"]), "node"), counted(int(sizes["workers_per_node"]), "worker")
-        )  # fmt: skip
-        engine = f"; collectives at the cost of {named}'s" if (named := charged_engine(results)) else ""
-        jitter = f"; {words}" if (words := jitter_in_words(results)) else ""
-        sentences.append(f"Virtual runs: {cluster}{size}{engine}{_between_nodes(results, virtual)}{jitter}.")
+    for execution in SIMULATED:
+        own = runs[runs["execution"] == execution]
+        if len(own):
+            sentences.append(f"{execution.capitalize()} runs: {_simulated(results, own)}.")
     return " ".join(sentences)
 
 
-def _between_nodes(results: Results, virtual: pd.DataFrame) -> str:
+def _simulated(results: Results, runs: pd.DataFrame) -> str:
+    """Return cluster, size, step time, links, engine, allreduce algorithm and jitter of simulated runs."""
+    name = str(runs["cluster"].iloc[-1])
+    cluster: Cluster | None = None
+    with suppress(ClusterError):
+        cluster = load_cluster(name)
+    description = cluster.description if cluster else ""
+    proper = description[1:].partition(" ")[0].lower() != description[1:].partition(" ")[0]  # JUWELS stays
+    parts = [(description if proper else f"{description[:1].lower()}{description[1:]}") or name]
+    sizes = runs[["nodes", "workers_per_node"]].dropna().max()
+    if not sizes.isna().any():
+        nodes, workers = (counted(int(sizes[key]), word) for key, word in zip(sizes.index, _SIZES, strict=True))
+        parts.append(f"up to {nodes} of {workers}")
+    parts.append(_step_time(results, runs, cluster))
+    if cluster:
+        parts.append(_links(cluster, several=bool((runs["nodes"].fillna(1) > 1).any())))
+    if named := charged_engine(results):
+        parts.append(f"collectives at the cost of {named}'s")
+    parts += [_between_nodes(results, runs), jitter_in_words(results)]
+    return "; ".join(part for part in parts if part)
+
+
+def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) -> str:
+    """Return the stated time of a step; empty where it was measured."""
+    stated = results.study.get("device_step_time")
+    if isinstance(stated, int | float):
+        return f"step time stated as {seconds(stated)}"
+    last = runs.iloc[-1]
+    times = cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
+    used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if _uses(runs, batch)]
+    return f"step time of the cluster file, {_join(used)}" if used else ""
+
+
+def _uses(runs: pd.DataFrame, batch: int) -> bool:
+    return bool((runs["batch_per_worker"] == batch).any())
+
+
+def _links(cluster: Cluster, *, several: bool) -> str:
+    """Return latency and bandwidth of the links inside a node and, with `several` nodes, between them."""
+    links = [("within a node", cluster.links.intra)] + [("between nodes", cluster.links.inter)] * several
+    costs = [(seconds(link.latency_s), _bandwidth(link.bandwidth_bytes_per_s), where) for where, link in links]
+    said = [f"{latency} + n / ({rate}) {where}" for latency, rate, where in costs]
+    return f"a message of n bytes takes {_join(said)}"
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{digits(bytes_per_s / 1e9)} GB/s" if bytes_per_s >= 1e9 else f"{digits(bytes_per_s / 1e6)} MB/s"
+
+
+def _between_nodes(results: Results, runs: pd.DataFrame) -> str:
     """Return the measurement or the algorithm by which allreduce between nodes is priced; empty on one node."""
-    if not (virtual["nodes"].fillna(1) > 1).any():
+    if not (runs["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
     collective = options.get("collective", "auto") if isinstance(options, dict) else "auto"
     algorithm = allreduce_name(str(collective))
     if (measured := measured_nodes(results)) > 1:
-        return f"; allreduce between nodes as measured between {measured}, in proportion to {algorithm}"
-    return f"; allreduce between nodes assumed by {algorithm}"
+        return f"allreduce between nodes as measured between {measured}, in proportion to {algorithm}"
+    return f"allreduce between nodes assumed by {algorithm}"
 
 
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
-    """Return the completed runs of the `drawn` series, by default of all."""
+    """Return the completed runs that are `drawn`, by default all."""
     runs = results.completed
-    return runs if drawn is None else runs.merge(drawn[_SERIES].drop_duplicates(), on=_SERIES)
+    return runs if drawn is None else runs.merge(drawn[_PLACE].drop_duplicates(), on=_PLACE)
 
 
 def _card(card: dict[str, Any]) -> str:

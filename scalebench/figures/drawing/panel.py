@@ -8,48 +8,63 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scalebench.figures.drawing.styles import CROSS, Look
+from scalebench.figures.drawing.styles import Look, cross
+from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits
 
-_INCHES_PER_LABEL = 0.24
-_TITLE_CHARACTERS_PER_INCH = 11.0
+_LABEL_PER_POINT_IN = 0.03  # width of a tick label
+_TITLE_CHARACTERS_PER_INCH = 110.0  # divided by points
 _BAR = 0.78
+_CONTEXT = "#D0D0D0"
+_MOST_SHIFT = 0.4  # of the gap between neighbouring points
 Bar = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a stacked bar; negative parts lie below zero."""
+    """One part of a stacked bar; negative parts lie below zero. `pattern` tells it from others in grey."""
 
     part: str
     value: float
     color: str
-    hatch: str = ""
+    pattern: str = ""
+    measured: bool = True
 
 
 class Panel:
     """Axes with a title, and a record of the drawn numbers."""
 
-    def __init__(self, ax: Axes, width_in: float) -> None:
+    def __init__(self, ax: Axes, width_in: float, style: Style = REPORT) -> None:
         self.ax = ax
+        self.width_in = width_in
+        self.style = style
+        self.letter = ""
+        self.leftmost = True
+        self.name = ""
+        self.series: set[str] = set()  # drawn as curves
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
         self._ends: list[float] = []
+        self._top = math.inf
         self._fitted = False
-        self.width_in = width_in
-        self._title = ""
 
-    def title(self, letter: str, text: str, name: str = "") -> None:
+    def title(self, text: str, name: str = "") -> None:
         """Set the title `(a) training time`, shortened to fit; `name` (default: `text`) labels the drawn data."""
-        self._title = name or text
-        shown = f"({letter}) {text}" if letter else text
-        fits = int(self.width_in * _TITLE_CHARACTERS_PER_INCH)
+        self.name = name or text
+        letter = f"({self.letter}) " if self.letter else ""
+        shown = letter + text if self.style.titles else letter.strip()
+        fits = int(self.width_in * _TITLE_CHARACTERS_PER_INCH / rcParams["axes.titlesize"])
         self.ax.set_title(shown if len(shown) <= fits else f"{shown[: fits - 3]}...")
+
+    def limit(self, top: float) -> None:
+        """Let the y axis end at `top`, beyond which no value exists."""
+        self._top = top
 
     def curve(
         self,
@@ -71,13 +86,14 @@ class Panel:
         out. `scale` turns its unit into that of the axis; the drawn data has the unit of the axis. A `sparse` line has
         error bar and cross at its last point only.
         """
+        crowded = _fitting_shift(frame[x]) if shift else 1.0
         bars: list[Bar] = []
         colors: list[str] = []
         crossed: list[tuple[float, float]] = []
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             look = looks[str(name)]
-            at = group[x].astype(float).to_numpy() * (2**look.shift if shift else 1)
+            at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1)
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
             first = len(at) - 1 if sparse else 0
@@ -86,19 +102,27 @@ class Panel:
                 colors += [look.color] * len(at[first:])
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
             self.ax.plot(at, y, zorder=4 if execution == "native" else 3, **style)
+            self.series.add(str(name))
             hit = np.flatnonzero(group["oversubscribed"].to_numpy(dtype=bool))[-1 if sparse else 0 :]
             crossed += list(zip(at[hit], y[hit], strict=True))
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors)
         if crossed:
-            self.ax.plot(*zip(*crossed, strict=True), **CROSS, zorder=5)
+            self.ax.plot(*zip(*crossed, strict=True), **cross(), zorder=5)
+
+    def context(self, frame: pd.DataFrame, quantity: str, *, x: str = "workers", scale: float = 1.0) -> None:
+        """Draw the curves of other panels in pale grey behind those of this one; they are not recorded."""
+        for _, group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
+            group = group.sort_values(x)
+            width = 0.7 * rcParams["lines.linewidth"]
+            self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, linewidth=width, zorder=1)
 
     def intervals(self, bars: Sequence[Bar], colors: Sequence[str]) -> None:
         """Draw error bars as one artist, many times faster than `errorbar`; they do not set the limits."""
         known = [(bar, color) for bar, color in zip(bars, colors, strict=True) if np.isfinite(bar).all()]
         if known:
             segments, shades = zip(*known, strict=True)
-            lines = LineCollection(segments, colors=shades, linewidths=0.9, alpha=0.75, zorder=2)
+            lines = LineCollection(segments, colors=shades, linewidths=0.7 * rcParams["lines.linewidth"], zorder=2)
             self.ax.add_collection(lines, autolim=False)
             self._ends += [y for segment in segments for _, y in segment]
 
@@ -107,9 +131,15 @@ class Panel:
 
         The t interval of two repetitions is 12.7 standard errors wide and would flatten all curves.
         """
-        if not self._ends or self._fitted:
+        if self._fitted:
             return
         self._fitted = True
+        if self._ends:
+            self._reach_ends()
+        low, high = self.ax.get_ylim()
+        self.ax.set_ylim(low, min(high, self._top + 0.03 * (self._top - low)) if math.isfinite(self._top) else high)
+
+    def _reach_ends(self) -> None:
         log = self.ax.get_yscale() == "log"
         low, high = np.log10(self.ax.get_ylim()) if log else self.ax.get_ylim()
         ends = np.log10(self._ends) if log else np.array(self._ends)
@@ -128,33 +158,35 @@ class Panel:
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
         """Draw a dotted reference line, such as ideal scaling."""
         self.ax.plot(xs, ys, color="#888888", linestyle=":", linewidth=1.2, zorder=1)
-        self._rows += [{"panel": self._title, "series": name, "x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
+        self._rows += [{"panel": self.name, "series": name, "x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
 
-    def stack(
-        self, at: float, segments: Sequence[Segment], key: Mapping[str, object], *, hollow: bool, quantity: str
-    ) -> None:
-        """Draw a stacked bar at x = `at`: positive parts above zero, negative parts below."""
+    def stack(self, at: float, segments: Sequence[Segment], key: Mapping[str, object], quantity: str) -> None:
+        """Draw a stacked bar at x = `at`: positive parts above zero, negative parts below.
+
+        Simulated times are pale, those of modelled runs with a dashed edge.
+        """
         ends = {True: 0.0, False: 0.0}
+        edge = 0.7 * rcParams["lines.linewidth"]
         for segment in segments:
-            shown = math.nan if segment.hatch else segment.value  # hatched: not measured
-            self._rows.append({"panel": self._title, **key, "quantity": f"{quantity}: {segment.part}", "y": shown})
+            shown = segment.value if segment.measured else math.nan
+            self._rows.append({"panel": self.name, **key, "quantity": f"{quantity}: {segment.part}", "y": shown})
             if not math.isfinite(segment.value) or segment.value == 0:
                 continue
             up = segment.value > 0
             corner = (at - _BAR / 2, ends[up])
-            face = "white" if segment.hatch else tint(segment.color) if hollow else segment.color
-            self.ax.add_patch(
-                Rectangle(
-                    corner,
-                    _BAR,
-                    segment.value,
-                    fc=face,
-                    ec=segment.color,
-                    lw=0.9,
-                    hatch=segment.hatch or None,
-                    zorder=2,
-                )
+            pale = key["execution"] in ("virtual", "modelled")
+            bar = Rectangle(
+                corner,
+                _BAR,
+                segment.value,
+                fc="white" if not segment.measured else tint(segment.color) if pale else segment.color,
+                ec=segment.color,
+                lw=edge,
+                ls="--" if key["execution"] == "modelled" else "-",
+                hatch=hatch_of(segment, self.style),
+                zorder=2,
             )
+            self.ax.add_patch(bar)
             ends[up] += segment.value
 
     def workers_axis(self, counts: Sequence[int]) -> None:
@@ -162,7 +194,7 @@ class Panel:
         self.ax.set_xscale("log", base=2)
         self.ax.set_xlim(min(counts) * 2**-0.45, max(counts) * 2**0.45)
         octave_in = 0.72 * self.width_in / (math.log2(max(counts) / min(counts)) + 0.9)
-        room = _INCHES_PER_LABEL / octave_in
+        room = _LABEL_PER_POINT_IN * rcParams["xtick.labelsize"] / octave_in
         labelled: list[int] = []
         for count in sorted(counts, reverse=True):  # the largest count is always labelled
             if not labelled or math.log2(labelled[-1] / count) >= room:
@@ -179,7 +211,7 @@ class Panel:
         if which == "y":
             self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
-        room = self.width_in * 0.72 / 0.36 if which == "x" else 10
+        room = self.width_in * 0.72 / (0.045 * rcParams["xtick.labelsize"]) if which == "x" else 10
         ladders = [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
         fitting = [subs for subs in ladders if len(subs) * math.log10(high / low) <= room]
         axis.set_major_locator(LogLocator(subs=(fitting or ladders[-1:])[0], numticks=20))
@@ -187,13 +219,10 @@ class Panel:
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
 
-    def blank(self, like: Panel) -> None:
-        """Hide the panel but keep the room that `like` takes, so that a row's panels stay aligned."""
+    def hide(self) -> None:
+        """Hide a spare panel, which keeps its place in the grid."""
+        self.ax.set_axis_off()
         self.ax.spines[:].set_visible(False)
-        self.ax.grid(visible=False)
-        self.ax.tick_params(length=0, labelcolor="none")
-        self.ax.set_ylim(like.ax.get_ylim())
-        self.ax.set_ylabel(like.ax.get_ylabel(), color="none", fontsize=like.ax.yaxis.label.get_fontsize())
 
     def empty(self, why: str) -> None:
         """Show the reason why the panel is empty."""
@@ -203,7 +232,7 @@ class Panel:
 
     def keep(self, rows: Sequence[Mapping[Hashable, object]], **more: object) -> None:
         """Record numbers that were drawn directly on `ax`."""
-        self._rows += [{"panel": self._title, **{str(name): row[name] for name in row}, **more} for row in rows]
+        self._rows += [{"panel": self.name, **{str(name): row[name] for name in row}, **more} for row in rows]
 
     def data(self) -> pd.DataFrame:
         """Return the drawn numbers, one row per point or bar segment."""
@@ -212,7 +241,7 @@ class Panel:
     def _keep_curves(self, frame: pd.DataFrame, quantity: str, x: str, bounds: Sequence[str], scale: float) -> None:
         kept = ["series", "execution", "engine", "workers", "oversubscribed"]
         kept += [name for name in ("interval", "n", *_BESIDE.get(quantity, ())) if name in frame]
-        table = frame[kept].assign(panel=self._title, quantity=quantity, x=frame[x], y=scale * frame[quantity])
+        table = frame[kept].assign(panel=self.name, quantity=quantity, x=frame[x], y=scale * frame[quantity])
         if all(bounds):
             table[["low", "high"]] = scale * frame[list(bounds)].to_numpy(dtype=float)
         self._tables.append(table)
@@ -231,13 +260,28 @@ def lettered(place: int) -> str:
     return (lettered(after - 1) if after else "") + chr(ord("a") + letter)
 
 
-def share_y(panels: Sequence[Panel]) -> None:
-    """Set the y range of all panels to the union of theirs."""
+def share_y(panels: Sequence[Panel], *, least: float = -math.inf) -> None:
+    """Set the y range of all panels to the union of theirs; those that reach below `least` keep their own."""
     for panel in panels:
         panel.fit_intervals()
-    low, high = zip(*(panel.ax.get_ylim() for panel in panels), strict=True)
-    for panel in panels:
-        panel.ax.set_ylim(min(low), max(high))
+    alike = [panel for panel in panels if panel.ax.get_ylim()[0] >= least]
+    if alike:
+        low, high = zip(*(panel.ax.get_ylim() for panel in alike), strict=True)
+        for panel in alike:
+            panel.ax.set_ylim(min(low), max(high))
+
+
+def hatch_of(segment: Segment, style: Style) -> str | None:
+    """Return the hatch of a segment: `////` if it was not measured, else its pattern in styles that are printed."""
+    if not segment.measured:
+        return "////"
+    return segment.pattern or None if style.patterns else None
+
+
+def _fitting_shift(counts: pd.Series[int]) -> float:
+    """Return the factor of sideways shifts (at most 0.2 octaves) that keeps points apart from the next count's."""
+    octaves = np.diff(np.log2(np.unique(counts.astype(float))))
+    return min(1.0, float(octaves.min()) * _MOST_SHIFT / 0.2) if len(octaves) else 1.0
 
 
 def _plain(value: float) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import CELL
-from scalebench.analysis.intervals import CONFIDENCE
+from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE
+from scalebench.figures.base import EmptyFigureError
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import (
     describe_executions,
@@ -16,72 +19,90 @@ from scalebench.figures.drawing.caption import (
     describe_study,
     with_interval,
 )
-from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import looks, name_series
+from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.styles import Look, grouped, looks, name_series
 
 METRIC_WORDS = {"accuracy": "test accuracy", "r2": "test R²"}
+PANELS = ("time", "efficiency", "metric")
 
 
 def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
-    """Draw three panels: time, efficiency, and metric of the consensus model."""
+    """Draw time, efficiency, and metric of the consensus model; more than six series in rows of a few each."""
     table = name_series(cells(results))
-    compared = ratios(results)
-    scaling = compared[compared["baseline"] == "serial"]
+    scaling = ratios(results).query("baseline == 'serial'")
     table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
-    look, counts = looks(list(table["series"])), [int(count) for count in sorted(table["workers"].unique())]
-    time, efficiency, metric = canvas.rows((3, 2.75))
+    look = looks(list(table["series"]))
+    table = canvas.selection.of(table)
+    groups = grouped([name for name in look if name in set(table["series"])])
+    known = {"time": "train_s", "efficiency": "efficiency", "metric": "metric"}
+    names = [name for name in canvas.wanted(PANELS) if table[known[name]].notna().any()]
+    if not names:
+        raise EmptyFigureError(f"nothing was measured for the panel {canvas.chosen[0]}")
+    (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
+    for place, panel in enumerate(panels):
+        group, name = groups[place // len(names)], names[place % len(names)]
+        own, others = (table[table["series"].isin(group) == inside] for inside in (True, False))
+        panel.context(others, known[name])
+        _DRAW[name](panel, own, table, look, weak)
+        panel.workers_axis([int(count) for count in sorted(table["workers"].unique())])
+    for place in range(len(names)):
+        share_y(panels[place :: len(names)])
 
-    time.title("a", "training time")
-    time.curve(table, "train_s", look, low="low_s", high="high_s")
-    if weak:
-        time.ax.set_ylim(bottom=0)
-        time.ax.set_ylabel("training time (s)")
-    else:
-        _ideal_time(time, table, counts)
-        time.seconds_axis()
-    time.workers_axis(counts)
-
-    efficiency.title("b", "efficiency")
-    if table["efficiency"].notna().any():
-        efficiency.curve(table, "efficiency", look, low="efficiency_low", high="efficiency_high")
-        efficiency.reference([min(counts), max(counts)], [1.0, 1.0], "ideal")
-        efficiency.ax.set_ylabel("T(1) / T(N)" if weak else "T(1) / (N T(N))")
-        efficiency.ax.set_ylim(bottom=0)
-        efficiency.workers_axis(counts)
-    else:
-        efficiency.empty("no serial run to compare with")
-
-    over_seeds = table["metric_low"].notna().map({True: CONFIDENCE, False: ""})
-    name = METRIC_WORDS.get(str(table["metric_name"].iloc[0]), "test metric")
-    metric.title("c", name)
-    if table["metric"].notna().any():
-        metric.curve(table.assign(interval=over_seeds), "metric", look, low="metric_low", high="metric_high")
-        metric.ax.set_ylabel(f"{name} at the end")
-        metric.workers_axis(counts)
-    else:
-        metric.empty("not measured")
-
-    canvas.legend_of_series(table["series"], look)
-    ideal = (Line2D([], [], color="#888888", linestyle=":"), "ideal")
-    drawn = table["efficiency"].notna().any() or (not weak and _serial(table).any())
-    canvas.legend_of_executions(table, *([ideal] if drawn else []))
+    canvas.legend_of_series(look)
+    ideal = "efficiency" in names or ("time" in names and not weak and _serial(table).any())
+    canvas.legend_of_executions(table, *([(Line2D([], [], color="#888888", linestyle=":"), "ideal")] if ideal else []))
     formula = "T(serial, 1) / T(N)" if weak else "T(serial, 1) / (N T(N))"
     canvas.say(
-        describe_study(results),
-        describe_executions(results),
-        describe_machines(results),
-        f"Times are geometric means. Efficiency is {formula}, each execution against its own serial run.",
-        f"The metric is of the consensus model on held-out data{with_interval(over_seeds)}.",
+        describe_study(results, table),
+        describe_executions(results, table),
+        describe_machines(results, table),
+        "Times are geometric means." if "time" in names else "",
+        f"Efficiency is {formula}, each execution against its own serial run." if "efficiency" in names else "",
+        f"The metric is of the final consensus model on held-out data{with_interval(_over_seeds(table))}."
+        if "metric" in names
+        else "",
         describe_oversubscription(table),
+        "Pale grey: the series of the other panels." if len(groups) > 1 else "",
         "Points at one worker count are set apart sideways to be seen.",
     )
 
 
+def _draw_time(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], weak: bool) -> None:
+    panel.title("training time")
+    panel.curve(own, "train_s", look, low="low_s", high="high_s")
+    if weak:
+        panel.ax.set_ylim(bottom=0)
+        panel.ax.set_ylabel("training time (s)")
+        return
+    counts = [int(count) for count in sorted(table["workers"].unique())]
+    for base in table[_serial(table)].to_dict("records"):
+        panel.reference(counts, [base["train_s"] / count for count in counts], f"ideal ({base['execution']})")
+    panel.seconds_axis()
+
+
+def _draw_efficiency(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], weak: bool) -> None:
+    panel.title("efficiency")
+    panel.curve(own, "efficiency", look, low="efficiency_low", high="efficiency_high")
+    panel.reference([table["workers"].min(), table["workers"].max()], [1.0, 1.0], "ideal")
+    panel.ax.set_ylabel("T(1) / T(N)" if weak else "T(1) / (N T(N))")
+    panel.ax.set_ylim(bottom=0)
+
+
+def _draw_metric(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], weak: bool) -> None:
+    metric = str(table["metric_name"].iloc[0])
+    name = METRIC_WORDS.get(metric, "test metric")
+    panel.title(name)
+    panel.curve(own.assign(interval=_over_seeds(own)), "metric", look, low="metric_low", high="metric_high")
+    panel.ax.set_ylabel(name)
+    panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
+
+
+_DRAW = {"time": _draw_time, "efficiency": _draw_efficiency, "metric": _draw_metric}
+
+
+def _over_seeds(table: pd.DataFrame) -> pd.Series[str]:
+    return table["metric_low"].notna().map({True: CONFIDENCE, False: ""})
+
+
 def _serial(table: pd.DataFrame) -> pd.Series[bool]:
     return (table["strategy"] == "serial") & (table["workers"] == 1)
-
-
-def _ideal_time(panel: Panel, table: pd.DataFrame, counts: list[int]) -> None:
-    serial = table[_serial(table)]
-    for base in serial.to_dict("records"):
-        panel.reference(counts, [base["train_s"] / count for count in counts], f"ideal ({base['execution']})")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from matplotlib import rcParams
+from matplotlib.lines import Line2D
 
-from scalebench.analysis.grouping import strategy_rank
+from scalebench.analysis.grouping import PER_BATCH, strategy_rank
 from scalebench.analysis.validation import PREFERRED_ENGINES
 
 # Okabe and Ito's palette, distinct for colour-blind readers.
@@ -43,27 +47,12 @@ TASKS = {
     "data": "#CCBB44",
     "other": "#BBBBBB",
 }
+TASK_PATTERNS = {"communication": "/////", "waiting": ".....", "data": "xxxxx", "other": ""}
 SERVING = "#AA3377"
 ENGINE_ALONE = "#228833"  # cost of an engine at one worker
 ENGINE_PART = "#9A9A9A"
+MOST_SERIES, GROUP = 6, 4  # in one panel
 NEUTRAL = "#444444"
-
-CROSS: dict[str, Any] = {  # over oversubscribed points
-    "color": NEUTRAL,
-    "linestyle": "",
-    "marker": "x",
-    "markersize": 7,
-    "markeredgewidth": 1.3,
-}
-
-KNEE: dict[str, Any] = {
-    "color": NEUTRAL,
-    "linestyle": "",
-    "marker": "D",
-    "markersize": 6.5,
-    "markerfacecolor": "#FFD400",
-    "markeredgewidth": 0.9,
-}
 
 FillStyle = Literal["full", "left", "none"]
 FILLS: dict[str, FillStyle] = {"native": "full", "paced": "left", "virtual": "none", "modelled": "none"}
@@ -73,6 +62,19 @@ EXECUTION_WORDS = {
     "virtual": "virtual (simulated time)",
     "modelled": "modelled",
 }
+
+
+def cross() -> dict[str, Any]:
+    """Return matplotlib keywords of the cross over oversubscribed points."""
+    size, edge = 1.4 * rcParams["lines.markersize"], 1.2 * rcParams["lines.markeredgewidth"]
+    return {"color": NEUTRAL, "linestyle": "", "marker": "x", "markersize": size, "markeredgewidth": edge}
+
+
+def knee() -> dict[str, Any]:
+    """Return matplotlib keywords of the knee of a scaling law."""
+    size, edge = 1.3 * rcParams["lines.markersize"], 0.8 * rcParams["lines.markeredgewidth"]
+    color = {"color": NEUTRAL, "markerfacecolor": "#FFD400"}
+    return {**color, "linestyle": "", "marker": "D", "markersize": size, "markeredgewidth": edge}
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,22 @@ class Look:
             "markerfacecolor": "white" if FILLS[execution] == "none" else self.color,
             "markerfacecoloralt": "white",
             "linestyle": "--" if execution == "modelled" else "-",
-            "linewidth": 1.0 if hollow else 1.7,
+            "linewidth": (0.8 if hollow else 1.3) * rcParams["lines.linewidth"],
         }
+
+    def sample(self) -> Line2D:
+        """Return the line of the legend."""
+        return Line2D([], [], color=self.color, marker=self.marker, markersize=1.1 * rcParams["lines.markersize"])
+
+
+def grouped(names: Sequence[str]) -> list[list[str]]:
+    """Split the series of a panel into groups that stay legible, the per-batch baselines first."""
+    if len(names) <= MOST_SERIES:
+        return [list(names)]
+    base = [name for name in names if name in PER_BATCH]
+    others = [name for name in names if name not in base]
+    number = -(-len(others) // GROUP)
+    return [base] * bool(base) + [list(part) for part in np.array_split(others, number)]
 
 
 def name_series(table: pd.DataFrame) -> pd.DataFrame:
