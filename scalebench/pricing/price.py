@@ -15,8 +15,8 @@ import numpy as np
 
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats
-from scalebench.pricing.overlap import Stream
-from scalebench.pricing.schedule import Event, Ints, Partition, Schedule
+from scalebench.pricing.collectives import Collectives, Meeting
+from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
 
 COMPUTE = {task.name.lower(): task for task in (Task.DATA, Task.SHUFFLE, Task.FORWARD, Task.BACKWARD, Task.UPDATE)}
@@ -118,24 +118,15 @@ def _programs(schedules: Sequence[Schedule], workers: int) -> list[tuple[Ints, l
     for places in alike.values():
         columns = zip(*(schedules[place].events for place in places), strict=True)
         rounds = [np.arange(place, workers, len(schedules)) for place in places]
-        times = [len(each) for each in rounds]
+        ranks, times = np.concatenate(rounds), [len(each) for each in rounds]
+        order = np.argsort(ranks)
         steps = []
         for column in columns:
             amounts = [event.amount for event in column]
             same = amounts.count(amounts[0]) == len(amounts)
-            steps.append(_Step(column[0], amounts[0] if same else np.repeat(amounts, times)))
-        found.append((np.concatenate(rounds), steps))
+            steps.append(_Step(column[0], amounts[0] if same else np.repeat(amounts, times)[order]))
+        found.append((ranks[order], steps))
     return found
-
-
-class _Meeting:
-    """One collective of every group of a partition: arrivals and ends by worker."""
-
-    def __init__(self, partition: Partition) -> None:
-        workers = len(partition.labels)
-        self.missing = partition.sizes.copy()
-        self.arrivals, self.begins, self.backwards = np.zeros((3, workers))
-        self.latest, self.ends, self.costs = np.full((3, workers), np.nan)
 
 
 class _Pricing:
@@ -146,12 +137,8 @@ class _Pricing:
         self.ledger = Ledger.empty(workers)
         self.epochs: dict[int, Ledger] = {}
         self.progress = 0
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
-        self._streams: dict[tuple[int, int], Stream] = defaultdict(Stream)
-        self._examples: dict[int, list[tuple[Ints, Sequence[int]]]] = {}
+        self.collectives = Collectives(charges, workers)
         self._mail: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
-        nodes = np.arange(workers) // charges.costs.network.ranks_per_node
-        self._nodes: Ints = nodes
 
     def walk(self, ranks: Ints, steps: Sequence[_Step]) -> Iterator[str]:
         """Advance the workers `ranks` through their program; pauses where it waits for others."""
@@ -160,7 +147,7 @@ class _Pricing:
         workers = slice(None) if everyone else ranks  # a view where possible
         step, factor, backward = -1, charges.factors(ranks, 0), np.zeros(len(ranks))
         calls: dict[int, int] = defaultdict(int)
-        started: dict[int, _Meeting] = {}
+        started: dict[int, Meeting] = {}
         for place, (event, amounts) in enumerate((each.event, each.amounts) for each in steps):
             self.progress += 1
             if (task := COMPUTE.get(event.kind)) is not None:
@@ -190,17 +177,18 @@ class _Pricing:
             elif event.kind == "wait":
                 assert isinstance(amounts, int)
                 meeting = started.pop(amounts)
-                yield from self._until_met(meeting, steps[amounts].event, ranks)
+                yield from self._until_met(meeting, ranks)
                 self._communicated(workers, meeting)
             else:
                 assert event.partition is not None
                 call = calls[id(event.partition)]
                 calls[id(event.partition)] += 1
-                meeting = self._join(event, call, ranks, backward)
+                meeting = self.collectives.meeting(event, call)
+                meeting.join(ranks, self.ledger.now[ranks], backward)
                 if not event.blocking:
                     started[place] = meeting
                     continue
-                yield from self._until_met(meeting, event, ranks)
+                yield from self._until_met(meeting, ranks)
                 self._communicated(workers, meeting)
 
     def _compute(self, ranks: Ints, workers: Ints | slice, task: Task, seconds: Floats) -> Floats:
@@ -218,96 +206,15 @@ class _Pricing:
         for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
             kept[..., workers] = running[..., workers]
 
-    # --- collectives --------------------------------------------------------------------------------------------
-
-    def _join(self, event: Event, call: int, ranks: Ints, backward: Floats) -> _Meeting:
-        partition = event.partition
-        assert partition is not None
-        meeting = self._meetings.get((id(partition), call))
-        if meeting is None:
-            meeting = self._meetings[id(partition), call] = _Meeting(partition)
-        now = self.ledger.now[ranks]
-        meeting.arrivals[ranks] = now
-        if event.overlap is not None:
-            meeting.begins[ranks], meeting.backwards[ranks] = now - backward, backward
-        np.subtract.at(meeting.missing, partition.labels[ranks], 1)
-        return meeting
-
-    def _until_met(self, meeting: _Meeting, event: Event, ranks: Ints) -> Iterator[str]:
+    def _until_met(self, meeting: Meeting, ranks: Ints) -> Iterator[str]:
         """Wait until all members of the groups of `ranks` have arrived, and set their ends."""
-        partition = event.partition
-        assert partition is not None
-        labels = partition.labels[ranks]
+        labels = meeting.partition.labels[ranks]
         while meeting.missing[labels].any():
             yield "waits"
-        if np.isnan(meeting.ends[ranks]).any():
-            self._settle(meeting, event, partition)
+        if not meeting.settled[labels].all():
+            self.collectives.settle(meeting)
 
-    def _settle(self, meeting: _Meeting, event: Event, partition: Partition) -> None:
-        """Set the ends of the groups that are complete: the last arrival plus the cost."""
-        if event.kind == "merge":
-            self._merge(meeting, event)
-            return
-        latest = np.full(len(partition.sizes), -np.inf)
-        np.maximum.at(latest, partition.labels, meeting.arrivals)
-        for labels, members in self._alike(partition):
-            ready = labels[(meeting.missing[labels] == 0)]
-            if event.overlap is not None and len(members) > 1:
-                for label in ready.tolist():
-                    self._overlapped(meeting, event, partition, label)
-                continue
-            cost = self._cost(event, members)
-            for label in ready.tolist() if len(ready) < len(partition.sizes) else [slice(None)]:
-                here = partition.labels == label if isinstance(label, int) else slice(None)
-                meeting.latest[here] = latest[partition.labels[here]]
-                meeting.ends[here] = meeting.latest[here] + cost
-                meeting.costs[here] = cost
-
-    def _overlapped(self, meeting: _Meeting, event: Event, partition: Partition, label: int) -> None:
-        assert event.overlap is not None
-        members = partition.members(label)
-        ranks = np.asarray(members)
-        stream = self._streams[id(partition), label]
-        before = stream.transferred_s
-        passes = meeting.begins[ranks], meeting.backwards[ranks]
-        end = stream.end(passes, event.overlap, self.charges.costs, members)
-        meeting.latest[ranks] = meeting.arrivals[ranks].max()
-        meeting.ends[ranks] = np.maximum(meeting.latest[ranks], end)
-        meeting.costs[ranks] = stream.transferred_s - before
-
-    def _cost(self, event: Event, members: Sequence[int]) -> float:
-        """Return the seconds of a collective among `members`."""
-        costs, nbytes = self.charges.costs, event.amount
-        if event.overlap is not None:  # a lone worker: hooks and copies of the engine
-            engine = costs.cost_of(event.overlap.engine)
-            return engine.alone_s if engine is not None else 0.0
-        if len(members) == 1:
-            return 0.0
-        if event.kind == "barrier":
-            return costs.barrier(members)
-        if event.root:
-            members = (members[event.root], *members[: event.root], *members[event.root + 1 :])
-        cost: float = getattr(costs, event.kind)(nbytes, members)
-        return cost
-
-    def _alike(self, partition: Partition) -> list[tuple[Ints, Sequence[int]]]:
-        """Return labels of groups with equal cost, and the members of one of them."""
-        if id(partition) not in self._examples:
-            labels = np.arange(len(partition.sizes))
-            if not self.charges.costs.network.cluster.links.slow:
-                pairs = np.unique(np.stack([partition.labels, self._nodes]), axis=1, return_counts=True)
-                held, per_node = pairs[0][0], pairs[1]
-                fullest = np.zeros(len(labels), dtype=np.int64)
-                np.maximum.at(fullest, held, per_node)
-                shape = np.stack([partition.sizes, np.bincount(held), fullest], axis=1)
-                _, first, of = np.unique(shape, axis=0, return_index=True, return_inverse=True)
-                groups = [(np.flatnonzero(of.ravel() == k), int(label)) for k, label in enumerate(first)]
-            else:
-                groups = [(labels[label : label + 1], label) for label in labels.tolist()]
-            self._examples[id(partition)] = [(same, partition.members(label)) for same, label in groups]
-        return self._examples[id(partition)]
-
-    def _communicated(self, workers: Ints | slice, meeting: _Meeting) -> None:
+    def _communicated(self, workers: Ints | slice, meeting: Meeting) -> None:
         """Record the time up to the end of a collective as communication."""
         now = self.ledger.now[workers]
         until = np.maximum(now, meeting.ends[workers])
@@ -320,36 +227,6 @@ class _Pricing:
         ledger.wait[workers] += waited
         ledger.transfer[workers] += cost
         ledger.now[workers] = until
-
-    # --- messages -----------------------------------------------------------------------------------------------
-
-    def _merge(self, meeting: _Meeting, event: Event) -> None:
-        """Exchange in pairs at doubling distances: a message to the higher rank, a merge there, and its answer."""
-        costs = self.charges.costs
-        merging = self.charges.operation_s(event.name, 2)
-        now, ranks = meeting.arrivals.copy(), np.arange(self.workers)
-        waits = np.zeros(self.workers)
-        meeting.costs[:] = 0.0
-        stride = 1
-        while stride < self.workers:
-            low = ranks[(ranks & stride) == 0]
-            high = low | stride
-            for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
-                inside = self._nodes[source] == self._nodes[rank]
-                if costs.network.cluster.links.slow:
-                    pairs = zip(source.tolist(), rank.tolist(), strict=True)
-                    message = np.array([costs.message(event.amount, *pair) for pair in pairs])
-                else:
-                    message = np.empty(len(source))
-                    for same in np.unique(inside):
-                        first = int(np.flatnonzero(inside == same)[0])
-                        message[inside == same] = costs.message(event.amount, int(source[first]), int(rank[first]))
-                waits[rank] += np.maximum(0.0, now[source] - now[rank])
-                now[rank] = np.maximum(now[rank], now[source] + message) + adding
-                meeting.costs[rank] += message
-            stride *= 2
-        meeting.ends = now
-        meeting.latest = meeting.arrivals + waits  # so that waiting comes out as the sum over the exchanges
 
     def _send(self, ranks: Ints, event: Event) -> None:
         if self.every_schedule:
