@@ -27,6 +27,7 @@ COMMANDS = {
         "Give finished virtual runs new times, without training.",
     ),
     "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
+    "table": ("scalebench.cli.table:table", "Print a study's numbers for a paper: LaTeX, Markdown, CSV."),
     "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
     "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, method."),

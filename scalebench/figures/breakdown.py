@@ -56,9 +56,7 @@ class Breakdown(Figure):
             for at, cell in places:
                 _label(panel, at, cell)
             panel.ax.set_ylim(0, top)
-            panel.ax.set_yticks(
-                [0, 25, 50, 75, 100] if canvas.style.height >= 1 and canvas.style.size < 10 else [0, 50, 100]
-            )
+            panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of time (%)")
         drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}

@@ -26,6 +26,11 @@ def to_latex(text: str) -> str:
     return escaped.replace(r" \%", r"\,\%")
 
 
+def latex_lines(text: str) -> str:
+    """Return `to_latex(text)` in lines of a LaTeX file."""
+    return textwrap.fill(to_latex(text), _LINE, break_long_words=False, break_on_hyphens=False)
+
+
 def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
     """Write `caption` to `stem`.txt and `stem`.tex, and return both.
 
@@ -34,7 +39,7 @@ def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
     """
     text, latex = stem.with_suffix(".txt"), stem.with_suffix(".tex")
     text.write_text(f"{caption}\n", encoding="utf-8")
-    lines = textwrap.fill(to_latex(caption), _LINE, break_long_words=False, break_on_hyphens=False)
+    lines = latex_lines(caption)
     usage = [
         r"% \begin{figure}",
         f"%   \\includegraphics[width={width_in:.4g}in]{{{stem.name}}}",

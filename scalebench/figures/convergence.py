@@ -51,7 +51,7 @@ class Convergence(Figure):
         columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
         counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
         table = table[table["workers"].isin(counts) | (table["strategy"] == "serial")]
-        metric = str(results.completed["metric_name"].iloc[0])
+        metric = str(results.completed["metric_name"].dropna().iloc[0])
         word = METRIC_WORDS.get(metric, "test metric")
         # One group: a row for each x axis. Several: a row for each group, with both axes in it.
         drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
@@ -97,7 +97,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     runs = results.completed[["run_id", "attempt", "oversubscribed", "metric_name", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])
     table = table[table["test_metric"].notna()]
-    least, most = METRIC_RANGE.get(str(runs["metric_name"].iloc[0]), (-math.inf, math.inf))
+    least, most = METRIC_RANGE.get(str(table["metric_name"].dropna().iloc[0]), (-math.inf, math.inf))
     rows: list[dict[str, object]] = []
     for key, group in table.groupby([*_KEY, "epoch"]):
         metric = metric_interval(group["test_metric"].tolist())

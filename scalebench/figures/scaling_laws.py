@@ -53,6 +53,7 @@ class ScalingLaws(Figure):
             describe_study,
         )
         from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
+        from scalebench.study.spec import SIMULATED
 
         found = [one for one in scaling_laws(results) if not one.refusal]
         table = canvas.selection.of(name_series(cells(results)))
@@ -78,7 +79,7 @@ class ScalingLaws(Figure):
             *([(Line2D([], [], **knee()), "knee")] if knees else []),
         )
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
-        alone = any(one.series.execution == "virtual" and one.series.error is None for one in found)
+        alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.say(
             describe_study(results, fitted),

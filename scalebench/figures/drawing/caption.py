@@ -202,7 +202,7 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
         return ", no error bars"
     if (own := cells(results)).loc[own["execution"] == execution, "interval"].eq(NOTHING_VARIES).all():
         return f", {NOTHING_VARIES}: step times are stated"
-    error = virtual_error(results) if execution == "virtual" else None
+    error = virtual_error(results) if execution in SIMULATED else None
     if error and not error.known:
         return f", no error bars: the virtual-native error is known from {counted(error.checks, 'check')} only"
     size = f" of {deviation(error.rms)}" if error else ""

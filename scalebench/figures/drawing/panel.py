@@ -17,6 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from scalebench.figures.drawing.styles import Look, cross
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits
+from scalebench.study.spec import SIMULATED
 
 _LABEL_PER_POINT_IN = 0.03  # width of a tick label
 _TITLE_CHARACTERS_PER_INCH = 110.0  # divided by points
@@ -174,7 +175,7 @@ class Panel:
                 continue
             up = segment.value > 0
             corner = (at - _BAR / 2, ends[up])
-            pale = key["execution"] in ("virtual", "modelled")
+            pale = key["execution"] in SIMULATED
             bar = Rectangle(
                 corner,
                 _BAR,

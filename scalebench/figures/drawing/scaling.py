@@ -89,7 +89,7 @@ def _draw_efficiency(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look:
 
 
 def _draw_metric(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], weak: bool) -> None:
-    metric = str(table["metric_name"].iloc[0])
+    metric = str(table["metric_name"].dropna().iloc[0])
     name = METRIC_WORDS.get(metric, "test metric")
     panel.title(name)
     panel.curve(own.assign(interval=_over_seeds(own)), "metric", look, low="metric_low", high="metric_high")

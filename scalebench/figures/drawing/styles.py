@@ -60,7 +60,7 @@ EXECUTION_WORDS = {
     "native": "native (measured)",
     "paced": "paced (measured communication)",
     "virtual": "virtual (simulated time)",
-    "modelled": "modelled",
+    "modelled": "modelled (priced, without training)",
 }
 
 

@@ -1,0 +1,160 @@
+"""Tables for print: one row per cell, each number rounded to the digits that its interval supports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis.comparing import ratios
+from scalebench.analysis.grouping import CELL
+from scalebench.analysis.loading import Results
+from scalebench.errors import UsageError, nearest
+from scalebench.formatting import EMPTY, is_interval, metric_word
+
+_AGAINST = ("serial", "allreduce", "horovod", "ddp")
+_TIMES = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))  # limit of the longest time (s), factor, unit
+_PLAIN_DIGITS = 3  # of a number without an interval
+_TWO_DIGITS_UP_TO = 354  # of the three leading digits of a half-width
+DEFAULT = ("time", "speedup", "vs-allreduce", "vs-horovod", "vs-ddp", "metric")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: columns of the table of cells with value and bounds, and the factor to the unit shown."""
+
+    header: str
+    keys: tuple[str, str, str]
+    unit: str = ""
+    factor: float = 1.0
+    decimals: int | None = None  # without an interval; None: three significant digits
+
+    @property
+    def title(self) -> str:
+        """Header with its unit, as in `Time (s)`."""
+        return f"{self.header} ({self.unit})" if self.unit else self.header
+
+
+_COLUMNS = {
+    "time": Column("Time", ("train_s", "low_s", "high_s")),
+    "median": Column("Median time", ("median_s", "median_low_s", "median_high_s")),
+    "target": Column("Time to target", ("time_to_target_s", "", "")),
+    "speedup": Column("Speedup", ("speedup", "speedup_low", "speedup_high")),
+    "efficiency": Column("Efficiency", ("efficiency", "efficiency_low", "efficiency_high")),
+    **{
+        f"vs-{name}": Column(f"vs {name}", tuple(f"{name}{end}" for end in ("", "_low", "_high")), "%", 100.0, 1)  # type: ignore[arg-type]
+        for name in _AGAINST
+    },
+    "metric": Column("", ("metric", "metric_low", "metric_high"), decimals=3),
+    "runs": Column("Runs", ("n", "", ""), decimals=0),
+}
+NAMES = tuple(_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A number and its bounds as text with equally many decimals; the bounds are empty without an interval."""
+
+    value: str
+    low: str = ""
+    high: str = ""
+
+    def sides(self) -> tuple[str, str]:
+        """Distances from the value down to the lower and up to the upper bound."""
+        decimals = len(self.value.partition(".")[2])
+        value, low, high = (float(text) for text in (self.value, self.low, self.high))
+        return f"{value - low:.{decimals}f}", f"{high - value:.{decimals}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a study: `keys` has strategy, workers and, where these do not tell cells apart, execution and engine."""
+
+    columns: tuple[Column, ...]
+    keys: pd.DataFrame
+    oversubscribed: tuple[bool, ...]
+    rows: tuple[tuple[Rounded, ...], ...]
+
+
+def round_to_interval(value: float, low: float, high: float, decimals: int | None = None) -> Rounded:
+    """Round a number to two digits of its interval's half-width, one if that begins with 355 or more.
+
+    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. Without an interval: `decimals`, or three
+    significant digits.
+    """
+    if not math.isfinite(value):
+        return Rounded("never" if value == math.inf else EMPTY)
+    if not is_interval(low, high):
+        places = max(0, _places(value, _PLAIN_DIGITS)) if decimals is None else decimals
+        return Rounded(_fixed(value, places))
+    half = (high - low) / 2
+    leading = round(half / 10 ** (math.floor(math.log10(half)) - 2))
+    places = _places(half, 2 if leading <= _TWO_DIGITS_UP_TO or leading >= 950 else 1)
+    return Rounded(*(_fixed(number, places) for number in (value, low, high)))
+
+
+def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -> Table:
+    """Return the `shown` cells with the columns `names`; default: those of DEFAULT that have a number.
+
+    Raises:
+        UsageError: an unknown column.
+    """
+    for name in names:
+        if name not in _COLUMNS:
+            raise UsageError(f"--columns: unknown column {name!r}; {nearest(name, NAMES)}")
+    table = _with_ratios(results, shown)
+    chosen = [_COLUMNS[name] for name in names] or [
+        _COLUMNS[name] for name in DEFAULT if table[_COLUMNS[name].keys[0]].notna().any()
+    ]
+    columns = tuple(_with_unit(column, table) for column in chosen)
+    keys = table[["label", "workers"]].rename(columns={"label": "Strategy", "workers": "Workers"})
+    several = {
+        "Execution": table["execution"].nunique() > 1,
+        "Engine": table.duplicated(["execution", "label", "workers"]).any(),
+    }
+    for name in [name for name, shows in several.items() if shows]:
+        keys.insert(len(keys.columns) - 1, name, table[name.lower()])
+    rows = tuple(tuple(_number(cell, column) for column in columns) for cell in table.to_dict("records"))
+    return Table(columns, keys, tuple(table["oversubscribed"].astype(bool)), rows)
+
+
+def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
+    value, low, high = (column.factor * float(cell.get(key, math.nan)) for key in column.keys)
+    return round_to_interval(value, low, high, column.decimals)
+
+
+def _with_ratios(results: Results, shown: pd.DataFrame) -> pd.DataFrame:
+    """Return `shown` beside speedup and efficiency, and the reduction against each baseline under its name."""
+    compared = ratios(results)
+    for name in _AGAINST:
+        own = compared[compared["baseline"] == name]
+        kept = {"reduction": name, "reduction_low": f"{name}_low", "reduction_high": f"{name}_high"}
+        scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in ("", "_low", "_high")]
+        extra = scaling if name == "serial" else []
+        shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
+    return shown
+
+
+def _with_unit(column: Column, table: pd.DataFrame) -> Column:
+    """Return `column` with the unit of its times, or with the name of its metric."""
+    if column.keys[0] == "metric":
+        names = table["metric_name"].dropna().unique()
+        name = metric_word(str(names[0])) if len(names) == 1 else "metric"
+        return Column(name[:1].upper() + name[1:], column.keys, decimals=column.decimals)
+    if not column.keys[0].endswith("_s"):
+        return column
+    longest = float(table[column.keys[0]].where(table[column.keys[0]] < math.inf).max())
+    factor, unit = next((factor, unit) for limit, factor, unit in _TIMES if not longest >= limit)
+    return Column(column.header, column.keys, unit, factor)
+
+
+def _places(number: float, significant: int) -> int:
+    """Return the decimals that show `significant` digits of a number; negative: to tens, hundreds."""
+    return significant - 1 - math.floor(math.log10(abs(float(f"{number:.{significant - 1}e}")))) if number else 0
+
+
+def _fixed(number: float, places: int) -> str:
+    return f"{round(number, places) + 0.0:.{max(0, places)}f}"

@@ -1,0 +1,199 @@
+"""`scalebench table [RESULTS]`: a study's numbers as a table for a paper, a page or a program."""
+
+from __future__ import annotations
+
+import csv
+import io
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from scalebench.cli.options import completed_study, results_argument, selection_options
+from scalebench.errors import ResultsError
+from scalebench.figures.caption_files import latex_lines, to_latex
+from scalebench.figures.selection import Selection
+from scalebench.formatting import EMPTY
+from scalebench.records.cells import to_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.analysis.tabulation import Rounded, Table
+
+_COLUMN_CHARACTERS = 62  # of one column of a two-column page in footnotesize
+_GAP = 2  # characters between columns
+_MOST_ROWS = 50  # of a page
+
+
+@click.command()
+@results_argument
+@click.option("--style", type=click.Choice(["latex", "markdown", "csv"]), default="markdown", show_default=True)
+@click.option(
+    "--columns", metavar="NAMES", default="", help="Such as time,speedup,vs-allreduce,metric.  [default: what is known]"
+)
+@selection_options
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of the terminal.")
+def table(results: Path | None, style: str, columns: str, selection: Selection, output: Path | None) -> None:
+    """Print the times, speedups, reductions and metrics of the study in RESULTS (of several the newest).
+
+    Each number is rounded to the digits that its interval supports. LaTeX needs the package booktabs and stands in a
+    float with caption and label. Columns: time, median, target, speedup, efficiency, vs-serial, vs-allreduce,
+    vs-horovod, vs-ddp (time reductions), metric, runs.
+
+    \b
+    scalebench table --style latex --strategy allreduce --strategy epoch_average --output table.tex
+    scalebench table results/mine --columns time,metric --workers 8,64
+    """
+    from scalebench.analysis import cells, load
+    from scalebench.analysis.tabulation import tabulate
+
+    study = load(completed_study(results))
+    selection.require(study)
+    shown = selection.of(cells(study))
+    found = tabulate(study, shown, [name.strip() for name in columns.split(",") if name.strip()])
+    caption, label = _caption(study, shown, found), study.folder.name
+    if style == "latex":
+        text = as_latex(found, caption, label)
+    elif style == "markdown":
+        text = as_markdown(found, caption)
+    else:
+        text = as_csv(found)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    if style == "latex" and len(found.rows) > _MOST_ROWS:
+        click.echo(f"{len(found.rows)} rows do not fit a page: choose with --strategy and --workers", err=True)
+
+
+def as_latex(table: Table, caption: str, label: str) -> str:
+    """Return a float with a table for booktabs; over two columns where one is too narrow."""
+    names = [str(name) for name in table.keys.columns]
+    header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
+    rows = [
+        [*map(to_latex, keys), *map(_in_latex, row)]
+        for keys, row in zip(_keys(table, "$^\\times$"), table.rows, strict=True)
+    ]
+    texts = [[*names, *(column.title for column in table.columns)]]
+    texts += [[*keys, *map(_in_brackets, row)] for keys, row in zip(_keys(table, ""), table.rows, strict=True)]
+    across = sum(max(map(len, cells)) + _GAP for cells in zip(*texts, strict=True))
+    kind = "table" if across <= _COLUMN_CHARACTERS else "table*"
+    body = [f"    {' & '.join(rows[0])} \\\\"] if rows else []
+    for (before, after), row in zip(pairwise(table.keys["Strategy"]), rows[1:], strict=True):
+        if before != after:
+            body.append(r"    \addlinespace")
+        body.append(f"    {' & '.join(['' if before == after else row[0], *row[1:]])} \\\\")
+    alignment = "".join("r" if name == "Workers" else "l" for name in names) + "r" * len(table.columns)
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            rf"\begin{{{kind}}}[t]",
+            r"  \centering",
+            rf"  \caption{{{latex_lines(caption)}}}",
+            rf"  \label{{tab:{label}}}",
+            r"  \footnotesize",
+            r"  \setlength{\tabcolsep}{4pt}",
+            rf"  \begin{{tabular}}{{{alignment}}}",
+            r"    \toprule",
+            f"    {' & '.join(header)} \\\\",
+            r"    \midrule",
+            *body,
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            rf"\end{{{kind}}}",
+            "",
+        ]
+    )
+
+
+def as_markdown(table: Table, caption: str) -> str:
+    """Return a table with the caption below."""
+    names = [str(name) for name in table.keys.columns]
+    header = [*names, *(column.title for column in table.columns)]
+    rules = ["---:" if name == "Workers" else "---" for name in names] + ["---:"] * len(table.columns)
+    rows = [[*keys, *map(_in_brackets, row)] for keys, row in zip(_keys(table, " ×"), table.rows, strict=True)]
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, rules, *rows)]
+    return "\n".join([*lines, "", caption, ""])
+
+
+def as_csv(table: Table) -> str:
+    """Return rounded numbers, each with its bounds in columns of their own where any row has some."""
+    bounded = [any(row[place].low for row in table.rows) for place in range(len(table.columns))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    header = [str(name).lower() for name in table.keys.columns] + ["oversubscribed"]
+    for column, has_bounds in zip(table.columns, bounded, strict=True):
+        header += [column.title, *([f"{column.title} low", f"{column.title} high"] if has_bounds else [])]
+    writer.writerow(header)
+    for keys, crowded, row in zip(_keys(table, ""), table.oversubscribed, table.rows, strict=True):
+        cells = [to_cell(key) for key in keys] + [str(crowded).lower()]
+        for number, has_bounds in zip(row, bounded, strict=True):
+            value = "" if number.value == EMPTY else number.value
+            cells += [value, *([number.low, number.high] if has_bounds else [])]
+        writer.writerow(cells)
+    return text.getvalue()
+
+
+def _keys(table: Table, cross: str) -> list[list[str]]:
+    """Return strategy, workers and the other keys of each row as text, with a mark behind oversubscribed counts."""
+    texts: list[list[str]] = table.keys.astype(str).to_numpy().tolist()
+    place = list(table.keys.columns).index("Workers")
+    for row, crowded in zip(texts, table.oversubscribed, strict=True):
+        row[place] += cross if crowded else ""
+    return texts
+
+
+def _in_brackets(number: Rounded) -> str:
+    return f"{number.value} [{number.low}, {number.high}]" if number.low else number.value
+
+
+def _in_latex(number: Rounded) -> str:
+    """Return `$1.23 \\pm 0.04$`, or both distances where they differ."""
+    if not number.low:
+        return to_latex(number.value) if number.value in (EMPTY, "never") else f"${number.value}$"
+    down, up = number.sides()
+    alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])  # apart by rounding only
+    return f"${number.value} \\pm {max(up, down, key=float)}$" if alike else f"${number.value}^{{+{up}}}_{{-{down}}}$"
+
+
+def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
+    """Return what was run, where, and what the numbers and their intervals are."""
+    from scalebench.figures.drawing.caption import (
+        describe_executions,
+        describe_machines,
+        describe_oversubscription,
+        describe_study,
+    )
+
+    titles = [column.title for column in table.columns]
+    bounded = {
+        column.keys[0] for row in table.rows for column, number in zip(table.columns, row, strict=True) if number.low
+    }
+    sentences = [
+        describe_study(study, shown),
+        describe_executions(study, shown, bars=False),
+        describe_machines(study, shown),
+        "Times are geometric means." if any(title.startswith("Time") for title in titles) else "",
+        "vs a baseline: time reduction 1 - T / T(baseline) at the same worker count (serial: at one)."
+        if any(title.startswith("vs ") for title in titles)
+        else "",
+        "The metric is the mean of the final consensus model on held-out data over seeds"
+        + (", with its 95 % confidence interval." if "metric" in bounded else ".")
+        if any(column.keys[0] == "metric" for column in table.columns)
+        else "",
+        f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}." if bounded - {"metric"} else "",
+        describe_oversubscription(shown).replace("Crosses", "×"),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _write(output: Path, text: str) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
+    click.echo(str(output))

@@ -1,0 +1,125 @@
+"""`scalebench table`: numbers for print, rounded to what their intervals support."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis.tabulation import Rounded, round_to_interval
+from scalebench.cli.table import _in_latex
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2, 4), native_workers=(1, 2, 4), repetitions=3):
+            store.append(run, epochs)
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "shown"),
+    [
+        (0.827, 0.119, "0.83 [0.71, 0.95]"),  # the examples of the Review of Particle Physics
+        (0.827, 0.367, "0.8 [0.5, 1.2]"),
+        (0.67512, 0.0142, "0.675 [0.661, 0.689]"),
+        (12345.0, 678.0, "12300 [11700, 13000]"),
+        (5.0, 0.0, "5.00 [, ]"),
+        (1234.4, math.nan, "1234 [, ]"),
+        (math.nan, 1.0, "– [, ]"),
+        (math.inf, 1.0, "never [, ]"),
+    ],
+)
+def test_interval_decides_on_the_digits(value, half, shown):
+    number = round_to_interval(value, value - half, value + half)
+    assert f"{number.value} [{number.low}, {number.high}]" == shown
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-4, 0.9), st.floats(1e-4, 0.9))
+def test_rounding_moves_no_bound_by_more_than_a_seventh_of_the_interval(value, below, above):
+    """Two digits of a half-width move a number by at most 1/20 of it, one digit from 355 on by at most 1/7."""
+    low, high = value * (1 - below), value * (1 + above)
+    number = round_to_interval(value, low, high)
+    for text, exact in ((number.value, value), (number.low, low), (number.high, high)):
+        assert abs(float(text) - exact) <= (high - low) / 2 / 7 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (Rounded("0.92", "0.90", "0.94"), r"$0.92 \pm 0.02$"),
+        (Rounded("0.92", "0.90", "0.95"), r"$0.92 \pm 0.03$"),
+        (Rounded("0.92", "0.90", "0.99"), "$0.92^{+0.07}_{-0.02}$"),
+        (Rounded("-3.1"), "$-3.1$"),
+        (Rounded("–"), "--"),
+    ],
+)
+def test_latex_shows_both_sides_of_an_uneven_interval(number, shown):
+    assert _in_latex(number) == shown
+
+
+def test_latex_table_has_rules_caption_and_label(folder, invoke):
+    words = "--style latex --execution virtual --columns time,speedup"
+    text = invoke("table", folder, *words.split())
+    for part in (
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\begin{tabular}{lrrr}",
+        r"\label{tab:mine}",
+        r"\caption{Strong",
+    ):
+        assert part in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert rows[0] == r"    Strategy & Workers & Time (s) & Speedup \\"
+    assert len(rows) == 1 + 16
+    assert all(line.count("&") == 3 for line in rows)
+    assert text.count(r"\addlinespace") == 5
+    assert r"epoch\_average" in text
+
+
+def test_csv_has_bounds_in_columns_and_empty_cells_for_unknown(folder, invoke):
+    words = "--style csv --strategy allreduce --strategy epoch_average"
+    text = invoke("table", folder, *words.split())
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["execution"] for row in rows} == {"native", "virtual"}
+    assert {row["strategy"] for row in rows} == {"allreduce", "epoch_average"}
+    assert {row["vs allreduce (%)"] for row in rows if row["strategy"] == "allreduce"} == {""}
+    crowded = [row for row in rows if row["oversubscribed"] == "true"]
+    assert {(row["execution"], row["workers"]) for row in crowded} == {("native", "4")}
+    for row in rows:
+        if row["Time (s) low"]:
+            assert float(row["Time (s) low"]) <= float(row["Time (s)"]) <= float(row["Time (s) high"])
+
+
+def test_markdown_marks_oversubscribed_and_says_so(folder, invoke):
+    text = invoke("table", folder, "--execution", "native", "--columns", "time,metric")
+    assert "| 4 × |" in text
+    assert "×: more workers than the machine can feed, never a baseline." in text
+    assert text.startswith("| Strategy | Workers | Time (s) | Accuracy |\n")
+
+
+def test_table_goes_to_a_file(folder, invoke, tmp_path):
+    target = tmp_path / "tables" / "mine.tex"
+    said = invoke("table", folder, "--style", "latex", "--output", target)
+    assert said == f"{target}\n"
+    assert target.read_text().rstrip().endswith(r"\end{table*}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--columns", "tme"), "--columns: unknown column 'tme'; did you mean 'time'"),
+        (("--strategy", "allreduc"), "--strategy: no completed run of 'allreduc'"),
+        (("--workers", "8..4"), "runs backwards"),
+    ],
+)
+def test_wrong_requests_exit_2(folder, invoke, words, message):
+    assert message in invoke("table", str(folder), *words, code=2)
