@@ -94,6 +94,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             r"  \centering",
             rf"  \caption{{{latex_lines(caption)}}}",
             rf"  \label{{tab:{label}}}",
+            r"  \smallskip",
             r"  \footnotesize",
             r"  \setlength{\tabcolsep}{4pt}",
             rf"  \begin{{tabular}}{{{alignment}}}",

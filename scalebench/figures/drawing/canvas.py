@@ -133,8 +133,10 @@ class Canvas:
 
     def caption(self) -> str:
         """Return the caption: the panels, what was run, how, and what the marks mean."""
-        named = [panel for panel in self.panels if panel.name]
-        panels = "; ".join(f"({panel.letter}) {panel.name}" if panel.letter else panel.name for panel in named)
+        letters: dict[str, list[str]] = {}
+        for panel in self.panels:
+            letters.setdefault(panel.name, []).append(f"({panel.letter})" if panel.letter else "")
+        panels = "; ".join(f"{', '.join(own)} {name}".strip() for name, own in letters.items() if name)
         return " ".join([f"{panels[:1].upper()}{panels[1:]}." if panels else "", *self._caption]).strip()
 
     def finish(self) -> Figure:
