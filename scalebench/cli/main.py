@@ -32,6 +32,7 @@ COMMANDS = {
     "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
     "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, method."),
     "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
+    "validate": ("scalebench.cli.validate:validate", "Predict published measurements, and say how wrong it was."),
     "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
     "artifact": (
         "scalebench.cli.artifact:artifact",

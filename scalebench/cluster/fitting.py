@@ -119,8 +119,9 @@ def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit
     pieces = []
     for position, limit in enumerate(limits):
         (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
-        latency = Estimate(*np.exp((a, a - da, a + da)).tolist())
-        pieces.append(Piece(limit, latency, Estimate(*np.exp((-b, -b - db, -b + db)).tolist())))
+        with np.errstate(over="ignore"):  # without end, where the rows do not show it
+            latency, bandwidth = np.exp((a, a - da, a + da)), np.exp((-b, -b - db, -b + db))
+        pieces.append(Piece(limit, Estimate(*latency.tolist()), Estimate(*bandwidth.tolist())))
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
     counts = sorted({row.nodes for row in rows})

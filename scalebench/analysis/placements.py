@@ -1,0 +1,164 @@
+"""Step times of one cluster in many placements: calibrated on some, mostly on fewer nodes, and predicted at the others.
+
+T = c(b) (1 + s sqrt(2 ln p)) + e sync(p, m)
+
+c(b) seconds of a step of b samples on one worker, linear between the measured batches; sync from `cluster.fitting`,
+fitted to the measured synchronisations of one node and of several; s (jitter) and e (share of a synchronisation that
+delays the step) fitted to the steps. Held rows are those of split=hold, else those of the largest node count; none of
+them takes part. Bytes are not stated: one size stands for all.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
+from scalebench.analysis.published import records
+from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
+from scalebench.errors import ResultsError
+
+COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
+_NUMBERS = COLUMNS[2:]
+_LEAST_PLACEMENTS = 3  # of which latency and bandwidth are fitted
+_NBYTES = 1e8  # nominal; the fitted bandwidth is relative to it
+
+
+class _Model(NamedTuple):
+    """What the rows of fewer nodes say of a model."""
+
+    one_worker: pd.Series[float]  # seconds by batch
+    inside: LinkFit
+    between: LinkFit
+    unhidden: float
+    jitter: float
+    deviation: float  # of ln T
+
+
+def is_placements(path: Path) -> bool:
+    """Return True if the first line of `path` names the columns of placements."""
+    try:
+        with path.open() as file:
+            return set(COLUMNS) <= set(file.readline().strip().split(","))
+    except (OSError, UnicodeDecodeError):
+        return False  # the reader of other rows says what is wrong
+
+
+def read_placements(path: Path) -> pd.DataFrame:
+    """Read a CSV of placements; a column `held` says which rows are predicted.
+
+    Raises:
+        ResultsError: unreadable, non-positive numbers, or a model with too few rows to calibrate on.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise ResultsError(f"{path}: not a readable CSV of placements: {' '.join(str(error).split())}") from None
+    for name in _NUMBERS:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = ~((numbers > 0) & (numbers < math.inf))
+        if wrong.any():
+            line = int(np.flatnonzero(wrong)[0]) + 2
+            raise ResultsError(f"{path}: line {line}: expected a number above 0 as {name}, got {table[name][line - 2]}")
+    split = table["split"] if "split" in table else pd.Series("base", index=table.index)
+    most = table.groupby("model")["nodes"].transform("max")
+    held = split == "hold" if (split == "hold").any() else table["nodes"] == most
+    for model, group in table[~held].groupby("model"):
+        several = group[group["replicas"] > 1]
+        kinds = several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
+        if (group["replicas"] == 1).sum() == 0 or min(kinds.get(1, 0), kinds.get(2, 0)) < _LEAST_PLACEMENTS:
+            raise ResultsError(
+                f"{path}: model {model}: to calibrate on, rows of one replica and {_LEAST_PLACEMENTS} placements each "
+                "of more replicas on one node and on several are needed"
+            )
+    if lonely := set(table["model"]) - set(table.loc[~held, "model"]):
+        raise ResultsError(f"{path}: model {min(lonely)} has no rows to calibrate on")
+    return table.assign(held=held)
+
+
+def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row with PREDICTION_COLUMNS for each placement on the largest node count of its model."""
+    rows: list[dict[str, Any]] = []
+    for name, group in table.groupby("model"):
+        base, held = group[~group["held"]], group[group["held"]]
+        model, nodes = _calibrate(base), base["nodes"].max()
+        predicted, linear = _seconds(model, held), _compute(model, held)
+        replicas = base["replicas"].max()
+        for row, seconds, alone in zip(records(held), predicted, linear, strict=True):
+            distance = model.between.distance(int(row.replicas), int(row.nodes), _NBYTES)
+            margin = math.exp(1.96 * math.hypot(model.deviation, PER_DOUBLING * distance))
+            rows.append(
+                {
+                    "source": f"placements: {name}",
+                    "series": f"{name} on {row.placement}",
+                    "system": "",
+                    "strategy": "data parallel",
+                    "model": name,
+                    "quantity": "step_time",
+                    "unit": "s",
+                    "workers": int(row.replicas),
+                    "nodes": int(row.nodes),
+                    "measured": float(row.step_time_s),
+                    "predicted": seconds,
+                    "low": seconds / margin,
+                    "high": seconds * margin,
+                    "linear": alone,
+                    "doublings": max(0.0, math.log2(row.nodes / nodes), math.log2(row.replicas / replicas)),
+                    "configuration": f"{name} | {row.local_batch} | {row.placement}",
+                    "seconds": float(row.step_time_s),
+                    "predicted_s": seconds,
+                    "linear_s": alone,
+                }
+            )
+    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS))
+
+
+def _calibrate(rows: pd.DataFrame) -> _Model:
+    from scipy.optimize import nnls
+
+    single = rows[(rows["nodes"] == 1) & (rows["replicas"] == 1)]
+    one_worker = single.groupby("local_batch")["step_time_s"].median()
+    several = rows[rows["replicas"] > 1]
+    middle = several.groupby(["placement", "nodes", "replicas"], as_index=False)["sync_time_s"].median()
+    inside, between = (
+        fit_links([Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s) for row in records(part)])
+        for part in (middle[middle["nodes"] == 1], middle[middle["nodes"] > 1])
+    )
+    plain = _Model(one_worker, inside, between, 0.0, 0.0, 0.0)
+    compute, measured = _compute(plain, several), several["step_time_s"].to_numpy()
+    parts = np.stack([_synchronisation(plain, several), compute * _wait(several)], axis=1)
+    (unhidden, jitter), _ = nnls(parts / measured[:, None], (measured - compute) / measured)
+    fitted = plain._replace(unhidden=float(unhidden), jitter=float(jitter))
+    residuals = np.log(_seconds(fitted, several) / measured)
+    return fitted._replace(deviation=float(np.sqrt(np.mean(residuals**2))))
+
+
+def _seconds(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = _compute(model, rows) * (1 + model.jitter * _wait(rows))
+    return found + model.unhidden * _synchronisation(model, rows)
+
+
+def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
+    batches = model.one_worker.index.to_numpy(dtype=float)
+    found: NDArray[np.float64] = np.interp(
+        rows["local_batch"].to_numpy(dtype=float), batches, model.one_worker.to_numpy(dtype=float)
+    )
+    return found
+
+
+def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
+    kinds = {(int(row.replicas), int(row.nodes)) for row in records(rows)}
+    seconds = {
+        (p, m): (model.inside if m == 1 else model.between).seconds(p, m, _NBYTES).value for p, m in sorted(kinds)
+    }
+    return np.array([seconds[int(row.replicas), int(row.nodes)] for row in records(rows)])
+
+
+def _wait(rows: pd.DataFrame) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.sqrt(2 * np.log(rows["replicas"].to_numpy(dtype=float)))
+    return found

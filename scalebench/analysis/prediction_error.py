@@ -1,0 +1,78 @@
+"""Errors of predictions against measurements: signed error, skill over linear scaling, coverage, order."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+PREDICTION_COLUMNS = (
+    *("source", "series", "system", "strategy", "model", "workers", "nodes", "quantity", "unit", "measured"),
+    *("predicted", "low", "high", "linear", "doublings", "configuration", "seconds", "predicted_s", "linear_s"),
+)
+CLEARLY = 0.10  # strategies that differ by more are compared in their order
+
+
+def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Add `error` = predicted / measured - 1, `linear_error` likewise, and `held`: the interval has the measurement."""
+    measured = predictions["measured"]
+    return predictions.assign(
+        error=predictions["predicted"] / measured - 1,
+        linear_error=predictions["linear"] / measured - 1,
+        held=(predictions["low"] <= measured) & (measured <= predictions["high"]),
+    )
+
+
+def skill(errors: pd.DataFrame) -> float:
+    """Return 1 - MAPE / MAPE of linear scaling: 1 is perfect, 0 as good as linear scaling, below 0 worse."""
+    linear = errors["linear_error"].abs().mean()
+    return float(1 - errors["error"].abs().mean() / linear) if linear > 0 else float("nan")
+
+
+def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
+    """Return points, MAPE, median, MAPE of linear scaling, skill and coverage of each source, and of all inside a node.
+
+    Errors of `with_errors`; shares, not percentages.
+    """
+    groups = [(str(source), group) for source, group in errors.groupby("source")]
+    groups += [("all of one node", errors[errors["nodes"] == 1]), ("all", errors)]
+    rows = [
+        {
+            "source": name,
+            "points": len(group),
+            "mape": group["error"].abs().mean(),
+            "median": group["error"].abs().median(),
+            "bias": group["error"].mean(),
+            "linear_mape": group["linear_error"].abs().mean(),
+            "skill": skill(group),
+            "held": group["held"].mean(),
+        }
+        for name, group in groups
+        if len(group)
+    ]
+    return pd.DataFrame(rows)
+
+
+def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
+    """Return points, MAPE, MAPE of linear scaling and coverage by whole doublings from the calibration."""
+    doublings = np.ceil(errors["doublings"]).astype(int).rename("doublings")
+    grouped = errors.assign(size=errors["error"].abs(), linear_size=errors["linear_error"].abs()).groupby(doublings)
+    found = grouped.agg(
+        points=("size", "size"), mape=("size", "mean"), linear_mape=("linear_size", "mean"), held=("held", "mean")
+    )
+    return found.reset_index()
+
+
+def pairs_in_order(errors: pd.DataFrame, clearly: float = CLEARLY) -> tuple[int, int]:
+    """Return (pairs in the right order, pairs): two strategies for one configuration whose times differ clearly."""
+    right, pairs = 0, 0
+    for _, group in errors.groupby(["configuration", "workers"]):
+        rows: list[Any] = list(group.itertuples())
+        for a, b in combinations(rows, 2):
+            if a.strategy == b.strategy or max(a.seconds, b.seconds) / min(a.seconds, b.seconds) <= 1 + clearly:
+                continue
+            pairs += 1
+            right += (a.seconds < b.seconds) == (a.predicted_s < b.predicted_s)
+    return right, pairs

@@ -1,0 +1,187 @@
+"""Published measurements of training on several workers: their rows, links, and communication on these links."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scalebench.cluster.network import Network
+from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, SharedLink
+from scalebench.errors import ResultsError
+
+COLUMNS = (
+    *("series", "split", "source", "system", "devices_per_node", "nodes", "workers", "intra_node", "inter_node"),
+    *(
+        "inter_gbps_per_node",
+        "strategy",
+        "model",
+        "params_million",
+        "batch_per_worker",
+        "quantity",
+        "value",
+        "unit",
+        "data",
+        "note",
+    ),
+)
+QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
+# Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks of 20 GB/s, V100 6 of 25, A100 12
+# of 25 (H100 has 18; the rows do not tell them apart).
+_INTRA = {"PCIe": 15.75e9, "NVLink1": 80e9, "NVLink2": 150e9, "NVLink/NVSwitch": 300e9}
+_PCIE = _INTRA["PCIe"]
+_FLOW = 5e9 / 8  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
+_PER_SWITCH = 2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
+
+
+def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of data-parallel training and collectives in a CSV, and notes of the held rows left out.
+
+    Raises:
+        ResultsError: unreadable, a missing column, a split that is neither base nor hold, non-positive numbers, or
+            nothing to predict.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
+    table = table[table["series"].notna() & table["split"].notna()]
+    for row in records(table):
+        where = f"{path}: series {row.series}, {row.workers} workers"
+        if row.split not in ("base", "hold"):
+            raise ResultsError(f"{where}: expected base or hold as the split, got {row.split!r}")
+        for name in ("value", "workers", "nodes"):
+            value = pd.to_numeric(getattr(row, name), errors="coerce")
+            if not 0 < value < math.inf:
+                raise ResultsError(f"{where}: expected a number above 0 as {name}, got {getattr(row, name)}")
+    families = table["strategy"].astype(str).map(family)
+    based = table["series"].isin(table.loc[table["split"] == "base", "series"])
+    reasons = {
+        "of pipeline parallelism, which is not data-parallel": families == "pipeline",
+        f"of another quantity than {', '.join(QUANTITIES)}": ~table["quantity"].isin(QUANTITIES),
+        "of models whose size is not stated, so that their gradients are unknown": pd.Series(
+            [family(str(row.strategy)) != "collective" and gradient_bytes(row) == 0 for row in records(table)],
+            index=table.index,
+        ),
+        "of series without a row of split=base to calibrate on": ~based,
+    }
+    notes, kept = [], pd.Series(True, index=table.index)
+    for reason, left_out in reasons.items():
+        if count := int((kept & left_out & (table["split"] == "hold")).sum()):
+            notes.append(f"{count} held rows are left out: {reason}")
+        kept &= ~left_out
+    table = table[kept].reset_index(drop=True)
+    if not (table["split"] == "hold").any():
+        raise ResultsError(f"{path}: no row of split=hold to predict" + "".join(f"; {note}" for note in notes))
+    return table, notes
+
+
+def records(table: pd.DataFrame) -> list[Any]:
+    """Return the rows as named tuples."""
+    return list(table.itertuples())
+
+
+def family(strategy: str) -> str:
+    """Return how a published strategy communicates: server, sharded, allreduce, collective or pipeline."""
+    name = strategy.lower()
+    if "pipeline" in name:
+        return "pipeline"
+    if name.startswith("allreduce"):
+        return "collective"
+    if "shard" in name:
+        return "sharded"
+    if "server" in name or "without nccl" in name:
+        return "server"  # variables on one device, copied over PCIe
+    return "allreduce"
+
+
+def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True) -> Cluster:
+    """Return the links that a published row states, at `share` of their bandwidth.
+
+    A network between nodes that is not stated is taken to be as fast as the links inside one. `one_flow`: a ring on the
+    network of cloud instances is one TCP flow to each neighbour, which that network limits.
+    """
+    intra = next((rate for name, rate in _INTRA.items() if str(row.intra_node).startswith(name)), _PCIE)
+    if family(str(row.strategy)) == "server":
+        intra = _PCIE  # variables lie in the memory of the host, or are copied through it
+    stated = float(row.inter_gbps_per_node)
+    inter = stated * 1e9 / 8 if math.isfinite(stated) else intra
+    if one_flow and "instance" in str(row.inter_node) and family(str(row.strategy)) == "allreduce":
+        inter = min(inter, _FLOW / share)
+    slow = any(word in str(row.inter_node) for word in ("instance", "Eth", "GbE"))
+    links = Links(
+        intra=SharedLink(
+            latency_s=5e-6,
+            bandwidth_bytes_per_s=share * intra,
+            shared_by=_PER_SWITCH if intra == _PCIE else 1,
+            source="data sheet; latency assumed",
+        ),
+        inter=Link(
+            latency_s=50e-6 if slow else 4e-6, bandwidth_bytes_per_s=share * inter, source="published; latency assumed"
+        ),
+    )
+    node = Node(cores=1, workers_per_node=int(row.devices_per_node), source="published")
+    reduction = Reduction(seconds_per_byte=1e-12, source="assumed")
+    return Cluster(name="published", nodes=1_000_000, node=node, links=links, reduction=reduction)
+
+
+def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> float:
+    """Return seconds of one synchronisation of a published row on its stated links, without overlap.
+
+    server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory), nodes
+    exchange their sums with shards on all nodes; allreduce: NCCL's choice; sharded: three ring passes of 2-byte numbers
+    (gather twice, scatter once).
+    """
+    workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
+    cluster, inside = stated_cluster(row, share, one_flow=one_flow), -(-int(row.workers) // int(row.nodes))
+    kind = family(str(row.strategy))
+    if kind == "server":
+        intra = cluster.links.intra
+        if workers == 1 and not _in_host_memory(str(row.strategy)):
+            return 0.0
+        own = 2 * nbytes / intra.bandwidth_bytes_per_s * min(inside, intra.shared_by)
+        return own + Network(cluster, 1).allreduce(int(nbytes), range(nodes), "rabenseifner")
+    network = Network(cluster, inside)
+    if kind == "sharded":
+        return 1.5 * network.allreduce(int(nbytes / 2), range(workers), "ring")
+    return network.allreduce(int(nbytes), range(workers), "nccl")
+
+
+def _in_host_memory(strategy: str) -> bool:
+    """Return True if variables are copied to a device even for a single worker: stated `on cpu`, or as a PS process."""
+    return "cpu" in strategy or "colocated" in strategy
+
+
+def gradient_bytes(row: Any) -> float:
+    """Return bytes of the gradients in float32: the stated size of the model, else by its parameters; 0 if unknown."""
+    stated = re.search(r"model size (\d+) MB", str(row.note))
+    if stated:
+        return float(stated[1]) * 1e6
+    return 4e6 * float(row.params_million) if math.isfinite(float(row.params_million)) else 0.0
+
+
+def message_bytes(row: Any) -> float:
+    """Return bytes of a measured collective, stated in its note as `400000 bytes`.
+
+    Raises:
+        ResultsError: the note does not state them.
+    """
+    stated = re.search(r"(\d+) bytes", str(row.note))
+    if stated is None:
+        raise ResultsError(f"series {row.series}: the note of a collective has to state its size, as in '400000 bytes'")
+    return float(stated[1])
+
+
+def step_seconds(row: Any, value: float, *, back: bool = False) -> float:
+    """Return seconds of a step from a published `value`; `back`: the value from seconds."""
+    if row.quantity == "throughput_total":
+        tokens = re.search(r"seq=(\d+)", str(row.note))
+        return float(row.batch_per_worker) * float(row.workers) * (float(tokens[1]) if tokens else 1.0) / value
+    unit = 1e-3 if row.unit == "ms" else 1.0
+    return value / unit if back else value * unit

@@ -1,0 +1,273 @@
+"""Published measurements, calibrated on the rows of split=base and predicted at those of split=hold.
+
+Step times of data-parallel training on p workers of m nodes, weak scaling:
+
+T(p) = c (1 + s sqrt(2 ln p)) + ideal + e (whole - ideal)
+
+c seconds of compute, from the base rows of the series; sqrt(2 ln p) waiting for the slowest of p workers; `whole`
+seconds of communication by the network model (`cluster.network`) on the stated links; `ideal` what is left of it if
+buckets overlap with backward, fwd + max(t, done) + update. s (jitter) and e (share of the hidden part that delays the
+step all the same) are fitted to configurations with base rows at one worker and at several, over the whole file. No
+row of split=hold takes part.
+
+An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of their stated speed that base rows
+of collectives reached, s over its range among the base rows, and widens with the square root of the doublings from the
+base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
+from scalebench.analysis.published import (
+    communication_s,
+    family,
+    gradient_bytes,
+    message_bytes,
+    records,
+    stated_cluster,
+    step_seconds,
+)
+from scalebench.cluster.fitting import LinkFit, Transfer, fit_links
+from scalebench.cluster.network import Network
+
+_COLLECTIVE = "rabenseifner"  # of measured collectives: that of the network model for an MPI library, `auto`
+_BUCKET = 25e6  # bytes; DDP's default
+_BACKWARD = 2 / 3  # of compute; two matrix products for each one of the forward pass
+_LEAST_SHARE = 0.4  # of a stated link, where the file has no base rows of collectives; an assumption
+_UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling
+_ASSUMED = (0.5, 0.02, (0.0, 0.05), 0.03)  # e, s, its range, deviation: without configurations to fit them to
+_LEAST_CONFIGURATIONS = 3
+_KEPT = ("source", "series", "system", "strategy", "model", "quantity", "unit")
+_CONFIGURATION = ["source", "system", "model", "data", "batch_per_worker"]
+
+
+class Overheads(NamedTuple):
+    """What base rows say of all series: e, s with its range, and the standard deviation of ln T for a doubling."""
+
+    unhidden: float
+    jitter: float
+    jitter_range: tuple[float, float]
+    per_doubling: float
+    quantile: float  # of t, for a 95 % interval
+    least_share: float
+    configurations: int
+
+    @property
+    def fitted(self) -> bool:
+        """Return True if there are enough configurations to fit e and s."""
+        return self.configurations >= _LEAST_CONFIGURATIONS
+
+
+class StepModel(NamedTuple):
+    """Parts of a step on `workers` workers: seconds of compute and communication, bytes of gradients."""
+
+    compute: float
+    workers: float
+    whole: float
+    nbytes: float
+
+    @property
+    def ideal(self) -> float:
+        """Seconds of communication after backward, if each bucket travels as soon as it is complete."""
+        if self.whole == 0:
+            return 0.0
+        buckets = max(1, round(self.nbytes / _BUCKET))
+        backward, done = _BACKWARD * self.compute, 0.0
+        for bucket in range(1, buckets + 1):
+            done = max(backward * bucket / buckets, done) + self.whole / buckets
+        return done - backward
+
+    def seconds(self, unhidden: float, jitter: float) -> float:
+        return self.compute * (1 + jitter * _wait(self.workers)) + self.ideal + unhidden * (self.whole - self.ideal)
+
+
+class _Assumed(NamedTuple):
+    """Parameters of a prediction: e, s, the share of stated bandwidths, and the limit of one TCP flow."""
+
+    unhidden: float
+    jitter: float
+    share: float = 1.0
+    one_flow: bool = True
+
+
+def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
+    """Return a row per held measurement, with PREDICTION_COLUMNS, and what was calibrated on the base rows."""
+    collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
+    fits = {key: _fit_collectives(group) for key, group in _by_system(table[collective & (table["split"] == "base")])}
+    steps = table[~collective]
+    overheads = _fit_overheads(steps[steps["split"] == "base"], _least_share(table[collective], fits))
+    rows: list[dict[str, Any]] = []
+    for _, group in steps.groupby("series", sort=False):
+        rows += _predict_steps(group, overheads)
+    for key, group in _by_system(table[collective]):
+        rows += _predict_collectives(group, fits[key], overheads)
+    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS)), overheads
+
+
+def _fit_overheads(base: pd.DataFrame, least_share: float) -> Overheads:
+    """Fit e and s to the base rows of several workers whose configuration has one of one worker, too."""
+    from scipy import stats
+    from scipy.optimize import least_squares
+
+    pairs = list(_pairs(base))
+    if len(pairs) < _LEAST_CONFIGURATIONS:
+        unhidden, jitter, spread, deviation = _ASSUMED
+        return Overheads(unhidden, jitter, spread, deviation, 2.0, least_share, len(pairs))
+
+    def residuals(parameters: Any) -> Any:
+        assumed = _Assumed(*parameters)
+        return [
+            math.log(_predicted(_compute(one, assumed), several, assumed) / several.seconds) for one, several in pairs
+        ]
+
+    found = least_squares(residuals, [0.5, 0.02], bounds=([0.0, 0.0], [1.0, 0.5]))
+    unhidden, jitter = (float(value) for value in found.x)
+    own = []
+    for one, several in pairs:
+        compute = _compute(one, _Assumed(unhidden, 0.0))
+        rest = several.seconds - _predicted(compute, several, _Assumed(unhidden, 0.0))
+        own.append(rest / (compute * _wait(several.workers)))
+    doublings = [math.log2(several.workers / one.workers) for one, several in pairs]
+    free = len(pairs) - 2
+    scaled = np.square(found.fun) / doublings
+    return Overheads(
+        unhidden,
+        jitter,
+        (max(0.0, min(own)), max(own)),
+        max(_UNEXPLAINED, math.sqrt(float(scaled.sum()) / free)),
+        float(stats.t.ppf(0.975, free)),
+        least_share,
+        len(pairs),
+    )
+
+
+def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+    """Yield base rows of one worker and of several, of one configuration and preferably one strategy."""
+    known = base.assign(
+        seconds=[step_seconds(row, float(row.value)) for row in records(base)],
+        family=base["strategy"].astype(str).map(family),
+    )
+    for _, group in known.groupby([*_CONFIGURATION, "family"], dropna=False):
+        ones = list(records(group[group["workers"] == 1]))
+        for several in records(group[group["workers"] > 1]):
+            if ones and gradient_bytes(several) > 0:
+                yield min(ones, key=lambda one: one.strategy != several.strategy), several
+
+
+def _predicted(compute: float, row: Any, assumed: _Assumed) -> float:
+    """Return seconds of the step of `row` with `compute` seconds of compute."""
+    whole = communication_s(row, assumed.share, one_flow=assumed.one_flow)
+    return StepModel(compute, row.workers, whole, gradient_bytes(row)).seconds(assumed.unhidden, assumed.jitter)
+
+
+def _compute(base: Any, assumed: _Assumed) -> float:
+    """Return seconds of compute with which the step of `base` takes as long as it was measured."""
+    from scipy.optimize import brentq
+
+    whole = communication_s(base, assumed.share, one_flow=assumed.one_flow)
+    nbytes, measured = gradient_bytes(base), float(base.seconds)
+
+    def excess(compute: float) -> float:
+        return StepModel(compute, base.workers, whole, nbytes).seconds(assumed.unhidden, assumed.jitter) - measured
+
+    least = measured / 20  # where a slow link would leave no time for compute
+    return least if excess(least) >= 0 else float(brentq(excess, least, measured, xtol=1e-12))
+
+
+def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str, Any]]:
+    timed = series.assign(seconds=[step_seconds(row, float(row.value)) for row in records(series)])
+    base = max(records(timed[timed["split"] == "base"]), key=lambda row: row.workers)
+    quiet, busy = overheads.jitter_range
+    cases = [
+        _Assumed(0.0, quiet, one_flow=False),
+        _Assumed(overheads.unhidden, overheads.jitter),
+        _Assumed(1.0, busy, overheads.least_share),
+    ]
+    computes = [_compute(base, assumed) for assumed in cases]
+    rows = []
+    for row in records(timed[timed["split"] == "hold"]):
+        doublings = abs(math.log2(row.workers / base.workers))
+        margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
+        low, centre, high = (_predicted(own, row, case) for own, case in zip(computes, cases, strict=True))
+        rows.append(_row(row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds, doublings))
+    return rows
+
+
+def _row(row: Any, seconds: float, low: float, high: float, linear: float, doublings: float) -> dict[str, Any]:
+    """Return a prediction in the published quantity; a throughput is least where the time is longest."""
+    bounds = sorted(step_seconds(row, value, back=True) for value in (low, high))
+    return {
+        **{
+            name: getattr(row, name) for name in ("source", "series", "system", "strategy", "model", "quantity", "unit")
+        },
+        "workers": int(row.workers),
+        "nodes": int(row.nodes),
+        "measured": float(row.value),
+        "predicted": step_seconds(row, seconds, back=True),
+        "low": bounds[0],
+        "high": bounds[1],
+        "linear": step_seconds(row, linear, back=True),
+        "doublings": doublings,
+        "configuration": " | ".join(str(getattr(row, name)) for name in _CONFIGURATION),
+        "seconds": step_seconds(row, float(row.value)),
+        "predicted_s": seconds,
+        "linear_s": linear,
+    }
+
+
+def _fit_collectives(base: pd.DataFrame) -> LinkFit:
+    rows = [
+        Transfer(int(row.workers), int(row.nodes), message_bytes(row), step_seconds(row, float(row.value)))
+        for row in records(base)
+    ]
+    return fit_links(rows, _COLLECTIVE)
+
+
+def _least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
+    """Return the least share of a stated bandwidth that base rows of collectives reached."""
+    shares = [_LEAST_SHARE] if not fits else []
+    for key, group in _by_system(collective[collective["split"] == "base"]):
+        row = records(group)[0]
+        stated = stated_cluster(row).links
+        link = stated.intra if row.nodes == 1 else stated.inter
+        shares.append(min(1.0, fits[key].pieces[-1].bandwidth.value / link.bandwidth_bytes_per_s))
+    return min(shares)
+
+
+def _predict_collectives(group: pd.DataFrame, fit: LinkFit, overheads: Overheads) -> list[dict[str, Any]]:
+    """Predict by the fitted links; between nodes by the stated ones, if the base rows are of one node."""
+    one_node = bool((group.loc[group["split"] == "base", "nodes"] == 1).all())
+    base = {message_bytes(row): row for row in records(group[group["split"] == "base"])}
+    rows = []
+    for row in records(group[group["split"] == "hold"]):
+        nbytes = message_bytes(row)
+        before = base[nbytes]
+        centre, low, high = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
+        if one_node and row.nodes > 1:
+            network = [
+                Network(stated_cluster(row, share), -(-int(row.workers) // int(row.nodes)))
+                for share in (1.0, overheads.least_share)
+            ]
+            times = [one.allreduce(int(nbytes), range(int(row.workers)), _COLLECTIVE) for one in network]
+            low, centre, high = max(low, times[0]), max(centre, times[0]), max(high, times[1])
+        doublings = abs(math.log2(row.workers / before.workers))
+        linear = step_seconds(before, float(before.value))
+        rows.append(_row(row, centre, low, high, linear, doublings))
+    return rows
+
+
+def _by_system(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for key, group in rows.groupby(["source", "system"], dropna=False, sort=False):
+        yield " | ".join(map(str, key)), group
+
+
+def _wait(workers: float) -> float:
+    """Return the mean of the longest of `workers` normal deviates, sqrt(2 ln p)."""
+    return math.sqrt(2 * math.log(workers)) if workers > 1 else 0.0

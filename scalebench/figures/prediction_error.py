@@ -1,0 +1,90 @@
+"""The figure of predictions against measurements, with linear scaling beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebench.errors import ResultsError
+from scalebench.figures.plotting import FORMATS, write_figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.figures.drawing.canvas import Canvas
+
+_NAME = "prediction-error"
+_GREY = "#B4B4B4"
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#332288", "#882255", "#999933")
+_MARKERS = "osD^v<>h"
+
+
+def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
+    """Write the figure and each prediction to `output`; `errors` are those of `analysis.prediction_error`.
+
+    Raises:
+        ResultsError: a file cannot be written.
+    """
+    data = output / f"{_NAME}.csv"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        files = write_figure(_NAME, lambda canvas: draw_prediction_error(errors, canvas), output / _NAME, FORMATS)
+        errors.to_csv(data, index=False, lineterminator="\n")
+    except OSError as error:
+        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another folder with --output") from None
+    return [*files, data]
+
+
+def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
+    """Draw seconds of each held row, as multiples of those of its base row, and errors by distance."""
+    import numpy as np
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+    [[against, apart]] = canvas.grids((2, 2, 3.6))
+    slower = errors["seconds"] / errors["linear_s"]
+    predicted = errors["predicted_s"] / errors["linear_s"]
+    ends = [0.9 * float(min(slower.min(), predicted.min())), 1.1 * float(max(slower.max(), predicted.max()))]
+    against.title("step time, as a multiple of that at the base")
+    against.ax.plot(slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1)
+    against.reference(ends, ends, "equal")
+    sources = sorted(errors["source"].unique())
+    handles = []
+    for number, source in enumerate(sources):
+        style: dict[str, Any] = {
+            "color": _COLORS[number % len(_COLORS)],
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "markersize": 3.6,
+        }
+        own = errors["source"] == source
+        against.ax.plot(slower[own], predicted[own], linestyle="", alpha=0.75, **style)
+        spread = errors.loc[own, "doublings"] + 0.08 * (number - (len(sources) - 1) / 2)
+        apart.ax.plot(spread, errors.loc[own, "error"], linestyle="", alpha=0.75, **style)
+        handles.append((Line2D([], [], linestyle="", **style), str(source)))
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    for axis, which in ((against.ax.xaxis, "measured"), (against.ax.yaxis, "predicted")):
+        axis.set_label_text(f"{which} / base")
+    against.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    ticks = [tick for tick in (0.5, 1, 1.5, 2, 3, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    for axis in (against.ax.xaxis, against.ax.yaxis):
+        axis.set_ticks(ticks, minor=False)
+        axis.set_major_formatter(plain)
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    apart.title("error by distance from the calibration")
+    shift = errors["doublings"] - 0.3
+    apart.ax.plot(shift, errors["linear_error"], linestyle="", marker="_", color=_GREY, zorder=1)
+    apart.ax.axhline(0, color="#444444", linewidth=0.8)
+    apart.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    apart.ax.set_xlim(float(errors["doublings"].min()) - 0.6, float(errors["doublings"].max()) + 0.6)
+    apart.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    apart.ax.set(xlabel="doublings from the calibration", ylabel="predicted / measured - 1")
+    handles.append((Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"))
+    for start in range(0, len(handles), 4):
+        canvas.legend(handles[start : start + 4])
+    mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
+    canvas.say(
+        f"{len(errors)} published measurements that the calibration has not seen: mean error {mape:.1%}, of linear "
+        f"scaling from the same base row {linear:.1%}; {errors['held'].mean():.0%} lie in the 95 % interval of their "
+        "prediction.",
+        "Errors in (b) are those of the published quantity, a throughput or a time.",
+    )

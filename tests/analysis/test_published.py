@@ -1,0 +1,122 @@
+"""Published rows are read strictly, calibrated on base alone, and predicted with intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scalebench.analysis.prediction_error import error_by_source, with_errors
+from scalebench.analysis.published import communication_s, family, read_published, records, step_seconds
+from scalebench.analysis.published_prediction import predict_published
+from scalebench.errors import ResultsError
+
+FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
+
+
+def some_rows(*sources: str) -> pd.DataFrame:
+    table, _ = read_published(FILE)
+    return table[table["source"].str.startswith(sources)].reset_index(drop=True)
+
+
+def test_every_shipped_row_is_read_or_left_out_with_a_reason() -> None:
+    table, notes = read_published(FILE)
+    held = int((pd.read_csv(FILE)["split"] == "hold").sum())
+    left_out = sum(int(note.split()[0]) for note in notes)
+    assert int((table["split"] == "hold").sum()) + left_out == held
+    assert "pipeline" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("value", -1.0, "series weak-0306, 8 workers: expected a number above 0 as value, got -1.0"),
+        ("workers", 0.0, "as workers, got 0.0"),
+        ("split", "later", "expected base or hold as the split, got 'later'"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_place(tmp_path: Path, column: str, value: object, message: str) -> None:
+    table = pd.read_csv(FILE)
+    table = table[table["series"] == "weak-0306"].reset_index(drop=True).astype({column: object})
+    table.loc[len(table) - 1, column] = value
+    file = tmp_path / "own.csv"
+    table.to_csv(file, index=False)
+    with pytest.raises(ResultsError, match=message):
+        read_published(file)
+
+
+def test_a_file_without_held_rows_or_columns_is_refused(tmp_path: Path) -> None:
+    table = pd.read_csv(FILE)
+    file = tmp_path / "own.csv"
+    table[table["split"] == "base"].to_csv(file, index=False)
+    with pytest.raises(ResultsError, match="no row of split=hold to predict"):
+        read_published(file)
+    table.drop(columns="inter_gbps_per_node").to_csv(file, index=False)
+    with pytest.raises(ResultsError, match="column 'inter_gbps_per_node' is missing"):
+        read_published(file)
+    with pytest.raises(ResultsError, match="not a readable CSV"):
+        read_published(tmp_path / "nothing.csv")
+
+
+def test_held_values_never_enter_the_calibration() -> None:
+    """Predictions, intervals and overheads stay the same when every held value is another."""
+    table = some_rows("TensorFlow", "Baidu")
+    table = table[table["system"].ne("NVIDIA DGX-1") & table["data"].ne("real")].reset_index(drop=True)  # less of it
+    altered = table.copy()
+    altered.loc[altered["split"] == "hold", "value"] *= 1.7
+    (before, fitted), (after, refitted) = predict_published(table), predict_published(altered)
+    assert fitted == refitted
+    for column in ("predicted", "low", "high", "linear"):
+        pd.testing.assert_series_equal(before[column], after[column])
+
+
+def test_the_step_of_the_base_row_is_reproduced_and_linear_scaling_keeps_it() -> None:
+    table = some_rows("MXNet")
+    base = table[table["split"] == "base"]
+    table = pd.concat([base, base.assign(split="hold")], ignore_index=True)  # predict the base itself
+    found, overheads = predict_published(table)
+    assert found["predicted"].tolist() == pytest.approx(found["measured"].tolist(), rel=1e-6)
+    assert found["linear"].tolist() == pytest.approx(found["measured"].tolist(), rel=1e-9)
+    assert not overheads.fitted  # one worker count: jitter and overlap are assumed
+
+
+def test_predictions_of_one_node_meet_their_target_and_intervals_widen() -> None:
+    found, overheads = predict_published(some_rows("TensorFlow", "PyTorch"))
+    errors = with_errors(found)
+    summary = error_by_source(errors).set_index("source")
+    assert summary.loc["all of one node", "median"] < 0.05
+    assert summary.loc["TensorFlow performance benchmarks", "skill"] > 0.3
+    assert overheads.fitted
+    assert 0 <= overheads.unhidden <= 1
+    width = (errors["high"] / errors["low"]).groupby([errors["series"], errors["doublings"]]).mean()
+    for _, own in width.groupby(level=0):
+        assert own.is_monotonic_increasing
+    assert ((errors["low"] <= errors["predicted"]) & (errors["predicted"] <= errors["high"])).all()
+
+
+def test_throughput_and_seconds_are_inverse() -> None:
+    for row in records(some_rows("TensorFlow", "Baidu", "MosaicML")):
+        assert step_seconds(row, step_seconds(row, float(row.value)), back=True) == pytest.approx(float(row.value))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        ("parameter_server on cpu", "server"),
+        ("replicated without NCCL", "server"),
+        ("replicated (NCCL)", "allreduce"),
+        ("DDP, bucket 25 MB", "allreduce"),
+        ("sharded data parallel FULL_SHARD", "sharded"),
+        ("allreduce sum fp32", "collective"),
+        ("pipeline", "pipeline"),
+    ],
+)
+def test_strategies_are_told_by_how_they_communicate(strategy: str, kind: str) -> None:
+    assert family(strategy) == kind
+
+
+def test_slower_links_and_a_single_flow_take_longer() -> None:
+    row = next(row for row in records(some_rows("Pollux")) if row.nodes == 4 and row.params_million > 50)
+    assert communication_s(row, 0.5) > communication_s(row, one_flow=False)
+    assert communication_s(row) > 5 * communication_s(row, one_flow=False)  # 5 of 50 Gbit/s
