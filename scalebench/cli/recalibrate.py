@@ -1,4 +1,4 @@
-"""`scalebench recalibrate [RESULTS]`: new times for finished virtual runs, without training them."""
+"""`scalebench recalibrate [RESULTS]`: new times for finished virtual runs, mostly without training them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ from scalebench.records.folder import STUDY
 @click.option(
     "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge by this file instead of measuring."
 )
+@click.option("--cluster", metavar="NAME|FILE", help="Charge as on this cluster.")
+@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
+@click.option(
+    "--jitter",
+    type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
+    help="Charge with this jitter of single steps.",
+)
+@click.option("--jitter-sigma", type=float, metavar="SHARE", help="Its standard deviation, relative to a step's mean.")
 @click.option(
     "--noisy",
     is_flag=True,
@@ -24,11 +32,23 @@ from scalebench.records.folder import STUDY
 )
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @verbosity_options
-def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, jobs: int | None) -> int:
-    """Measure steps and engines again and give the virtual runs in RESULTS (default: the newest in results/) new times.
+def recalibrate(
+    results: Path | None,
+    calibration: Path | None,
+    cluster: str | None,
+    device_step_time: float | None,
+    jitter: str | None,
+    jitter_sigma: float | None,
+    noisy: bool,
+    jobs: int | None,
+) -> int:
+    """Give the virtual runs in RESULTS (default: the newest in results/) new times.
+
+    Without an option, steps and engines are measured again. With another cluster, step time or jitter the study in
+    RESULTS becomes that one: native runs stay, the files before are kept in RESULTS/earlier.
 
     Runs whose arithmetic does not depend on time are replayed without training; servers and asynchronous strategies are
-    trained again. Losses and metrics stay. The rows are further attempts: the latest attempt of a run counts.
+    trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
     """
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
@@ -36,16 +56,36 @@ def recalibrate(results: Path | None, calibration: Path | None, noisy: bool, job
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
+    from scalebench.study.spec import Study
 
-    if calibration is not None:
-        calibration = calibration.resolve()
+    calibration = calibration.resolve() if calibration is not None else None
+    if cluster is not None and Path(cluster).is_file():
+        cluster = str(Path(cluster).resolve())
     folder = enter_first_folder(study_folder(results))
-    study = load_study(folder / STUDY, {}, [])
-    plan = plan_study(study)
-    changed = {"noisy": noisy or study.noisy} | ({"calibration": calibration} if calibration else {})
-    plan.study = plan.study.model_copy(update=changed)
+    before = load_study(folder / STUDY, {}, [])
+    sets = [f"virtual.jitter={jitter}"] if jitter else []
+    if jitter_sigma is not None:
+        sets.append(f"virtual.jitter_sigma={jitter_sigma:g}")
+    elif jitter in ("measured", "none") and "jitter_sigma" in before.virtual.model_fields_set:
+        sets.append(f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}")  # a stated one would have no effect
+    asked = load_study(folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets)
+    other = asked != before
+    if calibration is not None and before.calibration is not None:
+        asked = asked.model_copy(update={"calibration": calibration})
+    plan = plan_study(asked)
     with watching() as watcher:
-        found = charge_anew(plan, folder, watcher, jobs=jobs or cores())
+        found = charge_anew(
+            plan,
+            folder,
+            watcher,
+            jobs=jobs or cores(),
+            before=plan_study(before, timed=False) if other else None,
+            calibration=calibration,
+            noisy=noisy,
+        )
     again = f", {counted(found.trained, 'run')} trained again" if found.trained else ""
-    click.echo(f"{counted(found.replayed, 'virtual run')} charged anew without training{again}; results in {folder}/")
+    earlier = f"; what was there before is in {found.earlier}/" if found.earlier else ""
+    click.echo(
+        f"{counted(found.replayed, 'virtual run')} charged anew without training{again}; results in {folder}/{earlier}"
+    )
     return 0

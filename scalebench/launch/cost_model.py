@@ -16,10 +16,11 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
-from scalebench.pricing.calibration_file import Calibration, read_calibration, save_text
+from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration, save_text
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
+from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system.cache import cache_folder
@@ -29,6 +30,8 @@ from scalebench.virtual.operation_costs import measure_operations
 THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
 _ENGINES_SHARE = 0.4  # of the time for a calibration
 _OTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
+_OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
+_OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
 Note = Callable[[str], None]
 
 
@@ -89,7 +92,7 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
 
     Raises:
         ClusterError: the file cannot be read or is not a calibration, lacks step times that the study does not state,
-            or charges nothing, as the cluster states everything.
+            is of another model or dtype, or charges nothing, as the cluster states everything.
     """
     if study.calibration is None:
         return None
@@ -101,6 +104,11 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
         )
     if study.device_step_time is not None:
         return found.model_copy(update={"tables": []})
+    if found.measured and (other := found.measured.differences(_measurement(study), _OF_THE_STUDY)):
+        raise ClusterError(
+            f"calibration: {study.calibration} was measured for {found.measured}, which this study does not train "
+            f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
+        )
     if not found.tables:
         raise ClusterError(
             f"calibration: {study.calibration} has no step times, as it is of a study that states them; "
@@ -112,6 +120,8 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
 def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
     """Copy the given calibration to `path`; note the strategies without times of operations."""
     assert study.calibration is not None
+    if given.measured and (other := given.measured.differences(_measurement(study), _OF_THE_MACHINE)):
+        note(f"{study.calibration} is not of this machine and study: {'; '.join(other)}")
     if study.device_step_time is not None:
         given.save(path)
         return given
@@ -130,7 +140,8 @@ def _complete_engines(
         if kept.key != key:
             note(_OTHER_MACHINE)
         return kept
-    measured = Calibration(key=key, tables=[], engines=_engine_costs(plan, note))
+    costs = _engine_costs(plan, note)
+    measured = Calibration(key=key, measured=_measurement(plan.study), tables=[], engines=costs)
     measured.save(path)
     return measured
 
@@ -174,7 +185,13 @@ def _measured(
         factor = kept.reference_s / reference_s if kept.reference_s else 1.0
         return kept.with_tables([table.scaled(factor) for table in measured.tables])
     costs = _engine_costs(plan, note).at(reference_s)
-    return Calibration(key=_key(plan), tables=measured.tables, engines=costs, reference_s=reference_s)
+    return Calibration(
+        key=_key(plan),
+        measured=_measurement(study),
+        tables=measured.tables,
+        engines=costs,
+        reference_s=reference_s,
+    )
 
 
 def _with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
@@ -226,6 +243,21 @@ def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) 
 def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
     return stated_table(plan.study, plan.cluster, largest)
+
+
+def _measurement(study: Study) -> Measurement:
+    """Return what a calibration that is measured here and now is of."""
+    import torch
+
+    return Measurement(
+        model=str(study.model),
+        dtype=study.dtype,
+        optimizer=str(study.optimizer),
+        threads_per_worker=study.threads_per_worker,
+        cpu=cpu_model(),
+        cores=engines.cores(),
+        torch=torch.__version__,
+    )
 
 
 def _key(plan: StudyPlan) -> str:

@@ -1,8 +1,10 @@
-"""New times for finished virtual runs, from a new measurement or another calibration, mostly without training.
+"""New times for finished virtual runs: by a new measurement, another calibration, cluster or jitter.
 
-The arithmetic of most strategies does not depend on time: their runs are replayed, in seconds for a whole study. The
-others (servers, asynchronous merges, rows that move between workers) are trained again. The new rows are further
-attempts at the same runs; they are written at the end, so that an interrupted command changes nothing.
+The arithmetic of most strategies does not depend on time: their recorded schedules are priced again, without training.
+The others (servers, asynchronous merges, rows that move between workers, groups of another size) are trained again.
+By other costs of the same machine the new rows are further attempts at the same runs. Another cluster or jitter makes
+another study of the folder: its study.yaml says so, its earlier files are kept in `earlier/`. Nothing is written before
+all runs have their times, so that an interrupted command changes nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
@@ -23,11 +27,13 @@ from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
-from scalebench.records.folder import CALIBRATION
+from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import study_lock
-from scalebench.records.store import Store
+from scalebench.records.store import Store, drop_simulated
+from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
@@ -36,41 +42,58 @@ from scalebench.virtual.engine import replay, replays
 from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
 
+_EARLIER = "earlier"  # folder with the files before another cluster or jitter, numbered from 1
+
 
 @dataclass(frozen=True)
 class Recalibrated:
-    """Numbers of virtual runs that were replayed and trained again."""
+    """Numbers of virtual runs that were replayed and trained again, and the folder of the rows before."""
 
     replayed: int
     trained: int
+    earlier: Path | None = None
 
 
-def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int) -> Recalibrated:
-    """Charge the completed virtual runs in `folder` again, by `plan.study.calibration` or a new measurement.
+def recalibrate(
+    plan: StudyPlan,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    jobs: int,
+    before: StudyPlan | None = None,
+    calibration: Path | None = None,
+    noisy: bool = False,
+) -> Recalibrated:
+    """Charge the completed virtual runs in `folder` again: by `calibration`, that of the study, or a new measurement.
+
+    `before` is the plan of the study in `folder` if `plan` has another cluster, step time or jitter: its calibration is
+    used again unless another one is given, and study.yaml becomes that of `plan`.
 
     Raises:
         ResultsError: no virtual run is completed, or the folder cannot be read or written.
         DisturbedError: nothing could be measured beside other programs.
     """
     results = load(folder)
-    known = results.completed.set_index("run_id")
-    runs = [run for run in plan.sweep.simulated if run.run_id in known.index]
-    if not runs:
+    pairs = list(_pairs(plan, before or plan, results))
+    if not pairs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
+    runs = [run for run, _ in pairs]
+    options = {"noisy": noisy or plan.study.noisy, "calibration": calibration or plan.study.calibration}
+    charged = replace(plan, study=plan.study.model_copy(update=options))
     start_forkserver()
     with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
-        cost_model = cost_model_for(plan, runs, Path(scratch), note=reporter.note)
-        references = results.completed.loc[results.completed["execution"] != "virtual", "reference_step_s"].dropna()
-        cost_model = at_the_speed_of(plan.study, cost_model, references.tolist(), Path(scratch))
+        machine = _machine(charged, runs, results, Path(scratch), reporter, keeps=before is not None)
         reporter.phase("virtual workers, charged anew", len(runs))
         outcomes = {
-            run.run_id: outcome for run in runs if (outcome := _replayed(run, plan, cost_model, results, known))
+            run.run_id: outcome
+            for run, row in pairs
+            if _same_batches(plan, before, run) and (outcome := _replayed(run, plan, machine, results, row))
         }
         again = [run for run in runs if run.run_id not in outcomes]
         run_virtual(
             again,
-            Simulator(cost_model, plan.prepared.folders, folder / "weights"),
+            Simulator(machine, plan.prepared.folders, folder / "weights"),
             jobs=jobs,
             on_start=reporter.started,
             on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
@@ -78,27 +101,68 @@ def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int)
         )
         if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
-        with Store(folder) as store:
-            study_run = StudyRun(plan, store, reporter, interruption)
-            study_run.collect_provenance()
-            if (Path(scratch) / CALIBRATION).exists():
-                shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
-            for run in runs:
-                study_run.ended(run, outcomes[run.run_id])
-    return Recalibrated(len(runs) - len(again), len(again))
+        earlier = None
+        if before is not None:
+            earlier = _keep_earlier(folder)
+            drop_simulated(folder)
+        replace_study(folder, plan.study)
+        if before is not None or (Path(scratch) / CALIBRATION).exists():
+            (folder / CALIBRATION).unlink(missing_ok=True)
+        if (Path(scratch) / CALIBRATION).exists():
+            shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
+        _write(plan, folder, reporter, interruption, runs, outcomes)
+    return Recalibrated(len(runs) - len(again), len(again), earlier)
 
 
-def _replayed(run: Run, plan: StudyPlan, cost_model: Machine, results: Results, known: pd.DataFrame) -> Outcome | None:
-    """Replay the run with new times; None if it has to be trained, or sends other bytes than its row records."""
+def _pairs(plan: StudyPlan, before: StudyPlan, results: Results) -> Iterator[tuple[Run, Any]]:
+    """Yield each simulated run of `plan` with the completed row of its counterpart in the study `before`."""
+    rows = results.completed.set_index("run_id")
+    known = {_point(run): run.run_id for run in before.sweep.simulated}
+    for run in plan.sweep.simulated:
+        if (run_id := known.get(_point(run))) in rows.index:
+            yield run, rows.loc[run_id]
+
+
+def _point(run: Run) -> tuple[object, ...]:
+    return run.execution, str(run.strategy), run.workers, run.repetition
+
+
+def _same_batches(plan: StudyPlan, before: StudyPlan | None, run: Run) -> bool:
+    """Return True if the workers of `run` take the batches that they took before."""
+    if before is None:
+        return True
+    now, then = (each.prepared.plans[run.workers].batch_sizes(0) for each in (plan, before))
+    return np.array_equal(now, then)
+
+
+def _machine(
+    plan: StudyPlan, runs: Sequence[Run], results: Results, scratch: Path, reporter: Reporter, *, keeps: bool
+) -> Machine:
+    """Measure, or read, what charges `runs`; its calibration is in `scratch`. If it `keeps`, the folder's is used."""
+    study, kept = plan.study, results.folder / CALIBRATION
+    keeps = keeps and study.calibration is None and kept.exists()
+    if keeps and plan.cluster.compute == "this-machine":
+        calibration = read_calibration(kept)
+        if study.device_step_time is not None:
+            calibration = calibration.model_copy(update={"tables": [], "operations": {}})
+        calibration.save(scratch / CALIBRATION)
+    machine = cost_model_for(plan, runs, scratch, charged=keeps, note=reporter.note)
+    if keeps:
+        return machine
+    references = results.completed.loc[results.completed["engine"] != "virtual", "reference_step_s"].dropna()
+    return at_the_speed_of(study, machine, references.tolist(), scratch)
+
+
+def _replayed(run: Run, plan: StudyPlan, machine: Machine, results: Results, row: Any) -> Outcome | None:
+    """Replay the run with new times; None if it has to be trained, or sends other bytes than its `row` records."""
     if not replays(run):
         return None
-    row, dataset = known.loc[run.run_id], open_dataset(plan.prepared.folders[run.workers])
-    trace = _recorded(run, row, results)
+    dataset, trace = open_dataset(plan.prepared.folders[run.workers]), _recorded(run, row, results)
     try:
-        outcome = replay(run, dataset, cost_model, trace)
+        outcome = replay(run, dataset, machine, trace)
         steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
         if run.also_without_jitter:
-            found = replay(steady, dataset, cost_model, trace)
+            found = replay(steady, dataset, machine, trace)
             outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
     except (NotLockStepError, RuntimeError):  # RuntimeError: the strategy reads values of tensors
         return None
@@ -113,12 +177,44 @@ def _replayed(run: Run, plan: StudyPlan, cost_model: Machine, results: Results, 
 
 def _recorded(run: Run, row: Any, results: Results) -> Trace:
     """Losses (recorded as means over workers) and metrics of a completed run."""
-    epochs = results.epochs[results.epochs["run_id"] == run.run_id].sort_values("epoch")
-    losses = [None if pd.isna(loss) else float(loss) for loss in epochs["train_loss"]]
+    epochs = results.epochs[results.epochs["run_id"] == row.name].sort_values("epoch")
+    losses = [None if np.isnan(loss) else float(loss) for loss in epochs["train_loss"]]
     evaluated = epochs.dropna(subset=["test_metric"])
     metrics = {
         int(epoch): float(metric) for epoch, metric in zip(evaluated["epoch"], evaluated["test_metric"], strict=True)
     }
-    if not pd.isna(row["final_metric"]):
-        metrics[run.epochs - 1] = float(str(row["final_metric"]))
-    return Trace([losses] * run.workers, metrics)
+    if not np.isnan(row["final_metric"]):
+        metrics[run.epochs - 1] = float(row["final_metric"])
+    return Trace([losses] * run.workers, metrics, int(row["workers_per_node"]))
+
+
+def _keep_earlier(folder: Path) -> Path:
+    """Copy the study in `folder` as it is to a numbered folder in it, which every command reads."""
+    place = next(place for number in count(1) if not (place := folder / _EARLIER / str(number)).exists())
+    try:
+        place.mkdir(parents=True)
+        for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):
+            if (folder / name).exists():
+                shutil.copy(folder / name, place / name)
+        shutil.copytree(folder / PROVENANCE, place / PROVENANCE, dirs_exist_ok=True)
+    except OSError as error:
+        raise ResultsError(f"cannot write {place}: {error.strerror}; nothing was changed") from None
+    return place
+
+
+def _write(
+    plan: StudyPlan,
+    folder: Path,
+    reporter: Reporter,
+    interruption: Interruption,
+    runs: Sequence[Run],
+    outcomes: dict[str, Outcome],
+) -> None:
+    with Store(folder) as store:
+        plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
+        study_run = StudyRun(plan, store, reporter, interruption)
+        study_run.collect_provenance()
+        study_run.keep_plan()
+        numbered = {run.run_id: run for run in plan.sweep.simulated}
+        for run in runs:
+            study_run.ended(numbered[run.run_id], outcomes[run.run_id])

@@ -35,6 +35,7 @@ _NOT_HASHED = {
     "warmup",
     "also_without_jitter",
 }
+_OF_SIMULATIONS = {"cluster", "cluster_sha256", "device_step_time"}  # a native run is the same beside any of them
 
 
 @dataclass
@@ -296,7 +297,8 @@ def _injected(options: VirtualOptions) -> VirtualOptions:
 
 def config_hash(run: Run) -> str:
     """Hash, 16 hex digits, of everything that determines the run's result, defaults of options included."""
-    values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED)
+    elsewhere = _OF_SIMULATIONS if run.execution == "native" else set()
+    values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,13 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable
+from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_whole
+
+
+class Measurement(BaseModel):
+    """What a calibration was measured for, and on what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dtype: str
+    optimizer: str
+    threads_per_worker: int
+    cpu: str
+    cores: int
+    torch: str
+
+    def __str__(self) -> str:
+        return f"{self.model} in {self.dtype} on {self.cpu} ({self.cores} cores, torch {self.torch})"
+
+    def differences(self, other: Measurement, names: Sequence[str]) -> list[str]:
+        """Return `name OWN, not OTHER` for each of `names` in which they differ."""
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{name} {mine}, not {others}" for name, mine, others in pairs if mine != others]
 
 
 class Calibration(BaseModel):
@@ -20,10 +43,11 @@ class Calibration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str  # hash of the machine, the torch build, the model, the data and the settings that were measured
+    measured: Measurement | None = None
     tables: list[StepTable]
     engines: EngineCosts
     operations: OperationTimes = {}
-    reference_s: float | None = None  # the reference step at the machine speed of all these
+    reference_s: PositiveFloat | None = None  # the reference step at the machine speed of all these
 
     def at(self, reference_s: float) -> Calibration:
         """Scale to the machine speed at which the reference step takes `reference_s`."""
@@ -32,6 +56,7 @@ class Calibration(BaseModel):
         factor = reference_s / self.reference_s
         return Calibration(
             key=self.key,
+            measured=self.measured,
             tables=[table.scaled(factor) for table in self.tables],
             engines=self.engines.at(reference_s),
             operations={
@@ -79,13 +104,15 @@ def read_calibration(path: Path) -> Calibration:
     """Read what `Calibration.save` wrote.
 
     Raises:
-        ClusterError: the file cannot be read or is not a calibration.
+        ClusterError: the file cannot be read or is not a calibration; names the first key that is missing, unknown,
+            or out of range.
     """
     try:
         return Calibration.model_validate_json(path.read_text())
     except OSError as error:
         raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
-    except (ValidationError, UnicodeDecodeError):
-        raise ClusterError(
-            f"calibration: {path} is not a calibration of this version; delete it or name another"
-        ) from None
+    except UnicodeDecodeError:
+        raise ClusterError(f"calibration: {path} is not text; expected a calibration in JSON") from None
+    except ValidationError as error:
+        where = f"calibration: {path} is not a calibration of this version"
+        raise ClusterError(f"{explain(error, Calibration, where)}; correct it, or measure another") from None

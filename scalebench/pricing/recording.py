@@ -59,7 +59,7 @@ class RecordingWorker:
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
         self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
-        self.workers_per_node = min(workers_per_node, comm.size)
+        self._workers_per_node = min(workers_per_node, comm.size)
         self.model: Any = model
         numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
@@ -83,6 +83,12 @@ class RecordingWorker:
         if isinstance(self.clock, RecordingClock):
             self.clock.schedule.reads_loss = True
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
+
+    @property
+    def workers_per_node(self) -> int:
+        if isinstance(self.clock, RecordingClock):
+            self.clock.schedule.reads_placement = True
+        return self._workers_per_node
 
     @property
     def samples(self) -> int:

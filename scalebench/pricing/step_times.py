@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from scalebench.cluster.spec import Cluster
 from scalebench.study.spec import Training
@@ -20,16 +21,19 @@ STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 
 
+Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+
 class BatchTimes(BaseModel):
     """Seconds per step and task at one batch size, as means of consecutive blocks of steps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    samples: int
-    data_s: list[float]
-    forward_s: list[float]
-    backward_s: list[float]
-    update_s: list[float]
+    samples: PositiveInt
+    data_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    update_s: Seconds
 
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
@@ -42,9 +46,9 @@ class StepTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
-    busy_workers: int  # workers that computed on the node at the same time
-    batches: list[BatchTimes]
-    shuffle_s_per_sample: float
+    busy_workers: PositiveInt  # that computed on the node at the same time
+    batches: Annotated[list[BatchTimes], Field(min_length=1)]
+    shuffle_s_per_sample: NonNegativeFloat
     release: list[float]  # share of the backward pass after which each parameter's gradient is complete
     jitter: list[float]  # sample of step times divided by their mean
     outliers: float = 0.0  # share of steps excluded from it

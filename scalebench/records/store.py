@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.provenance import as_json, name_of
-from scalebench.records.schema import EpochRow, RunRow
+from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
 from scalebench.system.atomic_write import write_whole
 
@@ -137,3 +139,30 @@ class Store:
         except OSError as error:
             raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
         return path
+
+
+def drop_simulated(folder: Path) -> None:
+    """Remove the rows of virtual and modelled runs, and of their epochs, from the tables in `folder`.
+
+    Raises:
+        ResultsError: the tables cannot be read or written.
+    """
+    dropped = {run_id for run_id, row in _rows(folder / RUNS) if row["engine"] == "virtual"}
+    for name, row_type in ((EPOCHS, EpochRow), (RUNS, RunRow)):  # the run rows last: they commit the others
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns(row_type), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for run_id, row in _rows(folder / name) if run_id not in dropped)
+        try:
+            write_whole(folder / name, text.getvalue())
+        except OSError as error:
+            raise ResultsError(f"cannot write {folder / name}: {error.strerror}") from None
+
+
+def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return (run_id, cells) of each row of `path`."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return [(row["run_id"], row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None

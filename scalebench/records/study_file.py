@@ -35,6 +35,11 @@ def keep_study(folder: Path, study: Study) -> None:
             f"{folder} holds another study of this name ({'; '.join(changed[:_SHOWN])}{more}); "
             "use --new, --name or --output for the new one, or delete the old one"
         )
+    replace_study(folder, study)
+
+
+def replace_study(folder: Path, study: Study) -> None:
+    """Write study.yaml, or raise ResultsError."""
     try:
         write_whole(folder / STUDY, dump_study(study))
     except OSError as error:

@@ -38,7 +38,6 @@ class Worker(Protocol):
 
     rank: int
     size: int
-    workers_per_node: int
     seed: int
     epochs: int
     model: torch.nn.Module
@@ -48,6 +47,10 @@ class Worker(Protocol):
     comm: Communicator
     clock: Clock
     state: SimpleNamespace  # a strategy's own, per worker
+
+    @property
+    def workers_per_node(self) -> int:
+        """Number of workers on a node, at most all."""
 
     @property
     def last_loss(self) -> Tensor:

@@ -187,8 +187,7 @@ class Simulation:
         """Price the schedule of the run that left `trace`."""
         model = self._without_arithmetic()
         schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
-        if any(schedule.reads_loss for schedule in schedules):
-            raise NotLockStepError("its schedule depends on the training loss")
+        trace.require_same_arithmetic(schedules, self._per_node)
         return self._priced(schedules, trace, model)
 
     def model(self) -> tuple[Outcome, Weights]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scalebench.pricing.price import Ledger, Priced
+from scalebench.pricing.price import Ledger, NotLockStepError, Priced
 from scalebench.pricing.schedule import Schedule
 from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
@@ -12,10 +13,11 @@ from scalebench.training.outcome import EpochReport, Evaluation, Outcome, Worker
 
 @dataclass(frozen=True)
 class Trace:
-    """Results of the computed run: the loss of each worker and epoch, and the metric after each evaluated epoch."""
+    """Results of a computed run: the loss of each worker and epoch, and the metric after each evaluated epoch."""
 
     losses: list[list[float | None]]
     metrics: dict[int, float]
+    workers_per_node: int | None = None  # where they were computed; None for the same as now
 
     @classmethod
     def of(cls, outcome: Outcome) -> Trace:
@@ -27,6 +29,18 @@ class Trace:
     @classmethod
     def untrained(cls, run: Run) -> Trace:
         return cls([[None] * run.epochs] * run.workers, {})
+
+    def require_same_arithmetic(self, schedules: Sequence[Schedule], workers_per_node: int) -> None:
+        """Refuse schedules whose arithmetic may differ from that of the computed run.
+
+        Raises:
+            NotLockStepError: they depend on the training loss, or on the workers of a node, which were others.
+        """
+        if any(schedule.reads_loss for schedule in schedules):
+            raise NotLockStepError("its schedule depends on the training loss")
+        moved = self.workers_per_node not in (None, min(workers_per_node, len(schedules)))
+        if moved and any(schedule.reads_placement for schedule in schedules):
+            raise NotLockStepError("its groups depend on the workers of a node")
 
     def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
         """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""

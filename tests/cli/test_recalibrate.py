@@ -10,6 +10,7 @@ from scalebench.analysis import load
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
+from scalebench.study.load import load_study
 from scalebench.virtual.step_statistics import Measured
 from tests.conftest import needs_mpi
 
@@ -155,3 +156,47 @@ def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
     assert set(rows()["strategy"]) == {"serial", "epoch_average"}
     invoke(*words, "--noisy")
     assert set(rows()["strategy"]) == {"serial", "epoch_average", "horovod"}
+
+
+def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_earlier_one(machine, invoke):
+    invoke(*RUN, "--set", "virtual.jitter=lognormal", "--set", "virtual.jitter_sigma=0.3")
+    first, lost = rows(), losses()
+    said = invoke("recalibrate", "results/mine", "--jitter", "none")
+    assert f"{len(first)} virtual runs charged anew without training" in said
+    assert "what was there before is in results/mine/earlier/1/" in said
+    assert machine.measured == 1, "the calibration of the folder charges them"
+    steady = rows()
+    alike = ["strategy", "workers", "repetition", "final_metric", "syncs", "bytes_sent_per_worker"]
+    assert steady[alike].reset_index(drop=True).equals(first[alike].reset_index(drop=True))
+    assert (steady["train_s"].to_numpy() != first["train_s"].to_numpy()).all()
+    assert losses() == lost
+    assert load_study(MINE / "study.yaml", {}, []).virtual.jitter == "none"
+    assert load(MINE / "earlier" / "1").completed["train_s"].tolist() == first["train_s"].tolist()
+    assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
+    invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
+    assert set(rows()["cluster"]) == {"juwels-booster"}
+    assert times(rows(), "serial") == pytest.approx(
+        0.02 * steady.loc[steady["strategy"] == "serial", "optimizer_steps"]
+    )
+    assert not (MINE / "calibration.json").exists(), "it charges nothing"
+    assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
+    assert "results/mine/earlier/3/" in invoke("recalibrate", "results/mine", "--jitter", "lognormal")
+    assert "jitter_sigma" in invoke("recalibrate", "results/mine", "--jitter", "normal", "--jitter-sigma", "2", code=2)
+
+
+@needs_mpi
+def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
+    words = [word for word in RUN if word not in ("--execution", "virtual")]
+    invoke(*words, "--workers", "1")
+    native = rows()[rows()["execution"] == "native"]
+    invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
+    assert rows()[rows()["execution"] == "native"].equals(native)
+    assert f"0 runs completed, {len(rows())} were there before" in invoke("run", "results/mine/study.yaml")
+
+
+def test_groups_of_another_size_are_trained_again(machine, invoke):
+    words = [*RUN[:-6], "--workers", "4", "--strategy", "allreduce", "--strategy", "hierarchical_local_sgd",
+             "--name", "mine"]  # fmt: skip
+    invoke(*words, "--device-step-time", "0.02")
+    said = invoke("recalibrate", "results/mine", "--cluster", "juwels-booster")
+    assert "1 virtual run charged anew without training, 1 run trained again" in said, "of four workers a node, not two"

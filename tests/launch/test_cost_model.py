@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from scalebench.analysis import load
-from scalebench.pricing.calibration_file import read_calibration
+from scalebench.comm import engines
+from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
+from scalebench.records.machine import cpu_model
 from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
@@ -126,3 +129,56 @@ def test_strategy_operations_are_measured_once_and_kept(scalebench):
     assert times("again") == times("mine")
     said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path)
     assert "does not say what slowmo computes beside its steps: nothing is charged for it" in " ".join(said.split())
+
+
+@pytest.fixture
+def calibration(cost_model, tmp_path):
+    """Writes a calibration for the study of RUN, with changes to its JSON."""
+
+    def write(change=lambda raw: None, **measured):
+        facts = {"model": "mlp(hidden=[128])", "dtype": "float32", "optimizer": "sgd(momentum=0.9)"}
+        facts |= {"threads_per_worker": 1, "cpu": cpu_model(), "cores": engines.cores(), "torch": torch.__version__}
+        own = Calibration(
+            key="made up",
+            measured=Measurement(**facts | measured),
+            tables=cost_model.tables,
+            engines=cost_model.engines,
+        )
+        raw = own.model_dump(mode="json")
+        change(raw)
+        path = tmp_path / "machine.json"
+        path.write_text(json.dumps(raw))
+        return path
+
+    return write
+
+
+def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration):
+    words = (*RUN, "--workers", "1", "--name", "mine", "--calibration")
+    said = scalebench(*words, calibration(model="mlp(hidden=[64])"), code=2)
+    assert "was measured for mlp(hidden=[64]) in float32 on " in said
+    assert "(model mlp(hidden=[64]), not mlp(hidden=[128]))" in said
+    assert not Path("results/mine").exists()
+    said = scalebench(*words, calibration(torch="1.0", cpu="Z80"))
+    assert f"is not of this machine and study: cpu Z80, not {cpu_model()}; torch 1.0, not" in " ".join(said.split())
+    said = scalebench(*words[:-2], "same", "--calibration", calibration())
+    assert "not of this machine" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda raw: raw["tables"][0]["batches"][0].pop("forward_s"), "'tables.0.batches.0.forward_s' is missing"),
+        (lambda raw: raw["tables"][0]["batches"][0].update(forward_s=[-1.0]), "tables.0.batches.0.forward_s.0"),
+        (lambda raw: raw["tables"][0]["batches"][0].update(update_s=["2 ms"]), "expected a number, got '2 ms'"),
+        (lambda raw: raw["tables"][0]["batches"][0].update(forward=[1.0]), "unknown key 'tables.0.batches.0.forward'"),
+        (lambda raw: raw["engines"]["entries"][0].update(alpha_s=-1e-5), "'engines.entries.0.alpha_s'"),
+        (lambda raw: raw["tables"][0].update(batches=[]), "tables.0.batches"),
+    ],
+    ids=["missing", "negative", "text", "without unit", "engine", "empty"],
+)
+def test_damaged_calibration_is_refused_with_its_key(scalebench, calibration, change, said):
+    answer = scalebench(*RUN, "--workers", "1", "--name", "mine", "--calibration", calibration(change), code=2)
+    assert said in answer
+    assert "machine.json" in answer
+    assert len(answer.strip().splitlines()) == 1
