@@ -43,8 +43,8 @@ settings.load_profile("any machine")
 RANKS = {
     "comm", "faults", "hosts", "install", "launch", "native",
     "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
-    "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_real_ranks.py",
-    "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py",
+    "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 

@@ -36,11 +36,11 @@ def scalebench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
-    """A small study, virtual and on real processes: 142 wines over up to 4 workers, so with uneven shards."""
+    """A small study, virtual and on real processes: 142 wines in batches of 8, so with uneven batches."""
     folder = tmp_path_factory.mktemp("study")
     study = folder / "study.yaml"
     study.write_text(
-        "name: small\ndataset: wine\nmodel: {mlp: {hidden: [8]}}\nepochs: 3\nrepetitions: 1\nworkers: 1,2,4\n"
+        "name: small\ndataset: wine\nmodel: {mlp: {hidden: [8]}}\nepochs: 3\nrepetitions: 1\nworkers: 1,2\n"
         "batch_per_worker: 8\nlr: 0.05\ndtype: float64\nsave_weights: true\n"
         "strategies: [serial, allreduce, horovod, ddp, epoch_average, epoch_async]\n"
     )
@@ -70,7 +70,7 @@ def weights(results: Path, execution: str, strategy: str, workers: int) -> dict[
         return dict(archive)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("strategy", DETERMINISTIC)
 def test_native_and_virtual_runs_end_with_the_same_weights(results, strategy, workers):
     if strategy == "serial":
@@ -84,7 +84,7 @@ def test_native_and_virtual_runs_end_with_the_same_weights(results, strategy, wo
 
 def test_asynchronous_averaging_trains_on_real_ranks(results):
     native = {row["workers"]: row for row in runs(results, "native") if row["strategy"] == "epoch_async"}
-    assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys("124", "completed")
+    assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys("12", "completed")
     assert float(native["1"]["final_metric"]) > 0.5
 
 
@@ -97,7 +97,7 @@ def test_one_native_worker_equals_serial_bit_for_bit(results):
 @pytest.mark.parametrize("execution", ["native", "virtual"])
 def test_rows_are_complete_and_times_add_up(results, execution):
     found = runs(results, execution)
-    assert len(found) == 1 + 5 * 3
+    assert len(found) == 1 + 5 * 2
     for row in found:
         assert row["status"] == "completed", row["error"]
         assert row["execution"] == execution

@@ -95,13 +95,13 @@ class Place:
             tables.append(sorted(tuple(row[column] for column in kept) for row in rows))
         return tables[0], tables[1]
 
-    def said(self) -> str:
-        return (self.folder / "said.txt").read_text()
+    def printed(self) -> str:
+        return (self.folder / "printed.txt").read_text()
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"{what} never came; {self.said()}"
+            assert time.monotonic() < deadline, f"{what} never came; {self.printed()}"
             time.sleep(0.005)
 
 
@@ -121,5 +121,5 @@ def place(tmp_path, cost_model, zygote) -> Place:
     given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
-    (tmp_path / "said.txt").touch()
+    (tmp_path / "printed.txt").touch()
     return Place(tmp_path, zygote)

@@ -59,7 +59,7 @@ def begun(row):
 
 @pytest.mark.thorough
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-def test_a_clock_that_is_set_back_in_mid_run_changes_no_duration_no_order_and_no_resume(tmp_path, set_back):
+def test_wall_clock_set_back_during_a_run_changes_no_duration_no_order_and_no_resume(tmp_path, set_back):
     (tmp_path / "study.yaml").write_text(STUDY)
     command = [sys.executable, "-m", "scalebench", "run", "study.yaml", "--quiet"]
     folder = tmp_path / "results" / "clocks"

@@ -24,7 +24,7 @@ def heed_permissions():
     LIBC.prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
 
 
-def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
+def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(place):
     """A tmpfs of 40 KiB in a mount namespace of its own; it grows before the second command."""
     if os.getuid() != 0:
         pytest.skip("only root may mount a small file system")
@@ -39,10 +39,10 @@ def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=place.folder, capture_output=True, check=False)
     if done.returncode in (1, 77):
         pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
-    said = (place.folder / "first.txt").read_text().strip().splitlines()
-    assert (place.folder / "first.code").read_text().strip() == "2", said
-    assert "No space left on device; make room or permit it, and the same command goes on" in said[-1]
-    assert "Traceback" not in "\n".join(said)
+    output = (place.folder / "first.txt").read_text().strip().splitlines()
+    assert (place.folder / "first.code").read_text().strip() == "2", output
+    assert "No space left on device; make room or permit it, and the same command goes on" in output[-1]
+    assert "Traceback" not in "\n".join(output)
     kept = place.whole_lines("first")
     assert kept == place.runs_csv("first").read_bytes(), "a torn row was left"
     assert 1 < kept.count(b"\n") < 33
@@ -52,18 +52,18 @@ def test_a_full_disk_is_one_line_and_with_room_the_study_goes_on(place):
 
 
 @pytest.mark.thorough
-def test_a_folder_that_is_closed_while_the_study_runs(place):
+def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
     """What is open stays open; weights, which are new files, fail with their reason, and are made later."""
     process = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
     weights = place.folder / "out" / "small" / "weights"
     place.until(lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights")
     weights.chmod(0o555)
-    said = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=120)[0]
     weights.chmod(0o755)
-    assert process.returncode == 1, said
-    assert "cannot write the weights" in said
-    assert "Permission denied" in said
-    assert "Traceback" not in said
+    assert process.returncode == 1, output
+    assert "cannot write the weights" in output
+    assert "Permission denied" in output
+    assert "Traceback" not in output
     (place.folder / "out" / "small").chmod(0o555)
     again = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
     (line,) = again.communicate(timeout=60)[0].strip().splitlines()
@@ -71,6 +71,6 @@ def test_a_folder_that_is_closed_while_the_study_runs(place):
     assert "Permission denied; choose another folder with --output" in line
     (place.folder / "out" / "small").chmod(0o755)
     last = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
-    said = last.communicate(timeout=120)[0]
-    assert last.returncode == 0, said
+    output = last.communicate(timeout=120)[0]
+    assert last.returncode == 0, output
     assert len(list(weights.glob("*.npz"))) == 32

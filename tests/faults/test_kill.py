@@ -35,7 +35,7 @@ def kill(place, command, output):
         time.sleep(0.0001)
     command.send(signal.SIGKILL)
     code = command.wait()
-    assert code in (0, -signal.SIGKILL), place.said()
+    assert code in (0, -signal.SIGKILL), place.printed()
     if code == 0:
         return "missed"
     committed, epochs = place.whole_lines(output), place.runs_csv(output).with_name("epochs.csv")
@@ -43,8 +43,8 @@ def kill(place, command, output):
         uncommitted = epochs.read_bytes().count(b"\n") - 1 > EPOCHS * (committed.count(b"\n") - 1)
         if uncommitted or place.runs_csv(output).read_bytes() != committed:
             return "writing"
-    said = stack.read_text()
-    return next((phase for phase, names in PHASES.items() if any(name in said for name in names)), "starting")
+    printed = stack.read_text()
+    return next((phase for phase, names in PHASES.items() if any(name in printed for name in names)), "starting")
 
 
 def amid(phases):
@@ -72,7 +72,7 @@ def wait_for(place, command, output, aim, draw, whole):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(max(1800, 120 * KILLS))
-def test_a_sweep_that_is_killed_again_and_again_ends_as_if_undisturbed(place):
+def test_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_one(place):
     """Sweeps charged by a given calibration; every third one measures its own, and is killed while it does."""
     begun = time.monotonic()
     assert place.run("undisturbed") == 0
@@ -113,7 +113,7 @@ def test_a_sweep_that_is_killed_again_and_again_ends_as_if_undisturbed(place):
     assert amid(phases), f"of {4 * KILLS} kills none hit a run: {phases}"
 
 
-def test_a_kill_takes_the_worker_processes_with_it(place):
+def test_killed_command_leaves_no_worker_processes(place):
     command = place.start("run", "study.yaml", "--output", "out", "--jobs", "2", "--set", "epochs=40")
     place.until(lambda: place.whole_lines("out").count(b"\n") > 1, "a row")
     family = command.family()
@@ -124,7 +124,7 @@ def test_a_kill_takes_the_worker_processes_with_it(place):
 
 
 @pytest.mark.thorough
-def test_a_study_that_repeats_until_times_are_known_goes_on_to_the_same_blocks(place):
+def test_killed_study_with_a_stopping_rule_resumes_to_the_same_rows(place):
     until = ("--set", "until.ci_width=4%", "--set", "until.at_most=5", "--set", "virtual.jitter=normal")
     assert place.run("undisturbed", *until) == 0
     wanted = place.tables("undisturbed")

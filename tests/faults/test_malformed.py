@@ -50,15 +50,15 @@ def whole(tmp_path_factory):
 
 
 def read_all(folder):
-    """Each reader either reads or says in one line why not."""
+    """Check that each reader returns or raises a one-line error."""
     for reader in (progress_of, load, lambda place: Store(place, fsync=False).close()):
-        said = f"{folder} was read"
+        message = f"{folder} was read"
         try:
             reader(folder)
         except ResultsError as error:
-            said = str(error)
-        assert "\n" not in said
-        assert str(folder) in said
+            message = str(error)
+        assert "\n" not in message
+        assert str(folder) in message
 
 
 def hurt(whole, name, data):
@@ -82,7 +82,7 @@ def hurt(whole, name, data):
         max_size=4,
     ),
 )
-def test_edited_tables(whole, name, edits):
+def test_edited_tables_are_read_or_refused_in_one_line(whole, name, edits):
     data = (whole / name).read_bytes()
     for place, length, replacement in edits:
         start = int(place * len(data))
@@ -93,14 +93,14 @@ def test_edited_tables(whole, name, edits):
 @pytest.mark.thorough
 @SETTINGS
 @given(name=st.sampled_from(["runs.csv", "epochs.csv", "planned.json", "lock"]), data=st.binary(max_size=300))
-def test_any_bytes(whole, name, data):
+def test_any_bytes_are_read_or_refused_in_one_line(whole, name, data):
     read_all(hurt(whole, name, data))
 
 
 @pytest.mark.thorough
 @SETTINGS
 @given(data=st.data())
-def test_shuffled_and_repeated_cells(whole, data):
+def test_shuffled_and_repeated_cells_are_read_or_refused_in_one_line(whole, data):
     header, *rows = (whole / "runs.csv").read_text().splitlines()
     row = data.draw(st.integers(0, len(rows) - 1))
     cells = rows[row].split(",")
@@ -120,14 +120,14 @@ def test_shuffled_and_repeated_cells(whole, data):
         ("others_load", "much", "a number"),
     ],
 )
-def test_status_refuses_the_numbers_that_other_commands_refuse(whole, column, cell, expected):
+def test_status_refuses_the_same_numbers_as_other_commands(whole, column, cell, expected):
     header, *lines = (whole / "runs.csv").read_text().splitlines()
     cells = lines[-1].split(",")
     cells[header.split(",").index(column)] = cell
     folder = hurt(whole, "runs.csv", "\n".join([header, *lines[:-1], ",".join(cells), ""]).encode())
     place = f"runs.csv, line {len(lines) + 1}: {column} is "
-    with pytest.raises(ResultsError, match=place) as told:
+    with pytest.raises(ResultsError, match=place) as error:
         progress_of(folder)
-    assert str(told.value).endswith(f"expected {expected}; repair or remove the line")
+    assert str(error.value).endswith(f"expected {expected}; repair or remove the line")
     with pytest.raises(ResultsError, match=place):
         load(folder)

@@ -1,4 +1,4 @@
-"""Secrets, the user's name and home planted around a study: none is in anything that it leaves behind."""
+"""Secrets, user name and home in the environment of a study: no file that it writes contains them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STUDY = (
 
 @pytest.fixture
 def home(tmp_path, monkeypatch, cost_model):
-    """A home folder of somebody, with a model and a calibration in it, and an environment full of secrets."""
+    """The home folder of a user, with a model and a calibration in it, and an environment full of secrets."""
     folder = tmp_path / "home" / PERSON
     folder.mkdir(parents=True)
     (folder / "net.py").write_text(MODEL)
@@ -106,15 +106,15 @@ def run(home: Path) -> object:
     return call("run", *STUDY, *map(str, words))
 
 
-def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
+def test_records_hold_no_secret_and_no_user_name(home):
     assert run(home) == 0
     assert run(home) == 0, "it goes on with what it wrote"
     files = [path for path in Path("results").rglob("*") if path.is_file()]
     assert {"runs.csv", "epochs.csv", "study.yaml", "planned.json"} <= {path.name for path in files}
     with Path("results/open/runs.csv").open(newline="") as table:
-        told = {row["provenance"] for row in csv.DictReader(table)}
-    assert told == {path.stem for path in files if path.parent.name == "provenance"}
-    assert "UCX_NOTE" in "".join(Path(f"results/open/provenance/{name}.json").read_text() for name in told)
+        named = {row["provenance"] for row in csv.DictReader(table)}
+    assert named == {path.stem for path in files if path.parent.name == "provenance"}
+    assert "UCX_NOTE" in "".join(Path(f"results/open/provenance/{name}.json").read_text() for name in named)
     for path in files:
         assert SECRET not in path.read_text(), path
         assert SHORT not in path.read_text(), path
@@ -124,7 +124,7 @@ def test_nothing_that_a_study_leaves_names_a_person_or_opens_a_door(home):
     assert (str(kept.model), kept.init_weights) == (f"{home}/net.py:build", start(home))
 
 
-def test_the_reason_of_a_failed_run_is_kept_without_them(home):
+def test_error_of_a_failed_run_is_kept_without_secret_and_user_name(home):
     Path("broken").touch()
     assert run(home) == 1
     content = Path("results/open/runs.csv").read_text()
@@ -148,8 +148,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def test_nor_do_figures_reports_artifacts_exports_and_timelines(home):
-    """Names of packages and files are not looked at: nobody's secret, and a person may be called as they are."""
+def test_figures_reports_artifacts_exports_and_timelines_hold_no_secret_and_no_user_name(home):
+    """Names of packages and files are left out: they are no secrets, and a user name may equal one."""
     assert run(home) == 0
     folder = "results/open"
     (home / "paper.yaml").write_text("title: Ours\n")
@@ -178,17 +178,17 @@ def test_nor_do_figures_reports_artifacts_exports_and_timelines(home):
 
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-def test_nor_do_the_logs_of_real_processes_that_failed_or_what_is_printed(home, capfd):
+def test_logs_of_failed_ranks_and_printed_text_hold_no_secret_and_no_user_name(home, capfd):
     Path("broken").touch()
     alone = ("--strategy", "serial", "--workers", "1", "--repetitions", "1", "--execution", "native")
     assert call("run", *STUDY, *alone, "--engine", "mpi", "--model", f"{home}/net.py:build") == 1
-    said = "".join(capfd.readouterr())
+    printed = "".join(capfd.readouterr())
     files = [path for path in Path("results").rglob("*") if path.is_file()]
     logged = {path.name: path.read_text() for path in files if path.name in ("stdout.txt", "stderr.txt")}
     assert "<user> has <secret>" in logged["stdout.txt"]
     assert "in ~/net.py" in logged["stderr.txt"]
-    assert "cannot open ~/net.py with <secret>" in " ".join(said.split())
-    texts = {"the terminal": said} | {str(path): path.read_text(errors="replace") for path in files}
+    assert "cannot open ~/net.py with <secret>" in " ".join(printed.split())
+    texts = {"the terminal": printed} | {str(path): path.read_text(errors="replace") for path in files}
     for where, text in texts.items():
         assert SECRET not in text, where
         assert PERSON not in text, where

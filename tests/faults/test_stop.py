@@ -40,17 +40,17 @@ def no_orphans(place, family):
 def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(place, signum, code, line, jobs):
     command, family = begun(place, *LONG, "--jobs", jobs)
     command.send(signum)
-    assert command.wait() == code, place.said()
+    assert command.wait() == code, place.printed()
     no_orphans(place, family)
-    assert line in place.said()
-    assert "remain (the same command goes on with them)" in place.said()
-    assert "Traceback" not in place.said()
+    assert line in place.printed()
+    assert "remain (the same command goes on with them)" in place.printed()
+    assert "Traceback" not in place.printed()
     kept = rows(place)
     assert 0 < kept < 12
     assert not (place.folder / "out" / "small" / "lock").exists()
     if (signum, jobs) == (signal.SIGINT, "2"):
         assert place.start("run", "study.yaml", "--output", "out", *LONG, "--jobs", "1").wait() == 0
-        assert f"{kept} were there before" in place.said()
+        assert f"{kept} were there before" in place.printed()
         assert place.run("whole", *LONG) == 0
         assert place.tables("out") == place.tables("whole")
 
@@ -59,18 +59,18 @@ def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(pl
 def test_second_ctrl_c_abandons_the_runs_under_way(place, jobs):
     endless = ("--output", "endless", "--set", "epochs=100000", "--set", "workers=4")
     command = place.start("run", "study.yaml", *endless, "--jobs", jobs, "--verbose")
-    place.until(lambda: "start " in place.said(), "the first run")
+    place.until(lambda: "start " in place.printed(), "the first run")
     processes = 4 if jobs == "2" else 0  # two workers, the process that forks them, the tracker of their resources
     place.until(lambda: len(command.family()) >= processes, "the worker processes")
     family = command.family()
     command.send(signal.SIGINT)
-    place.until(lambda: "Ctrl-C again" in place.said(), "the promise")
+    place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
     time.sleep(0.5)  # a signal within 0.3 s would count as the first one delivered twice
     command.send(signal.SIGINT)
-    assert command.wait() == 130, place.said()
+    assert command.wait() == 130, place.printed()
     no_orphans(place, family)
-    assert "abandoning what is under way" in place.said()
-    assert "Traceback" not in place.said()
+    assert "abandoning what is under way" in place.printed()
+    assert "Traceback" not in place.printed()
     assert rows(place, "endless") == 0, "an abandoned run leaves no row"
 
 
@@ -81,9 +81,9 @@ def test_calibration_and_its_processes_end_at_the_first_signal(place):
     place.until(lambda: len(command.family()) >= 2, "the measuring processes")
     family = command.family()
     command.send(signal.SIGINT)
-    assert command.wait() == 130, place.said()
+    assert command.wait() == 130, place.printed()
     no_orphans(place, family)
-    assert "Traceback" not in place.said()
+    assert "Traceback" not in place.printed()
     command = place.start("run", "study.yaml", "--output", "out", "--jobs", "1")
     place.until(lambda: len(command.family()) >= 2, "the measuring processes")
     family = command.family()
@@ -102,18 +102,18 @@ def test_real_ranks_finish_their_run_at_the_first_signal_and_leave_it_at_the_sec
         *("--strategy", "allreduce", "--epochs", str(epochs), "--verbose"),
     )
     command = place.start(*arguments)
-    place.until(lambda: "start allreduce" in place.said(), "the first run")
+    place.until(lambda: "start allreduce" in place.printed(), "the first run")
     family = command.family()
     assert len(family) >= 3  # mpirun and its ranks
     command.send(signal.SIGINT)
     if signals == 2:
-        place.until(lambda: "Ctrl-C again" in place.said(), "the promise")
+        place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
         time.sleep(0.5)  # a signal within 0.3 s would count as the first one delivered twice
         command.send(signal.SIGINT)
-    assert command.wait() == 130, place.said()
+    assert command.wait() == 130, place.printed()
     no_orphans(place, family)
     assert rows(place) == (1 if signals == 1 else 0)
-    assert "Traceback" not in place.said()
+    assert "Traceback" not in place.printed()
 
 
 @pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
@@ -131,6 +131,6 @@ def test_fail_fast_begins_no_real_run_after_the_first_failure(place):
         pytest.skip(reason)
     native = ("--execution", "native", "--engine", "mpi", "--workers", "1,2", "--strategy", "allreduce")
     words = ("run", "study.yaml", "--output", "out", *native, "--set", "lr=1e30", "--fail-fast", "--jobs", "2")
-    assert place.start(*words).wait() == 1, place.said()
-    assert rows(place) == 1, place.said()
-    assert "1 did not complete, 3 remain" in place.said()
+    assert place.start(*words).wait() == 1, place.printed()
+    assert rows(place) == 1, place.printed()
+    assert "1 did not complete, 3 remain" in place.printed()

@@ -1,4 +1,4 @@
-"""Start a command on another host as ssh does: by its name, with an environment that says nothing of the caller's.
+"""Start a command on another host as ssh does: by its name, without the environment of the caller.
 
 `python agent.py serve FOLDER NAME` listens on host NAME; `python agent.py FOLDER NAME COMMAND...` runs there.
 """
@@ -22,7 +22,7 @@ _ENVIRONMENT = {
 
 
 def serve(path: Path) -> None:
-    """Run what callers hand over, with their standard streams, and answer with its exit status."""
+    """Run the commands of callers on their standard streams, and answer with the exit status."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -43,7 +43,7 @@ def _answer(caller: socket.socket) -> None:
 
 
 def call(path: Path, command: str) -> int:
-    """The exit status of `command` there; 255, as ssh's, if the host cannot be reached."""
+    """Return the exit status of `command` there; 255, as ssh does, if the host cannot be reached."""
     with socket.socket(socket.AF_UNIX) as host:
         try:
             host.connect(str(path))

@@ -1,4 +1,4 @@
-"""Three hosts, brought up once for all tests that want them: with a Slurm on them, or known by a hostfile alone."""
+"""Three hosts, started once for all tests: a Slurm cluster, or hosts that only a hostfile names."""
 
 from __future__ import annotations
 

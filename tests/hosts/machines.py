@@ -1,4 +1,4 @@
-"""Several hosts on one machine: a network, host name, /etc/hosts, /dev/shm and process ids of each one's own.
+"""Several hosts on one machine, each with its own network, host name, /etc/hosts, /dev/shm and process ids.
 
 Nothing of them is visible outside: the bridge lies in the network namespace of the host `login`, names are resolved by
 files bound over /etc/hosts, and all processes of a host are children of one, which ends when this process does.
@@ -29,7 +29,7 @@ while :; do sleep infinity & wait $!; done
 
 
 def why_not() -> str:
-    """The reason for which hosts cannot be made here; empty: they can."""
+    """Return the reason why hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "several hosts on one machine need root"
     if missing := [name for name in TOOLS if shutil.which(name) is None]:
@@ -44,7 +44,7 @@ def why_not() -> str:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait for `condition`."""
+    """Wait until `condition` holds; `what` names it in the failure."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} within {seconds:g} s"
@@ -52,7 +52,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> No
 
 
 class Host:
-    """One host, of two cores; `folder` has its names and what its daemons print."""
+    """One host of two cores; `folder` holds its /etc/hosts and the output of its daemons."""
 
     def __init__(self, name: str, address: str, folder: Path, first_core: int) -> None:
         self.name, self.address, self.folder = name, address, folder
@@ -72,28 +72,28 @@ class Host:
         self.pid = int(children.read_text().split()[0])  # of its first process, as seen from here
 
     def resolve(self, names: Mapping[str, str]) -> None:
-        """What names mean on this host: `names` by address."""
+        """Write this host's /etc/hosts: `names` by address."""
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")  # in place: it is bound over /etc/hosts
 
     def start(
         self, command: Sequence[str | Path], *, cwd: Path = Path("/"), **options: object
     ) -> subprocess.Popen[str]:
-        """A process on this host, which ends with this one."""
+        """Start a process on this host, which ends with the calling process."""
         enter = [*_END_WITH_PARENT, "nsenter", "--all", f"--target={self.pid}", f"--wd={cwd}"]
         return subprocess.Popen([*enter, *map(str, command)], text=True, **options)
 
     def daemon(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
-        """A process on this host that stays until the host goes."""
+        """Start a process that runs on this host until the host is closed."""
         with (self.folder / f"{Path(command[0]).name}.txt").open("w") as out:
             options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "env": environment}
             self._daemons.append(self.start(command, **options))
 
     def call(self, command: Sequence[str | Path], *, timeout: float = 30.0, **options: object) -> str:
-        """What a command on this host prints.
+        """Run a command on this host and return its standard output.
 
         Raises:
-            AssertionError: it failed, or took longer than `timeout` seconds.
+            AssertionError: the command failed, or took longer than `timeout` seconds.
         """
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = self.start(["timeout", "--kill-after=5", f"{timeout:g}", *command], **pipes, **options)
@@ -136,7 +136,7 @@ class Hosts:
             self.login.call(["tc", "qdisc", "add", "dev", link, *shape])
 
     def resolve_all(self) -> None:
-        """Every host knows every name."""
+        """Write every name into every host's /etc/hosts."""
         names = {host.name: host.address for host in (self.login, *self.nodes)}
         for host in (self.login, *self.nodes):
             host.resolve(names)

@@ -44,13 +44,13 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_ME
 
 
 def why_not() -> str:
-    """The reason for which there is no Slurm here; empty: there is."""
+    """Return the reason why no Slurm cluster can be started here; empty if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     return f"no {', '.join(missing)} (Debian's slurm-wlm and munge)" if missing else ""
 
 
 class Slurm:
-    """`sbatch` and the state of jobs; every call has a time limit, as Slurm's clients wait for what is down."""
+    """A cluster; calls of its clients have time limits, as they would wait for nodes that are down."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts, self.folder = hosts, hosts.folder / "slurm"
@@ -85,19 +85,19 @@ class Slurm:
 
     def _idle(self) -> int:
         try:
-            said = self.hosts.login.call(["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10)
+            states = self.hosts.login.call(["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10)
         except AssertionError:  # slurmctld is not up yet
             return 0
-        return said.split().count("idle")
+        return states.split().count("idle")
 
     def sbatch(self, script: str, folder: Path, *options: str, **environment: str) -> int:
-        """Submit `script`, which prints into job.txt in `folder`; the number of the job, 0 where it is only tested."""
+        """Submit `script`, whose output goes to `folder`/job.txt; return the job number, 0 with --test-only."""
         (folder / "job.sh").write_text(script)
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=job.txt", *options, str(folder / "job.sh")]
         return int(self.hosts.login.call(command, env=self.environment | environment) or 0)
 
     def wait(self, job: int, seconds: float = 300.0) -> str:
-        """The state in which the job ended; CANCELLED if it took longer."""
+        """Return the state in which the job ended; cancel it after `seconds`."""
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in _ENDED:
             if time.monotonic() > deadline:
@@ -110,11 +110,11 @@ class Slurm:
         return next(word.partition("=")[2] for word in self.shown(job).split() if word.startswith("JobState="))
 
     def shown(self, job: int) -> str:
-        """All that Slurm knows of the job, in one line."""
+        """Return the facts of the job that `scontrol show job` prints, in one line."""
         return self.hosts.login.call(["scontrol", "show", "job", "-o", str(job)], env=self.environment)
 
 
 def on_a_host(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without an outer Slurm's; with what lies in a host's own memory for temporary files."""
+    """Return `environment` without the variables of an outer Slurm, with temporary files in the host's own memory."""
     kept = {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     return kept | {"TMPDIR": "/dev/shm"}  # daemons' folders have process ids as names, and hosts have these in common

@@ -1,4 +1,4 @@
-"""Small studies on the hosts, and the rows they leave."""
+"""Small studies on the hosts, and their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, str]
 
 
 def study(workers: int, *strategies: str, **values: object) -> str:
-    """The text of a study of real runs, one of each strategy."""
+    """Return the YAML of a study of real runs, one of each strategy."""
     keys = {
         "name": "nodes", "dataset": "wine", "model": "{mlp: {hidden: [4]}}", "epochs": 2, "repetitions": 1,
         "workers": [workers], "execution": "native", "warmup_steps": 2, "time_limit_s": 100,
@@ -24,13 +24,13 @@ def study(workers: int, *strategies: str, **values: object) -> str:
 
 
 def rows_in(folder: Path) -> dict[str, Row]:
-    """The last row of each strategy, without warm-up runs."""
+    """Return the last row of each strategy, without warm-up runs."""
     with (folder / "results" / "nodes" / "runs.csv").open(newline="") as file:
         return {row["strategy"]: row for row in csv.DictReader(file)}
 
 
 def finished(process: subprocess.Popen[str], seconds: float) -> str:
-    """What a process has printed when it ends."""
+    """Wait for the end of a process; return its output."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -41,7 +41,7 @@ def finished(process: subprocess.Popen[str], seconds: float) -> str:
 
 
 def beats(folder: Path, launch: int) -> list[Beat]:
-    """The heartbeats of a launch's ranks, none before it."""
+    """Return the heartbeats of a launch's ranks; empty before the launch."""
     files = list((folder / "results").glob(f"nodes/logs/*/launch-{launch}/heartbeats"))
     return read_heartbeats(files[0]) if files else []
 
@@ -53,7 +53,7 @@ def is_training(folder: Path, launch: int) -> bool:
 
 
 def errors_in(folder: Path) -> list[str]:
-    """The errors of all rows, in their order."""
+    """Return the errors of all rows, in order."""
     path = folder / "results" / "nodes" / "runs.csv"
     if not path.exists():
         return []

@@ -21,7 +21,7 @@ ONE, TWO = ["--ntasks-per-node=1", "--cpus-per-task=2"], ["--ntasks-per-node=2",
 
 @pytest.fixture
 def user(tmp_path):
-    """A user's home, with scalebench and modules as the scripts expect them; the environment that leads there."""
+    """A user's home, with scalebench and modules as the scripts expect them; return the environment for them."""
     activate = tmp_path / "scalebench" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     activate.write_text(f'PATH="{Path(sys.executable).parent}:$PATH"\n')
@@ -31,7 +31,7 @@ def user(tmp_path):
 
 @pytest.fixture
 def submit(cluster, user, tmp_path):
-    """Submit a script of the page for a study in a folder of its own; the number of the job."""
+    """Submit a script of the page for a study in its own folder; return the number of the job."""
 
     def submit(name, text, *options):
         (tmp_path / "study.yaml").write_text(text)
@@ -57,10 +57,10 @@ def test_the_page_shows_every_script():
 )
 def test_a_batch_script_runs(cluster, submit, tmp_path, name, layout, workers, strategies, launcher, binding):
     state = cluster.wait(submit(name, study(workers, *strategies), *layout))
-    said = (tmp_path / "job.txt").read_text()
-    assert state == "COMPLETED", said
+    output = (tmp_path / "job.txt").read_text()
+    assert state == "COMPLETED", output
     rows = rows_in(tmp_path)
-    assert set(rows) == set(strategies), said
+    assert set(rows) == set(strategies), output
     for row in rows.values():
         assert (row["status"], row["launcher"], row["nodes"]) == ("completed", launcher, "3"), row["error"]
         assert row["binding"] == binding
@@ -86,7 +86,7 @@ def test_a_study_stopped_before_the_time_limit_continues_when_the_job_is_requeue
     assert len(rows.read_text().splitlines()) - 1 == repetitions
 
 
-def test_the_nodes_gpus_are_counted_whatever_a_task_gets(cluster, user, tmp_path):
+def test_all_gpus_of_the_nodes_are_counted(cluster, user, tmp_path):
     program = "from scalebench.launch.hosts import reachable; print(reachable().gpus, reachable().slots)"
     script = f"#!/bin/bash\nexport SCALEBENCH_LAUNCHER=srun\n{sys.executable} -c '{program}'\n"
     job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=2", "--gpus-per-task=1")
@@ -96,14 +96,14 @@ def test_the_nodes_gpus_are_counted_whatever_a_task_gets(cluster, user, tmp_path
     cluster.sbatch((SCRIPTS / "gpus.sh").read_text(), tmp_path, "--test-only", *shape, **user)
 
 
-def test_hosts_of_a_hostfile_need_no_scheduler(hosts, by_name, user, tmp_path):
+def test_hostfile_script_runs_without_a_scheduler(hosts, by_name, user, tmp_path):
     (tmp_path / "study.yaml").write_text(study(3, "allreduce"))
     (tmp_path / "hosts.txt").write_text("".join(f"{node.name} slots=1\n" for node in hosts.nodes))
     environment = by_name | user
     del environment["PRTE_MCA_prte_default_hostfile"]  # the script's to set
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = hosts.nodes[0].start([SCRIPTS / "hostfile.sh"], cwd=tmp_path, env=environment, **pipes)
-    said = finished(process, 150)
-    assert process.returncode == 0, said
+    output = finished(process, 150)
+    assert process.returncode == 0, output
     row = rows_in(tmp_path)["allreduce"]
-    assert (row["status"], row["nodes"], row["launcher"]) == ("completed", "3", "mpirun"), said
+    assert (row["status"], row["nodes"], row["launcher"]) == ("completed", "3", "mpirun"), output

@@ -18,13 +18,13 @@ print(sorted({entry.ranks for entry in costs.entries}))
 """
 
 
-def test_an_allocation_of_one_slot_a_host_is_probed_on_this_host(hosts, by_name, tmp_path):
+def test_probe_of_hosts_with_one_slot_each_runs_on_one_host(hosts, by_name, tmp_path):
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
     printed = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)
     assert printed.splitlines()[-1:] == ["[2]"], printed
 
 
-def test_a_probe_ends_with_its_command(hosts, by_name, tmp_path):
+def test_probe_ends_with_the_command_that_started_it(hosts, by_name, tmp_path):
     node = hosts.nodes[0]
 
     def ranks():

@@ -160,8 +160,8 @@ def test_virtual_workers_learn_and_record_staleness(options, play, recorded, mak
         assert worker.syncs == schedule.syncs == steps // strategy.every + (strategy.trailing == "synchronise")
         assert worker.bytes_sent == schedule.bytes_sent == worker.syncs * weights["final"].numel() * 8
         assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == steps
-    told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
-    row, epochs = rows_of(make_run({"ad_psgd": options}, 4, **values), outcome, **told)
+    facts = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+    row, epochs = rows_of(make_run({"ad_psgd": options}, 4, **values), outcome, **facts)
     stale = {int(value): times for value, times in json.loads(row.staleness_histogram).items()}
     assert sum(stale.values()) == 4 * steps
     assert max(stale) == max(epoch.max_staleness for epoch in epochs) > 0
@@ -171,7 +171,7 @@ def test_virtual_workers_learn_and_record_staleness(options, play, recorded, mak
     assert row.averaged_state == "parameters+buffers"
 
 
-def test_nobody_waits_for_the_slow_one_before_the_end(play):
+def test_fast_workers_wait_for_the_slow_one_only_at_the_end(play):
     """The others are through with their epochs when the slow worker is not; partners of `gossip` hold each other up."""
     virtual = {**QUIET, "slowdown": {2: 4.0}}
 
@@ -184,13 +184,13 @@ def test_nobody_waits_for_the_slow_one_before_the_end(play):
     assert max(paired[rank] for rank in (0, 1, 3)) > 0.5 * paired[2]
 
 
-def test_neighbours():
+def test_neighbours_of_a_worker_by_topology():
     assert neighbours_of(2, 5, "any") == [0, 1, 3, 4]
     assert neighbours_of(0, 5, "ring") == [1, 4]
     assert neighbours_of(1, 2, "ring") == [0]
 
 
-def test_what_cannot_work_is_refused_in_one_line():
+def test_impossible_setting_is_refused_in_one_line():
     with pytest.raises(StudyError, match="ad_psgd at 1 worker: there is nobody to average with; start at 2 workers"):
         registry.create("ad_psgd", {}).check(setting(1))
     with pytest.raises(StudyError, match=r"option 'neighbours'.*'any' or 'ring'"):

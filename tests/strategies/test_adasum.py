@@ -77,7 +77,7 @@ def test_a_run_follows_the_rule(play, blobs, make_run, workers):
 
 
 @pytest.mark.parametrize("workers", [3, 6, 12])
-def test_worker_counts_that_are_no_power_of_two_are_refused(workers):
+def test_worker_count_other_than_a_power_of_two_is_refused(workers):
     for engine in ("virtual", "horovod"):
         strategy = registry.create("adasum", {}, engine)
         assert strategy.check(setting(8)) == strategy.check(setting(1)) == []

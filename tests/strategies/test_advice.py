@@ -65,7 +65,7 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "warning"),
     [
         ({"daso-fixed": {"global_skip": 30, "devices_per_node": 2}}, None),  # the last batch of an epoch blocks
         ({"allreduce": {"accumulate": 30}}, None),  # an epoch's last step has fewer
@@ -80,13 +80,13 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
         ({"gossip": {"every": 11}}, "11 local steps before the first synchronisation, but the training has 10"),
     ],
 )
-def test_a_strategy_says_itself_when_its_replicas_first_meet(strategy, said):
+def test_first_synchronisation_after_the_end_of_training_is_warned_of(strategy, warning):
     """142 wines by 8: 5 steps at 4 workers, 10 in two epochs."""
     values = {"execution": "virtual", "workers": "4", "dataset": "wine", "epochs": 2, "batch_per_worker": 8}
     found = plan_study(Study.model_validate({**values, "strategies": [strategy]})).notes
     found = [note for note in found if "do not meet" in note or "never begins" in note]
-    assert len(found) == (said is not None)
-    assert all(f": {said}" in note for note in found)
+    assert len(found) == (warning is not None)
+    assert all(f": {warning}" in note for note in found)
 
 
 def test_diloco_with_an_inner_optimizer_that_is_not_the_papers_is_warned_of():

@@ -63,7 +63,7 @@ def test_steps_and_their_samples_are_those_without_balance(speeds, n, batch):
     assert balanced.batch_size == balanced.batch_sizes(0).max()
 
 
-def test_what_a_balance_makes_of_the_batches_is_said():
+def test_note_names_the_batch_sizes_of_a_balanced_partition():
     (note,) = plan_of(240, [1.0, 0.5, 0.5]).notes
     assert note.startswith(
         "balance: speed gives batches of 12 to 24 samples, in proportion to speed; what a step costs"
@@ -81,7 +81,7 @@ def test_equal_speeds_give_the_plan_without_balance():
     assert sorted(balanced.shard_sizes(0)) == sorted(plain.shard_sizes(0))
 
 
-def test_with_balance_nobody_waits_and_the_mean_is_still_that_of_the_samples(make_run, blobs, cost_model):
+def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(make_run, blobs, cost_model):
     """Workers 1 and 2 are half and a third as fast; a step takes time in proportion to its samples."""
     linear = [
         BatchTimes(samples=n, data_s=[n * 1e-6], forward_s=[n * 3e-5], backward_s=[n * 6e-5], update_s=[1e-7])
@@ -100,11 +100,11 @@ def test_with_balance_nobody_waits_and_the_mean_is_still_that_of_the_samples(mak
     waiting = [sum(worker.wait_s for worker in outcome.workers) for outcome in (equal, balanced)]
     assert waiting[1] < 0.05 * waiting[0]
     assert balanced.workers[0].train_s < 0.65 * equal.workers[0].train_s  # 96/(1 + 1/2 + 1/3) against 3 x 96/3
-    # A full-batch step averages over all samples whoever has them.
+    # A full-batch step averages over all samples on any worker.
     torch.testing.assert_close(found["iid"][1], found[str(BALANCED)][1], atol=1e-12, rtol=0)
 
 
-def test_what_cannot_be_balanced_is_refused():
+def test_impossible_balance_is_refused():
     with pytest.raises(DataError, match="balance: speed sizes blocks for their workers; use shuffle: in_block"):
         plan_of(90, [1.0, 0.5], shuffle="rotate_blocks")
     with pytest.raises(DataError, match=r"leaves worker 1, 0.001 times as fast .* 0 samples for 1 block"):

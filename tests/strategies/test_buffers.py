@@ -1,4 +1,4 @@
-"""BatchNorm's statistics where nobody averages them: DDP's workers take over worker 0's, Horovod's keep their own."""
+"""BatchNorm's statistics without averaging: DDP's workers take over worker 0's, Horovod's keep their own."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_real_ranks_end_with_the_buffers_of_virtual_workers(make_run, blobs, sim
         assert native["metrics"].tolist() == metrics, run.run_id
 
 
-def test_a_worker_of_ddp_is_one_batch_away_from_worker_0(make_run, simulated):
+def test_buffers_of_ddp_workers_are_one_batch_past_those_of_worker_0(make_run, simulated):
     """m <- 0.9 m + 0.1 batch: what two workers differ in is a tenth of how their last batches differ, no history."""
     _, _, sent = simulated(make_run("ddp", 4, model=MODEL, epochs=6))
     _, _, kept = simulated(make_run("horovod", 4, model=MODEL, epochs=6))
-    np.testing.assert_array_equal(sent[0], kept[0])  # worker 0 hears of nobody else's
+    np.testing.assert_array_equal(sent[0], kept[0])  # worker 0 keeps its own
     means = slice(0, 5)
     apart = [np.abs(each[1:, means] - each[0, means]).max() for each in (sent, kept)]
     assert 0 < apart[0] < apart[1]
@@ -94,7 +94,7 @@ def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, cost_model
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 
 
-def test_what_is_computed_once_for_all_is_still_their_own(make_run, blobs, cost_model):
+def test_workers_that_share_arithmetic_keep_buffers_of_their_own(make_run, blobs, cost_model):
     runs = [make_run(name, 3, run_id=name, model=MODEL) for name in ("ddp", "allreduce", "horovod")]
     found = list(simulate_alike(runs, blobs, cost_model))
     assert [run.run_id for run, _, _ in found] == ["ddp", "allreduce", "horovod"]

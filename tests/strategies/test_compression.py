@@ -179,7 +179,7 @@ def test_half_precision_under_ddp_is_that_of_allreduce(play, precision):
     assert outcome.workers[0].bytes_sent == 2 * weights["final"].numel() * outcome.workers[0].syncs
 
 
-def test_torch_wants_two_plain_steps_before_powersgd():
+def test_powersgd_under_ddp_starts_after_two_plain_steps():
     with pytest.raises(StudyError, match=r"option 'start': .* greater than or equal to 2"):
         registry.create("ddp", {"start": 1})
 
@@ -322,7 +322,7 @@ def test_only_the_plain_options_share_the_arithmetic_of_the_others():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"compression": "fp8"}, r"option 'compression': .* 'none', 'fp16', 'bf16', 'topk' or 'powersgd'"),
         ({"keep": 0}, r"option 'keep': .* greater than 0"),
@@ -332,8 +332,8 @@ def test_only_the_plain_options_share_the_arithmetic_of_the_others():
         ({"compression": "topk", "collective": "tree"}, r"option 'collective': .* 'auto' with compression topk"),
     ],
 )
-def test_options_out_of_range_name_option_and_range(options, said):
-    with pytest.raises(StudyError, match=said):
+def test_options_out_of_range_name_option_and_range(options, message):
+    with pytest.raises(StudyError, match=message):
         registry.create("allreduce", options)
 
 

@@ -227,14 +227,14 @@ def test_constant_skips_are_those_of_the_transcription(shape, skips, warm_up, co
     compare("daso-fixed", shape, {**options, **named}, skips, False, cost_model, monkeypatch)
 
 
-def test_the_sums_an_epoch_prescribes_are_counted_as_sent(play):
+def test_counted_sums_are_those_of_the_schedule(play):
     """Of 12 batches 0, 4, 8 and the last one send; every worker of one-device nodes takes part in each."""
     strategy = {"daso-fixed": {"devices_per_node": 1}}
     outcome, _ = play(strategy, 4, epochs=3, batch_per_worker=2)
     assert all(epoch.syncs == 4 for report in outcome.workers for epoch in report.epochs)
 
 
-def test_a_sum_in_flight_costs_less_than_one_that_blocks(play):
+def test_pending_sum_costs_less_than_a_blocking_one(play):
     blocking, _ = play({"daso-fixed": {"devices_per_node": 1, "global_skip": 2, "wait": 0}}, 4, batch_per_worker=2)
     flying, _ = play({"daso-fixed": {"devices_per_node": 1, "global_skip": 2, "wait": 1}}, 4, batch_per_worker=2)
     slow, fast = (sum(report.comm_s for report in outcome.workers) for outcome in (blocking, flying))
@@ -242,7 +242,7 @@ def test_a_sum_in_flight_costs_less_than_one_that_blocks(play):
 
 
 @pytest.mark.parametrize("name", ["daso-heat", "daso-fixed"])
-def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
+def test_impossible_setting_is_refused_in_one_line(name):
     strategy = registry.create(name, {})
     for workers, per_node, message in [
         (1, 4, "one node of 4 devices holds them all; it needs 2 nodes, so start at 8 workers$"),
@@ -260,7 +260,7 @@ def test_a_set_up_that_cannot_work_is_refused_in_one_line(name):
     assert registry.create(name, {"devices_per_node": 1}).check(setting(2, 4, epochs=9)) == []
 
 
-def test_a_training_that_never_cycles_is_warned_of():
+def test_training_without_a_cycle_is_warned_of():
     strategy = registry.create("daso-heat", {})
     assert (
         "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down"
@@ -277,11 +277,11 @@ def test_a_training_that_never_cycles_is_warned_of():
     )
 
 
-def test_a_wait_that_outlasts_the_next_sum_is_warned_of():
+def test_wait_beyond_the_next_sum_is_warned_of():
     """After the first of 9 batches a sum is sent; the next one, 2 batches later, is what merges it."""
     late = registry.create("daso-fixed", {"global_skip": 2, "wait": 7})
-    (said,) = late.check(setting(8, 4, epochs=4))
-    assert said.startswith("wait 7 is more than global_skip 2: a sum is merged at the next one, after 2 batches")
+    (warning,) = late.check(setting(8, 4, epochs=4))
+    assert warning.startswith("wait 7 is more than global_skip 2: a sum is merged at the next one, after 2 batches")
     calls = [calls_of(batch, 8, Skips(2, 1, 7)) for batch in range(3)]
     assert [each.merge for each in calls[1:]] == [False, True]
     assert (calls[0].wait, calls[2].send) == (7, True)
@@ -298,6 +298,6 @@ def test_a_wait_that_outlasts_the_next_sum_is_warned_of():
         ({"warmup_epochs": 3}, "option 'warmup_epochs'.*did you mean 'warm_up_epochs'"),
     ],
 )
-def test_an_option_out_of_range_is_named(options, message):
+def test_option_out_of_range_is_named(options, message):
     with pytest.raises(StudyError, match=message):
         registry.create("daso-heat", options)

@@ -35,11 +35,11 @@ def test_a_tail_sample_is_never_trained_on(play, blobs):
 
 
 @pytest.mark.parametrize("name", ["dislib-compat", "dislib-compat-async"])
-def test_what_the_preset_fixes_cannot_be_changed(name):
+def test_options_fixed_by_the_preset_are_refused(name):
     strategy = registry.create(name, {})
-    said = strategy.synchronisation
-    assert (said.averaged, said.optimizer_state) == ("parameters", "reset_per_block")
-    assert said.merge == ("half" if name.endswith("async") else "mean")
+    rule = strategy.synchronisation
+    assert (rule.averaged, rule.optimizer_state) == ("parameters", "reset_per_block")
+    assert rule.merge == ("half" if name.endswith("async") else "mean")
     with pytest.raises(StudyError, match=r"'optimizer_state'.*'reset_per_block'"):
         registry.create(name, {"optimizer_state": "keep"})
     study = Study.model_validate({"strategies": [name], "workers": [2], "lr_policy": "linear", "execution": "virtual"})

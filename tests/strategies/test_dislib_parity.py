@@ -145,7 +145,7 @@ def order_of(places):
 
 @pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize(("strategy", "options"), ODD)
-def test_odd_sizes_follow_the_rule(strategy, options, workers, make_run, cost_model):
+def test_uneven_block_sizes_follow_the_rule(strategy, options, workers, make_run, cost_model):
     """207 rows in 7 blocks of 30 and 29: 4 batches of 7, 2 or 1 left out; 3 and 2 blocks a worker."""
     x, y = odd_data()
     run = odd_run(make_run, strategy, options, workers)

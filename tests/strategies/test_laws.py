@@ -127,14 +127,14 @@ SYMMETRIC = st.one_of(
 @given(
     strategy=SYMMETRIC, order=st.integers(2, 6).flatmap(lambda k: st.permutations(range(k))), seed=st.integers(0, 99)
 )
-def test_who_holds_which_data_does_not_matter(strategy, order, seed, cost_model, monkeypatch):
+def test_exchanging_shards_between_workers_does_not_change_the_weights(strategy, order, seed, cost_model, monkeypatch):
     """Workers exchange their shards: a synchronous rule ends with the same weights but for the order of its sums."""
     same_but_for_the_order(strategy, order, seed, cost_model, monkeypatch)
 
 
 @settings(max_examples=8, suppress_health_check=HELD)
 @given(every=SMALL, workers=st.integers(3, 6), turn=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_ring_may_be_turned(every, workers, turn, seed, cost_model, monkeypatch):
+def test_rotating_a_ring_does_not_change_the_weights(every, workers, turn, seed, cost_model, monkeypatch):
     """Neighbours stay neighbours."""
     order = np.roll(np.arange(workers), turn)
     same_but_for_the_order({"gossip": {"every": every}}, order, seed, cost_model, monkeypatch)

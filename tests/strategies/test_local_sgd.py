@@ -111,7 +111,7 @@ def test_weights_by_samples_and_averaged_momentum(trained, arrays):
     assert all(report.bytes_sent == report.syncs * 2 * 8 * 8 for report in outcome.workers)  # fused with momentum
 
 
-def test_forgotten_momentum(trained, arrays):
+def test_reset_policy_forgets_momentum_at_each_average(trained, arrays):
     _, weights, _ = trained({"local_sgd": {"steps": 4, "optimizer_state": "reset"}})
     replicas = Replicas(arrays, weights["initial"])
     for t in range(STEPS):
@@ -152,7 +152,7 @@ def test_hierarchical_local_sgd_averages_in_the_largest_group_that_is_due(traine
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w[0], **EXACT)
 
 
-def test_slowmo_is_its_formula(trained, arrays):
+def test_slowmo_equals_its_formula(trained, arrays):
     _, weights, _ = trained({"slowmo": {"steps": 4, "slow_lr": 0.8, "slow_momentum": 0.6}})
     start, u = weights["initial"].numpy().copy(), 0.0
 
@@ -194,7 +194,7 @@ def test_the_eta_of_slowmo_is_the_learning_rate_of_the_intervals_last_step(train
 
 
 @pytest.mark.parametrize(("options", "mu"), [({}, 0.75), ({"block_momentum": 0.5}, 0.5)])
-def test_bmuf_is_its_formula(trained, arrays, options, mu):
+def test_bmuf_equals_its_formula(trained, arrays, options, mu):
     _, weights, _ = trained({"bmuf": {"steps": 4, "block_lr": 0.9, **options}})
     previous, delta = weights["initial"].numpy().copy(), 0.0
 
@@ -338,7 +338,7 @@ def test_evaluation_never_changes_training(play, strategy):
 
 
 @given(size=st.integers(2, 40), seed=st.integers(0, 1000))
-def test_partners_meet_in_pairs_and_anybody_may_be_one(size, seed):
+def test_gossip_pairs_are_disjoint_and_reach_every_worker(size, seed):
     import random
 
     from scalebench.strategies.gossip import partner_of
@@ -351,7 +351,7 @@ def test_partners_meet_in_pairs_and_anybody_may_be_one(size, seed):
     assert seen | {0} == set(range(size))
 
 
-def test_batchnorm_statistics_are_averaged_unless_told_not_to(play, tmp_path):
+def test_batchnorm_statistics_are_averaged_unless_switched_off(play, tmp_path):
     source = tmp_path / "net.py"
     source.write_text(
         "from torch import nn\n"
@@ -403,7 +403,7 @@ def test_policies_are_in_the_records():
         ("torch_hierarchical_local_sgd", {"groups": {2: 2}}, 4, "the largest group, 2, has to hold all 4 workers"),
     ],
 )
-def test_a_set_up_that_cannot_work_is_refused_in_one_line(name, options, workers, message):
+def test_impossible_setting_is_refused_in_one_line(name, options, workers, message):
     with pytest.raises(StudyError, match=message):
         registry.create(name, options).check(setting(workers))
 
@@ -416,9 +416,9 @@ def test_data_of_clients_never_leave_them(shuffle):
         registry.create(name, {}).check(setting(4))
 
 
-def test_odd_set_ups_are_warned_of():
-    said = registry.create("hierarchical_local_sgd", {"groups": {2: 2}}).check(setting(4))
-    assert "no group holds all 4 workers" in said[0]
+def test_doubtful_settings_are_warned_of():
+    warnings = registry.create("hierarchical_local_sgd", {"groups": {2: 2}}).check(setting(4))
+    assert "no group holds all 4 workers" in warnings[0]
     assert "overshoots" in registry.create("easgd", {"alpha": 0.5}).check(setting(4))[0]
 
 
@@ -440,6 +440,6 @@ def test_odd_set_ups_are_warned_of():
         ("diloco", {"outer_lrr": 1}, "did you mean 'outer_lr'"),
     ],
 )
-def test_an_option_out_of_range_is_named(name, options, message):
+def test_option_out_of_range_is_named(name, options, message):
     with pytest.raises(StudyError, match=message):
         registry.create(name, options)

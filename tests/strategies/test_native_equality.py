@@ -157,7 +157,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
     compare(runs, found, blobs, cost_model)
     for run in runs:
         calls, syncs = found[run.run_id]["called"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
-        assert found[run.run_id]["told"].tolist() == calls, f"{run.run_id}: what the records say is what MPI was asked"
+        assert found[run.run_id]["recorded"].tolist() == calls, f"{run.run_id}: the records count the calls of MPI"
         if run.strategy.name == "gossip":  # messages, until the last mean
             assert calls == [int(run.strategy.options.get("trailing") != "leave")] * 4
         elif run.run_id == "epoch_average-master-4":  # at the master three messages come and three go, each time
@@ -195,19 +195,21 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, cos
         reports = simulate(twin, blobs, cost_model)[0].workers
         counted = [[report.syncs, report.bytes_sent] for report in reports]
         assert found[run.run_id]["counted"].tolist() == counted, run.run_id
-        told, called = (found[run.run_id][name].tolist() for name in ("told", "called"))
-        assert told == called, f"{run.run_id}: what the records say is what torch was asked"
+        recorded, called = (found[run.run_id][name].tolist() for name in ("recorded", "called"))
+        assert recorded == called, f"{run.run_id}: the records count the calls of torch"
         syncs = found[run.run_id]["counted"][:, 0]
         powersgd = (3 * (syncs + 2) // 2 - 2 * 2).tolist()  # all steps but the first two are two synchronisations
         buckets = {"ddp-fp16": 5 * syncs, "ddp-bf16": syncs}  # the last layer's bias and weights share one; all do
-        assert told == (powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()), run.run_id
+        assert recorded == (powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()), run.run_id
     for run in runs:
-        told, syncs = found[run.run_id]["told"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
-        unknown = run.strategy.name == "torch_post_local_sgd"  # torch does not tell
+        recorded, syncs = found[run.run_id]["recorded"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
+        unknown = run.strategy.name == "torch_post_local_sgd"  # torch does not count
         expected = [-1] * run.workers if unknown else [1] * 4 if run.strategy.name == "gossip" else syncs
         expected = [3 * sync for sync in syncs] if run.run_id.startswith(APART) else expected
         if run.strategy.options.get("bucket_cap_mb"):  # one for each layer
             expected = [2 * sync for sync in syncs]
         if not unknown:
-            assert told == found[run.run_id]["called"].tolist(), f"{run.run_id}: the records, and what torch was asked"
-        assert told == expected, run.run_id
+            assert recorded == found[run.run_id]["called"].tolist(), (
+                f"{run.run_id}: the records count the calls of torch"
+            )
+        assert recorded == expected, run.run_id

@@ -38,7 +38,7 @@ def package(tmp_path):
 
 
 @pytest.mark.parametrize("execution", some(["virtual", "native"], "native"))
-def test_the_strategy_of_the_page_runs(package, tmp_path, execution):
+def test_strategy_of_the_page_runs_as_an_entry_point(package, tmp_path, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
     words = ["--strategy", "lazy_average", "--dataset", "wine", "--workers", "2", "--epochs", "3", "--jobs", "1"]
@@ -78,7 +78,7 @@ def sha256(path):
 
 
 @pytest.mark.parametrize("execution", some(["virtual", "native"], "native"))
-def test_a_file_and_class_is_a_strategy(file, execution):
+def test_strategy_of_a_file_and_class_runs(file, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
     words = ["--strategy", "serial", "--strategy", f"{OWN}: {{first: 3}}", *RUN[1:], "--execution", execution]
@@ -92,18 +92,18 @@ def test_a_file_and_class_is_a_strategy(file, execution):
     assert runs["strategy_sha256"].isna()["serial"]
 
 
-def test_an_edited_strategy_never_counts_as_done(file, invoke):
+def test_runs_of_an_edited_strategy_are_not_resumed(file, invoke):
     invoke(*RUN, "--strategy", OWN)
     before = sha256(file)
     assert load_study(Path("results/mine/study.yaml"), {}, []).strategy_sha256 == {OWN: before}
     assert "1 were there before" in invoke(*RUN, "--strategy", OWN), "unchanged, it is done"
     assert "1 were there before" in invoke("run", "results/mine/study.yaml", "--jobs", "1")
     file.write_text(file.read_text().replace("Field(2, ge=2", "Field(3, ge=2"))
-    said = invoke(*RUN, "--strategy", OWN, code=2)
-    assert f"(strategy_sha256 of {OWN} was {before[:12]}, is {sha256(file)[:12]})" in said
-    said = invoke("run", "results/mine/study.yaml", code=2)
-    assert f"lazy.py has changed since the study began (sha256 {before[:12]}" in said
-    assert said.count("\n") == 1
+    output = invoke(*RUN, "--strategy", OWN, code=2)
+    assert f"(strategy_sha256 of {OWN} was {before[:12]}, is {sha256(file)[:12]})" in output
+    output = invoke("run", "results/mine/study.yaml", code=2)
+    assert f"lazy.py has changed since the study began (sha256 {before[:12]}" in output
+    assert output.count("\n") == 1
     invoke(*RUN, "--strategy", OWN, "--new")
     assert len(load("results/mine-2").runs) == 1
     assert changed(load("results/mine"), load("results/mine-2"))[0].startswith(f"{OWN} (sha256 {before[:12]} → ")
@@ -116,12 +116,12 @@ def test_a_strategy_that_changes_while_the_study_runs_fails_the_run(file, invoke
     line = 'from pathlib import Path; Path("lazy.py").write_text(Path("lazy.py").read_text() + "#")'
     text = file.read_text().replace("        worker.state.left =", f"        {line}\n        worker.state.left =", 1)
     file.write_text(text)
-    said = invoke(*RUN, "--strategy", OWN, "--workers", "1,2", code=1)
-    assert "lazy.py has changed since the study began" in said
+    output = invoke(*RUN, "--strategy", OWN, "--workers", "1,2", code=1)
+    assert "lazy.py has changed since the study began" in output
 
 
 def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
-    """Of an installed strategy too, whose file nobody pins."""
+    """The strategy is an installed one, whose file has no checksum in the study."""
     from scalebench.strategies.local_sgd import LocalSgd
 
     invoke(*RUN, "--strategy", "local_sgd")
@@ -129,11 +129,11 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
     monkeypatch.setattr(LocalSgd.model_fields["steps"], "default", 5)
     LocalSgd.model_rebuild(force=True)
     try:
-        said = invoke(*RUN, "--strategy", "local_sgd")
+        output = invoke(*RUN, "--strategy", "local_sgd")
     finally:
         monkeypatch.undo()
         LocalSgd.model_rebuild(force=True)
-    assert "1 run completed; results" in said
+    assert "1 run completed; results" in output
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,17 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
 )
 def test_an_error_inside_names_its_own_line(file, invoke, edit, message):
     file.write_text(file.read_text().replace(*edit, 1))
-    said = invoke(*RUN, "--strategy", OWN, code=1)
-    assert message in said
-    number = int(re.search(r"lazy\.py:(\d+)", said)[1])
+    output = invoke(*RUN, "--strategy", OWN, code=1)
+    assert message in output
+    number = int(re.search(r"lazy\.py:(\d+)", output)[1])
     assert edit[1] in file.read_text().splitlines()[number - 1]
 
 
-def test_an_error_while_planning_is_one_line_too(file, invoke):
+def test_error_while_planning_is_one_line(file, invoke):
     file.write_text(file.read_text() + "\n    def check(self, setting):\n        return [][setting.workers]\n")
-    said = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
+    output = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
     number = len(file.read_text().splitlines())
-    assert said == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
+    assert output == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_an_error_while_planning_is_one_line_too(file, invoke):
         ),
     ],
 )
-def test_a_file_that_is_no_strategy(file, name, text, message):
+def test_file_without_a_strategy_is_refused_in_one_line(file, name, text, message):
     if text is not None:
         file.write_text(text)
     with pytest.raises(StudyError, match=message) as caught:
@@ -190,14 +190,15 @@ def test_a_file_that_is_no_strategy(file, name, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_its_options_are_checked_and_explained(file, invoke):
+def test_options_of_an_own_strategy_are_checked_and_explained(file, invoke):
     assert "option 'first': expected" in invoke(*RUN, "--strategy", f"{OWN}: {{first: 0}}", code=2)
-    said = invoke("explain", OWN)
-    assert "w <- mean of all w after `first` local steps" in said
+    output = invoke("explain", OWN)
+    assert "w <- mean of all w after `first` local steps" in output
     assert "file.py:Class" in invoke("list", "strategies")
 
 
-def test_an_artifact_has_the_strategy_too(file, invoke, tmp_path):
+def test_artifact_ships_an_own_strategy(file, invoke, tmp_path, monkeypatch):
+    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["convergence"])
     invoke(*RUN, "--strategy", "serial", "--strategy", OWN, "--strategy", "allreduce")
     made = write_artifact(Path("results/mine"), tmp_path / "out", Paper())
     records = made.folder / "results" / "mine"

@@ -107,7 +107,7 @@ def test_every_registered_strategy_is_here():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "engine"), PLACES)
-def test_the_pace_changes_the_clock_and_not_the_weights(launched, cost_model, name, engine):
+def test_pacing_changes_times_and_not_weights(launched, cost_model, name, engine):
     outcomes, folder = launched(engine)
     runs = {execution: make_run(name, engine, execution) for execution in EXECUTIONS}
     for run in runs.values():

@@ -13,7 +13,7 @@ PAGES = [page for page in sorted(FOLDER.glob("*.md")) if page.stem in registry.n
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_is_true_to_its_strategy(page):
+def test_page_agrees_with_its_strategy(page):
     strategy = registry.find(page.stem)
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {strategy.name}\n")

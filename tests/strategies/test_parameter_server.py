@@ -53,7 +53,7 @@ def test_a_round_that_is_summed_is_allreduce_at_k_times_the_learning_rate(play, 
 
 
 def test_workers_of_one_speed_meet_the_bound_of_ssp_as_asp_does(play):
-    """With equal clocks nobody is ever 3 ahead: the rules agree to the bit."""
+    """With equal clocks no worker is ever 3 ahead: the rules agree bit for bit."""
     _, free = play("asp", 4, epochs=3)
     _, bounded = play("ssp", 4, epochs=3)
     assert torch.equal(free["final"], bounded["final"])
@@ -88,8 +88,8 @@ def test_asynchronous_pushes_with_momentum_by_hand():
             stale = updates - pulled[worker]
             v = 0.9 * v + gradient / 3 / (max(1, stale) if slow_stale else 1)
             w = w - 0.1 * v
-            ((told, (weights, reply)),) = push(server, worker, gradient).items()
-            assert told == worker
+            ((receiver, (weights, reply)),) = push(server, worker, gradient).items()
+            assert receiver == worker
             assert reply.staleness == stale
             np.testing.assert_allclose(weights.numpy(), w, atol=1e-15)
             pulled[worker] = updates + 1
@@ -158,7 +158,7 @@ def test_staleness_and_lead_are_in_the_report(play, strategy):
             total = sum(value * times for value, times in stale.items())
             assert sum(means) * 3 == pytest.approx(total)
             assert max(epoch.max_staleness for epoch in worker.epochs) == max(stale)
-    if strategy == "asp":  # whoever is fast meets few updates of others, the slow one many
+    if strategy == "asp":  # a fast worker meets few updates of others, the slow one many
         assert max(map(int, outcome.workers[1].histograms["staleness"])) > 3
     if strategy == "bsp_backup":
         assert sum(outcome.workers[1].histograms["dropped"].values()) > 0
@@ -207,7 +207,7 @@ def test_steady_jitter_does_not_freeze_where_the_server_updates(play):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("ssp", {"staleness": -1}, r"strategy ssp: option 'staleness': .* greater than or equal to 0"),
         ("dssp", {"lower": 5, "upper": 3}, r"strategy dssp: option 'upper': expected at least lower \(5\), got 3"),
@@ -219,8 +219,8 @@ def test_steady_jitter_does_not_freeze_where_the_server_updates(play):
         ("asp", {"staleness": 3}, r"strategy asp: unknown option 'staleness'; did you mean 'staleness_lr'"),
     ],
 )
-def test_options_out_of_range_name_option_and_range(name, options, said):
-    with pytest.raises(StudyError, match=said):
+def test_options_out_of_range_name_option_and_range(name, options, message):
+    with pytest.raises(StudyError, match=message):
         registry.create(name, options)
 
 
@@ -235,7 +235,7 @@ def test_as_many_backups_as_workers_are_refused():
         strategy.check(setting(1))
 
 
-def test_a_gradient_that_is_no_number_stops_the_run(make_run, blobs, cost_model):
+def test_nan_gradient_stops_the_run(make_run, blobs, cost_model):
     from scalebench.virtual.engine import simulate
 
     outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
@@ -254,7 +254,7 @@ def test_reply_numbers_are_those_of_the_message():
     shards=st.integers(2, 5),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
-def test_servers_that_share_the_weights_answer_as_one_does(order, shards, dtype):
+def test_sharded_servers_answer_as_a_single_one(order, shards, dtype):
     """Each part hears of the same pushes at the same times; pieces of its pushes make pieces of its replies."""
     weights = torch.arange(7, dtype=dtype)
     whole, spread = (serve(Elastic(3, 99, 4), weights, momentum=0.9, shards=count) for count in (1, shards))
@@ -276,7 +276,7 @@ def test_servers_that_share_the_weights_answer_as_one_does(order, shards, dtype)
 
 @pytest.mark.parametrize("gate", [Lockstep, Gate])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_server_in_the_same_process_does_what_one_does_that_hears_of_messages(gate, dtype):
+def test_server_in_the_same_process_equals_one_that_gets_messages(gate, dtype):
     """Bit for bit, at as many bytes; its answer stays as it is while others push."""
     random = torch.Generator().manual_seed(3)
     weights = torch.randn(7, generator=random, dtype=dtype)
@@ -285,9 +285,9 @@ def test_a_server_in_the_same_process_does_what_one_does_that_hears_of_messages(
     for turn in range(12):
         gradient = torch.randn(7, generator=random, dtype=dtype)
         numbers = [0.1 + turn / 7, 1.0 + turn]
-        message, told = pack(gradient, numbers), Push(gradient.clone(), numbers)
-        assert told.nbytes == message.nbytes
-        replies, answers = afar(turn % 3, message, float(turn)), here(turn % 3, told, float(turn))
+        message, pushed = pack(gradient, numbers), Push(gradient.clone(), numbers)
+        assert pushed.nbytes == message.nbytes
+        replies, answers = afar(turn % 3, message, float(turn)), here(turn % 3, pushed, float(turn))
         assert [to for to, _ in replies] == [to for to, _ in answers]
         for (to, reply), (_, answer) in zip(replies, answers, strict=True):
             assert answer.nbytes == reply.nbytes

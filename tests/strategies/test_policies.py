@@ -98,15 +98,15 @@ def test_every_averaging_strategy_states_its_policies(name, make_run):
         ("dssp", {"lower": 0, "upper": 1}, "each push at once"),
     ],
 )
-def test_a_servers_policy_tells_rounds_from_single_pushes_and_sums_from_means(name, options, policy):
+def test_merge_policy_of_servers_distinguishes_rounds_from_pushes_and_sums_from_means(name, options, policy):
     assert registry.create(name, options).synchronisation.merge == policy
 
 
-def test_the_rows_say_which_policies_were_in_force(make_run, play):
+def test_rows_hold_the_policies_of_their_run(make_run, play):
     def row(strategy):
         outcome, _ = play(strategy, 4)
-        told = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
-        return rows_of(make_run(strategy, 4), outcome, **told)[0]
+        facts = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+        return rows_of(make_run(strategy, 4), outcome, **facts)[0]
 
     default = row("easgd")
     assert (default.averaged_state, default.optimizer_state_policy, default.merge_policy) == (
@@ -122,7 +122,7 @@ def test_the_rows_say_which_policies_were_in_force(make_run, play):
 
 
 @pytest.mark.parametrize("case", ONCE)
-def test_the_mean_of_replicas_that_trained_alone(case, replicas):
+def test_final_average_is_the_mean_of_replicas_that_trained_alone(case, replicas):
     """Parameters, buffers and momentum: each is the (weighted) mean of the isolated ones, or stays what it was."""
     name = case.partition("-")[0]
     alone = replicas(ALONE)
@@ -154,7 +154,7 @@ def test_a_partial_interval_can_be_left_as_it_is(case, replicas, play):
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "epoch_average"])
-def test_what_is_handed_out_where_a_partial_interval_is_left(name, play, replicas):
+def test_consensus_after_a_partial_interval_without_average(name, play, replicas):
     """The weighted mean of the replicas, which `consensus` forms outside training; statistics included."""
     options = {**ONCE[name], "trailing": "leave", "weighting": "samples"}
     left, weights = play({name: options}, WORKERS, **UNEVEN)
@@ -289,7 +289,7 @@ def test_runs_send_what_their_program_records(name, trailing, play, recorded):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_what_is_large_is_averaged_where_it_lies_and_counts_alike(play, monkeypatch, weighting):
+def test_large_state_is_averaged_in_place_and_counted_alike(play, monkeypatch, weighting):
     """Apart from the vector of what is small: the same weights bit for bit, the same bytes, the same time."""
     options = {"local_sgd": {"steps": 3, "optimizer_state": "average", "weighting": weighting}}
     values = {**UNEVEN, "optimizer": "adam", "lr": 0.01}

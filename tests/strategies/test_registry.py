@@ -12,7 +12,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.strategies.serial import Serial
 
 
-def test_every_strategy_says_what_it_is():
+def test_every_strategy_has_name_summary_and_source():
     assert {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"} <= set(registry.names())
     for name in registry.names():
         for engine in ("virtual", *registry.find(name).engines):
@@ -62,7 +62,7 @@ def test_an_option_that_does_not_fit_is_named(options, message):
         ),
     ],
 )
-def test_options_that_are_written_another_way(name, message):
+def test_alternative_spellings_of_options_are_accepted(name, message):
     with pytest.raises(StudyError) as caught:
         registry.create(name, {})
     assert message in str(caught.value)
@@ -74,7 +74,7 @@ def test_an_option_may_be_called_as_papers_write_it(name):
         registry.create(name, {"H": 4})
 
 
-def test_a_name_can_be_taken_once():
+def test_second_strategy_of_one_name_is_refused():
     class Other(Serial):
         name: ClassVar[str] = "serial"
 

@@ -42,7 +42,7 @@ def test_joined_tensors_are_the_same_memory_in_the_same_order(tensors):
     assert all(any(each.data_ptr() == tensor.data_ptr() for tensor in tensors) for each in found)  # none is a copy
 
 
-def test_what_only_happens_to_lie_behind_is_not_joined():
+def test_adjacent_tensors_of_other_storage_are_not_joined():
     memory = bytearray(32)
     first, second = (torch.frombuffer(memory, dtype=torch.float32, count=4, offset=begin) for begin in (0, 16))
     assert first.data_ptr() + first.nbytes == second.data_ptr()
@@ -58,7 +58,7 @@ def test_what_only_happens_to_lie_behind_is_not_joined():
     ],
     ids=["dtypes", "transposed", "empty"],
 )
-def test_what_does_not_fit_is_left_as_it_is(tensors):
+def test_tensors_of_other_layout_are_not_joined(tensors):
     assert [id(each) for each in joined(tensors)] == [id(each) for each in tensors]
 
 
@@ -72,7 +72,7 @@ def test_a_transposed_piece_is_not_taken_for_the_memory_that_it_covers():
 
 
 @given(tensors=pieces())
-def test_what_is_packed_comes_back(tensors):
+def test_packed_state_is_unpacked_unchanged(tensors):
     """Apart from what overlaps, which would be written twice."""
     covered = [place for each in tensors for place in range(each.data_ptr(), each.data_ptr() + each.nbytes)]
     vector = packed(tensors).clone()
@@ -123,7 +123,7 @@ def test_parameters_statistics_and_momentum_are_averaged_as_one_where_they_lie(o
     assert {call[0] for call in sent} == {(begin, numbers) for begin in begins}
 
 
-def test_who_has_not_stepped_averages_zeros_where_they_lie(observed):
+def test_momentum_of_a_worker_without_steps_is_averaged_as_zeros(observed):
     """Of three clients one is chosen in each round; the others' momentum is that of before the first step."""
     sent, made = observed({"fedavg": {"fraction": 0.4, "optimizer_state": "average"}}, NORMALISED, epochs=1)
     assert {len(call) for call in sent} == {1}

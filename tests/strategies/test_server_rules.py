@@ -215,7 +215,7 @@ def test_dssp_controller_takes_one_walk_along_its_bounds():
 
 
 def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
-    """s_L 0, s_U 9, three steady workers: whoever is a push behind the fastest waits at a lead > s_L."""
+    """s_L 0, s_U 9, three steady workers: a worker that is a push behind the fastest waits at a lead > s_L."""
     gate = Dynamic(3, 100, 0, 9)
     for worker, now in ((0, 1.0), (1, 1.1), (2, 4.0)):
         gate.on_push(worker, now)  # a first round for all: no interval is known yet
@@ -228,7 +228,7 @@ def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
     assert gate.on_push(1, 10.5) == []  # one push behind 0, lead 1 > s_L: no controller is asked
 
 
-def test_paper_grants_one_push_more():
+def test_published_dssp_grants_one_push_more_than_the_strict_one():
     strict, paper = Dynamic(2, 100, 1, 4), Dynamic(2, 100, 1, 4, "paper")
     for gate in (strict, paper):
         for worker, now in ((0, 1.0), (0, 2.0), (1, 3.0), (0, 4.0), (1, 6.0), (0, 7.0)):
@@ -283,7 +283,7 @@ def test_least_spread_is_that_of_all_combinations(times):
 
 
 def test_elastic_barriers_lie_where_steady_workers_meet():
-    """1 s, 2 s and 3 s per step: after the first round they meet every 6 s and nobody ever waits again."""
+    """1 s, 2 s and 3 s per step: after the first round they meet every 6 s and no worker waits again."""
     pushed, released = drive(Elastic(3, 61, 10), lambda worker, step: float(worker + 1), until=33.0)
     waits = {}
     for now, worker, _ in pushed:

@@ -26,7 +26,7 @@ def run(play, name, **values):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", registry.names())
-def test_every_strategy_outlives_its_learning_rate(play, name, dtype):
+def test_every_strategy_trains_at_a_vanishing_learning_rate(play, name, dtype):
     outcome, weights = run(play, name, dtype=dtype)
     assert LR * DECAY**27 == 0.0
     assert all(worker.epochs[-1].train_loss is not None for worker in outcome.workers)

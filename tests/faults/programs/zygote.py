@@ -1,7 +1,7 @@
 """Starts `scalebench` commands at once: everything heavy is imported, and each command is a fork of this process.
 
-Reads one JSON list per line, the folder and the arguments; answers with the command's process number, then with how
-it ended. A command that gets SIGUSR2 writes into stack.txt what it is doing, and does on.
+Reads one JSON list per line, the folder and the arguments; answers with the command's process number, then with the
+exit code. A command that gets SIGUSR2 writes its stack into stack.txt and continues.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def main() -> None:
             os.chdir(folder)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-            said = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(said, 1)
-            os.dup2(said, 2)
+            output = os.open("printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             sys.argv = ["scalebench", *arguments]
             scalebench(prog_name="scalebench")
         os.close(stack)

@@ -128,7 +128,7 @@ def take_part(run, mpi, entry, dataset, folder):
         for state in states:
             state.close()
         gathered = mpi.gather((report.syncs, report.bytes_sent))
-        told = mpi.gather(report.collective_calls)
+        recorded = mpi.gather(report.collective_calls)
         losses = mpi.gather(getattr(replica, "epoch_losses", []))
         if mpi.rank == 0:
             np.savez(
@@ -138,7 +138,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 buffers=np.stack(of_all),
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
-                told=np.array([-1 if calls is None else calls for calls in told]),
+                recorded=np.array([-1 if calls is None else calls for calls in recorded]),
                 losses=np.array(losses),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
