@@ -25,10 +25,12 @@ from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
-from scalebench.records.folder import CALIBRATION
+from scalebench.records.folder import CALIBRATION, STUDY
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
+from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Run
+from scalebench.system.atomic_write import write_whole
 from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
@@ -83,9 +85,20 @@ def recalibrate(plan: StudyPlan, folder: Path, reporter: Reporter, *, jobs: int)
             study_run.collect_provenance()
             if (Path(scratch) / CALIBRATION).exists():
                 shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
+            _name_calibration(plan.study.calibration, folder)
             for run in runs:
                 study_run.ended(run, outcomes[run.run_id])
     return Recalibrated(len(runs) - len(again), len(again))
+
+
+def _name_calibration(given: Path | None, folder: Path) -> None:
+    """Let study.yaml name the calibration that now charges the virtual runs, if it named another before."""
+    study = load_study(folder / STUDY, {}, [])
+    if given is None or study.calibration is None:
+        return
+    here = Path.cwd()
+    named = given.relative_to(here) if given.is_relative_to(here) else given
+    write_whole(folder / STUDY, dump_study(study.model_copy(update={"calibration": named})))
 
 
 def _replayed(run: Run, plan: StudyPlan, cost_model: Machine, results: Results, known: pd.DataFrame) -> Outcome | None:

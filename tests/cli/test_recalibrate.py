@@ -10,6 +10,7 @@ from scalebench.analysis import load
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
+from scalebench.study.load import load_study
 from scalebench.virtual.step_statistics import Measured
 from tests.conftest import needs_mpi
 
@@ -100,6 +101,20 @@ def test_runs_whose_arithmetic_depends_on_time_are_trained_again(machine, invoke
     assert f"{len(before) - asynchronous} virtual runs charged anew without training, " in said
     assert f"{asynchronous} run{'s' * (asynchronous > 1)} trained again" in said
     assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
+
+
+def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invoke):
+    first = machine.calibration()
+    machine.factor = 2.0
+    second = machine.calibration()
+    invoke(*RUN, "--calibration", first.name)
+    invoke("recalibrate", "results/mine", "--calibration", second.name)
+    after = rows()["train_s"].tolist()
+    assert load_study(MINE / "study.yaml", {}, []).calibration == Path(second.name)
+    invoke(*RUN, "--calibration", second.name)  # goes on by the new calibration, and has nothing to do
+    assert rows()["train_s"].tolist() == after
+    refused = invoke(*RUN, "--calibration", first.name, code=2)
+    assert "another study of this name (calibration was 2.json, is 1.json)" in refused, "nothing about a changed file"
 
 
 def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invoke):
