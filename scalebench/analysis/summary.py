@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -103,7 +103,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
         cell["label"],
         str(cell["workers"]),
         seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
-        *([seconds(cell["time_to_target_s"])] if aims else []),
+        *([time_and_epochs(cell)] if aims else []),
         seconds(cell["median_s"]),
         percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
@@ -111,6 +111,14 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
         where + oversubscribed,
     )
+
+
+def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
+    """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
+    time, epochs = seconds(cell["time_to_target_s"]), cell["epochs_to_target"]
+    if not math.isfinite(cell["time_to_target_s"]):
+        return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else time
+    return f"{time}{f'/{epochs:g}' if math.isfinite(epochs) else ''}{'*' * (cell['n_reached'] < cell['n_aimed'])}"
 
 
 def _agreement_note(results: Results) -> list[str]:

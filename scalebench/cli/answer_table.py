@@ -173,17 +173,10 @@ def _time(cell: dict[Hashable, Any]) -> Text:
 def _target(cell: dict[Hashable, Any]) -> Text:
     from rich.text import Text
 
-    from scalebench.formatting import EMPTY, seconds
+    from scalebench.analysis.summary import time_and_epochs
 
-    time, reached, aimed = cell["time_to_target_s"], cell["n_reached"], cell["n_aimed"]
-    if not aimed > 0:
-        return Text(EMPTY)
-    if math.isinf(time):
-        return Text(f"{reached:.0f} of {aimed:.0f}" if reached else "never", style="yellow")
-    epochs = f"/{cell['epochs_to_target']:g}" if math.isfinite(cell["epochs_to_target"]) else ""
-    return Text(
-        f"{seconds(time)}{epochs}{'*' if reached < aimed else ''}", style="dim" if cell["oversubscribed"] else ""
-    )
+    style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if cell["oversubscribed"] else ""
+    return Text(time_and_epochs(cell), style=style)
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:

@@ -148,3 +148,27 @@ def test_name_of_a_simulated_interval_has_seeds_where_they_vary(study):
     table = times_to_target(study(rows=cell("serial", 1, (1.0, 2.0, 2.0)) + cell("allreduce", 2, (1.0, 1.0, 1.0))))
     assert only(table, strategy="serial")["target_interval"] == "calibration interval, and over seeds"
     assert "seeds" not in only(table, strategy="allreduce")["target_interval"]
+
+
+@pytest.mark.parametrize(("draws", "seeds"), [(0.02, 0.3), (0.1, 0.1), (0.2, 0.02)])
+def test_simulated_interval_covers_what_it_says(draws, seeds):
+    random, hit = np.random.default_rng(1), 0
+    for _ in range(800):
+        calibrated = random.normal(0, draws)  # its distance from the machine is that of one more draw
+        times, shares = random.normal(calibrated, draws, 5), random.normal(0, seeds, 5)
+        found = simulated_interval(np.exp(times).tolist(), np.exp(shares).tolist(), None)
+        hit += found.low <= 1 <= found.high
+    assert 0.93 <= hit / 800 <= 0.97  # 3 standard deviations of a binomial share are 0.023
+
+
+def test_interval_of_a_torn_cell_covers_at_least_what_it_says():
+    random, hit, torn = np.random.default_rng(2), 0, 0
+    for _ in range(1500):
+        times = random.lognormal(0, 0.3, 10)
+        reached = times[times <= 1.3]
+        if len(reached) < 10:
+            torn += 1
+            found = survival_median(reached.tolist(), [1.3] * (10 - len(reached)))
+            hit += found.low <= 1 <= found.high
+    assert torn > 1000
+    assert hit / torn >= 0.93
