@@ -64,6 +64,15 @@ def percent_range(low: float, high: float) -> str:
     return f"{percent(low).removesuffix(' %')} to {percent(high)}"
 
 
+def reduction_range(low: float, high: float) -> str:
+    """`51 to 57 % less`, `3.1 to 5.0 % more`; from twice the time on `from 2.5 times the time to 12 % less`."""
+    if high < 0:
+        return f"{percent_range(-high, -low)} more"
+    if low > -1:
+        return f"{percent_range(low, high)} less"
+    return f"from {digits(1 - low, 2)} times the time to {share(high)} less"
+
+
 def deviation(log_ratio: float) -> str:
     """Return the unsigned deviation of two times: `12 %`; above 50 % `a factor of 3.1`."""
     size = math.exp(abs(log_ratio))

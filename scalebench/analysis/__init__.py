@@ -8,6 +8,8 @@ from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check
 from scalebench.analysis.methodology import quality as claims
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
+from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.time_to_target import times_to_target
 from scalebench.analysis.validation import agreement, median_error, virtual_error
 from scalebench.analysis.verdicts import compare_strategies, compare_studies
 
@@ -31,5 +33,7 @@ __all__ = [
     "summary_notes",
     "summary_rows",
     "summary_table",
+    "target_ratios",
+    "times_to_target",
     "virtual_error",
 ]

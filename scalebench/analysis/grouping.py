@@ -26,6 +26,7 @@ from scalebench.analysis.intervals import (
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import timed as timed
+from scalebench.analysis.time_to_target import times_to_target
 from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
 from scalebench.records.progress import group_of
@@ -37,6 +38,8 @@ PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 COST = ["cost_core_hours", "cost_gpu_hours"]
+_TARGET = ["target_metric", "n_aimed", "n_reached", "time_to_target_s", "target_low_s", "target_high_s"]
+_TARGET += ["target_interval", "epochs_to_target"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
 
 
@@ -49,14 +52,13 @@ def cells(results: Results) -> pd.DataFrame:
     `median_s` has the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions, the 95 % confidence
     interval `median_low_s`, `median_high_s`, which is robust to single odd runs. `spread` is the coefficient of
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
-    a 95 % confidence interval over seeds, which ends where the metric's values do. `time_to_target_s` is the median
-    over repetitions, infinite where most never reached the stated target. Seconds by task and costs are means, empty
-    where one repetition lacks them.
+    a 95 % confidence interval over seeds, which ends where the metric's values do. `time_to_target_s`,
+    `epochs_to_target` and the other columns of `times_to_target` treat runs that never reached the target as censored.
+    Seconds by task and costs are means, empty where one repetition lacks them.
     """
     runs = timed(results)
-    never = runs["time_to_target_s"].fillna(math.inf).where(runs["target_metric"].notna())
     logs = runs["train_s"].map(math.log)
-    groups = runs.assign(time_to_target_s=never, log=logs).groupby(CELL, dropna=False, sort=False)
+    groups = runs.assign(log=logs).groupby(CELL, dropna=False, sort=False)
     table = groups[_SHARED].first()
     table["oversubscribed"] = groups["oversubscribed"].any()
     table["n"] = groups.size()
@@ -84,10 +86,9 @@ def cells(results: Results) -> pd.DataFrame:
     least, most = np.array(ends, dtype=float).reshape(-1, 2).T
     table["metric_low"] = (table["metric"] - half).clip(lower=least)
     table["metric_high"] = (table["metric"] + half).clip(upper=most)
-    table["time_to_target_s"] = groups["time_to_target_s"].median()
     measured = groups[SPLIT + COST].count().eq(table["n"], axis=0)
     table[SPLIT + COST] = groups[SPLIT + COST].mean().where(measured)
-    table = table.reset_index()
+    table = table.reset_index().merge(times_to_target(results)[[*CELL, *_TARGET]], on=CELL, how="left")
     named = partial(interval_name, checked=error is not None, stated=states_steps(results))
     table["interval"] = [
         named(kind, varies=is_interval(low, high)) if math.isfinite(low) else ""
@@ -118,6 +119,14 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     )
     keys = ["_execution", "_strategy", "engine", "workers", "batch_per_worker"]
     return order.sort_values(keys, kind="stable").drop(columns=keys[:2]).reset_index(drop=True)
+
+
+def chosen_strategies(results: Results) -> set[str]:
+    """Return the names of the strategies that the study asks for; those that ran and the baselines if it is unknown."""
+    named = results.study.get("strategies")
+    if not isinstance(named, list):
+        return set(PER_BATCH) | set(results.runs["strategy"])
+    return {str(name) for item in named for name in (item if isinstance(item, dict) else [item])}
 
 
 def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:

@@ -88,7 +88,7 @@ class Part(NamedTuple):
 def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     """Arithmetic mean with a t interval."""
     x = np.asarray(values, dtype=float)
-    return _around(_mean(x), half_width([_of_mean(x)], level), x.shape[-1])
+    return _around(_mean(x), half_width([of_mean(x)], level), x.shape[-1])
 
 
 def metric_interval(values: ArrayLike) -> Interval:
@@ -128,7 +128,7 @@ def difference_interval(
     part of the variance.
     """
     a, b = equally_many(a, b)
-    parts = [_of_draw(x) if drawn else _of_mean(x) for x, drawn in zip((a, b), draws, strict=True)]
+    parts = [of_draw(x) if drawn else of_mean(x) for x, drawn in zip((a, b), draws, strict=True)]
     return _around(_mean(a) - _mean(b), half_width([*parts, *([error] if error else [])], level), a.shape[-1])
 
 
@@ -138,7 +138,7 @@ def calibration_interval(logs: ArrayLike, error: Part | None = None, level: floa
     `error` is the virtual-native error (`validation.VirtualError.part`).
     """
     x = np.asarray(logs, dtype=float)
-    return _around(_mean(x), half_width([_of_draw(x), *([error] if error else [])], level), x.shape[-1])
+    return _around(_mean(x), half_width([of_draw(x), *([error] if error else [])], level), x.shape[-1])
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
@@ -183,7 +183,7 @@ def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], lev
 
 def relative_width(logs: ArrayLike, level: ArrayLike = LEVEL) -> Array:
     """(high - low) / centre of `time_interval`, from the logs of times."""
-    half = half_width([_of_mean(np.asarray(logs, dtype=float))], level)
+    half = half_width([of_mean(np.asarray(logs, dtype=float))], level)
     return np.asarray(np.exp(half) - np.exp(-half))
 
 
@@ -317,12 +317,12 @@ def _mean(x: Array) -> Any:
     return x.mean(axis=-1) if x.shape[-1] else np.full(x.shape[:-1], math.nan)[()]
 
 
-def _of_mean(x: Array) -> Part:
+def of_mean(x: Array) -> Part:
     """Variance of a mean, s^2 / n."""
     return Part(_variance(x) / max(x.shape[-1], 1), x.shape[-1] - 1)
 
 
-def _of_draw(x: Array) -> Part:
+def of_draw(x: Array) -> Part:
     """Variance of one more draw around a mean, s^2 (1 + 1/n)."""
     return Part(_variance(x) * (1 + 1 / max(x.shape[-1], 1)), x.shape[-1] - 1)
 

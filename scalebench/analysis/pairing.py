@@ -201,13 +201,13 @@ class Comparer:
     def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Interval:
         if top.execution in MEASURED:
             return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
-        error = self._error_of_ratio(top, bottom)
+        error = self.error_of_ratio(top, bottom)
         if paired or self.one_study:
             return _ratio_by_draw(above, below, error)
         level = float(max(level_of(study, min(len(above), len(below))) for study in self.studies))
         return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).exp()
 
-    def _error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
+    def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
         """Variance of a ratio of virtual times from the virtual-native error.
 
         Within a study the common error cancels. Between studies no part is assumed to cancel; two studies of one

@@ -22,7 +22,8 @@ MEASURED = ("native", "paced")  # executions whose times are samples of a machin
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
 
 _NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
-_NEEDED += ["oversubscribed", "seed", "metric_name", "final_metric"]
+_NEEDED += ["oversubscribed", "seed", "metric_name", "final_metric", "epochs"]
+_NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class CellRuns:
 
     `started` are start times in seconds after the first run of the execution (NaN if unknown). `again` are rounds whose
     run did not take place at its number in the run order: a later attempt, or a number shared with another run.
-    `reach_s` is the largest distance in time of two runs made side by side.
+    `reach_s` is the largest distance in time of two runs made side by side. `target` is the target metric of the last
+    run (NaN without one), `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and
+    epochs until it in those that reached it.
     """
 
     key: dict[str, object]  # CELL -> value
@@ -50,6 +53,11 @@ class CellRuns:
     started: dict[int, float] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     reach_s: float = math.inf
+    epochs: int = 0
+    target: float = math.nan
+    aimed: set[int] = field(default_factory=set)
+    to_target: dict[int, float] = field(default_factory=dict)
+    epochs_to_target: dict[int, float] = field(default_factory=dict)
 
     @property
     def oversubscribed(self) -> bool:
@@ -80,6 +88,11 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     rounds = runs["repetition"].astype(int).tolist()
     again = (runs["attempt"] > 1) | runs["shared"]
     known = runs[np.isfinite(runs["final_metric"])]
+    targets = runs["target_metric"].astype(float)
+    target = float(targets.iloc[-1])
+    aimed = runs[targets == target]
+    reached = aimed[aimed["time_to_target_s"].notna()]
+    at = reached["repetition"].astype(int).tolist()
     return CellRuns(
         key={name: first[name] for name in CELL},
         strategy=first["strategy"],
@@ -97,6 +110,11 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         started=dict(zip(rounds, runs["began"].tolist(), strict=True)),
         again={number for number, redone in zip(rounds, again.tolist(), strict=True) if redone},
         reach_s=float(first["reach_s"]),
+        epochs=int(first["epochs"]),
+        target=target,
+        aimed=set(aimed["repetition"].astype(int)),
+        to_target=dict(zip(at, reached["time_to_target_s"].tolist(), strict=True)),
+        epochs_to_target=dict(zip(at, reached["epochs_to_target"].astype(float).tolist(), strict=True)),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, cells, crowding, place
+from scalebench.analysis.grouping import CELL, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
@@ -59,8 +59,11 @@ def summary_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(summary_rows(results), columns=list(summary_header(results)))
 
 
-def summary_notes(results: Results) -> list[str]:
-    """Remarks beside the table: agreement of virtual and native times, warnings, missing baselines, failed runs."""
+def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
+    """Remarks beside the table: agreement of virtual and native times, warnings, missing baselines, failed runs.
+
+    If `brief`, warnings are only counted.
+    """
     table, notes = cells(results), []
     if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
         notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
@@ -68,8 +71,10 @@ def summary_notes(results: Results) -> list[str]:
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     notes += _agreement_note(results)
-    notes += [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
-    notes += _missing_baselines(ratios(results))
+    warnings = [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
+    if brief and warnings:
+        warnings = [f"{counted(len(warnings), 'warning')} on these numbers: scalebench check {results.folder}"]
+    notes += warnings + _missing_baselines(ratios(results), chosen_strategies(results))
     notes += results.notes
     failed = results.failed
     if len(failed):
@@ -98,7 +103,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
         cell["label"],
         str(cell["workers"]),
         seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
-        *([seconds(cell["time_to_target_s"])] if aims else []),
+        *([time_and_epochs(cell)] if aims else []),
         seconds(cell["median_s"]),
         percent(cell["spread"]).lstrip("+"),
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
@@ -106,6 +111,14 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
         where + oversubscribed,
     )
+
+
+def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
+    """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
+    time, epochs = seconds(cell["time_to_target_s"]), cell["epochs_to_target"]
+    if not math.isfinite(cell["time_to_target_s"]):
+        return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else time
+    return f"{time}{f'/{epochs:g}' if math.isfinite(epochs) else ''}{'*' * (cell['n_reached'] < cell['n_aimed'])}"
 
 
 def _agreement_note(results: Results) -> list[str]:
@@ -124,11 +137,11 @@ def _agreement_note(results: Results) -> list[str]:
     ]
 
 
-def _missing_baselines(compared: pd.DataFrame) -> list[str]:
-    """Reasons for missing speedups and reductions, each once; one line per baseline that did not run."""
+def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
+    """Reasons for missing speedups and reductions, each once; one line per chosen baseline that did not run."""
     if compared.empty:
         return []
-    headline = compared[compared["baseline"].isin(("serial", "allreduce"))]
+    headline = compared[compared["baseline"].isin({"serial", "allreduce"} & chosen)]
     lacking = headline[headline["note"].str.startswith(NO_RUN)]
     others = sorted({note for note in headline["note"].drop(lacking.index) if note and "oversubscribed" not in note})
     engine = lacking["baseline_engine"].where(lacking["baseline_engine"] != "", lacking["execution"])  # of serial: any

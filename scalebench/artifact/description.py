@@ -28,8 +28,9 @@ from scalebench.data.catalog import describe_datasets
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.formatting import deviation
-from scalebench.report.answer import answer, as_text
+from scalebench.report.answer import answer
 from scalebench.report.comparison import comparisons
+from scalebench.report.sentence import as_text
 from scalebench.study.spec import slug
 from scalebench.study.strict import StrictModel
 from scalebench.study.validation import explain, read_mapping

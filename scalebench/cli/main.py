@@ -16,6 +16,7 @@ from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_ow
 
 # name -> (module:object, line in `--help`); one line adds a command.
 COMMANDS = {
+    "init": ("scalebench.cli.init:init", "Write a commented study.yaml to begin from."),
     "run": ("scalebench.cli.run:run", "Run a scaling study, real and virtual, and keep every number."),
     "status": (
         "scalebench.cli.status:status",

@@ -127,6 +127,18 @@ def launcher_option(command: _F) -> _F:
     )(command)
 
 
+def table_options(command: _F) -> _F:
+    """Add `--against` and `--full`, which choose the table at the end of a study."""
+    against = click.option(
+        "--against",
+        multiple=True,
+        type=click.Choice(["allreduce", "horovod", "ddp", "serial"]),
+        help="Baseline of the reductions in the table; repeatable.  [default: the first of these that ran]",
+    )
+    full = click.option("--full", is_flag=True, help="Print every point with its interval, and all remarks.")
+    return against(full(command))
+
+
 def verbosity() -> int:
     """Verbosity of the running command: -1 quiet, 0 normal, 1 verbose."""
     context = click.get_current_context(silent=True)

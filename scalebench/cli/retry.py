@@ -6,7 +6,14 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import keep_going_option, launcher_option, results_argument, study_folder, verbosity_options
+from scalebench.cli.options import (
+    keep_going_option,
+    launcher_option,
+    results_argument,
+    study_folder,
+    table_options,
+    verbosity_options,
+)
 from scalebench.errors import ResultsError
 from scalebench.records.folder import STUDY
 
@@ -16,8 +23,9 @@ from scalebench.records.folder import STUDY
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @launcher_option
 @keep_going_option
+@table_options
 @verbosity_options
-def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
+def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tuple[str, ...], full: bool) -> int:
     """Run again what failed, diverged or timed out in RESULTS (of several the newest; default: results/).
 
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
@@ -46,4 +54,4 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool) -> int:
     background = [failure.run_id for failure in failures if failure.run_id not in here]
     if background:
         click.echo(f"note: {len(background)} failed runs cannot be run on this machine: {background[0]} ...", err=True)
-    return run_plan(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True)
+    return run_plan(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True, against=against, full=full)

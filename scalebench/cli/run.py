@@ -10,7 +10,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli.options import keep_going_option, launcher_option, verbosity_options
+from scalebench.cli.options import keep_going_option, launcher_option, table_options, verbosity_options
 from scalebench.cli.run_common import enter_first_folder, run_plan
 from scalebench.errors import ModelError, StudyError
 from scalebench.records.folder import STUDY
@@ -88,6 +88,7 @@ from scalebench.records.folder import STUDY
 @launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
+@table_options
 @verbosity_options
 def run(
     study: Path | None,
@@ -95,6 +96,8 @@ def run(
     output: Path,
     new: bool,
     fail_fast: bool,
+    against: tuple[str, ...],
+    full: bool,
     dry_run: bool,
     sets: tuple[str, ...],
     until: str | None,
@@ -136,7 +139,7 @@ def run(
         plan.prepared.notes += look_at_model(plan)
         show_plan(plan, jobs)
         return 0
-    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast)
+    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, against=against, full=full)
 
 
 def _chosen(*names: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,25 @@ if TYPE_CHECKING:
 
 
 def run_plan(
-    plan: StudyPlan, output: Path, *, jobs: int | None = None, fail_fast: bool = False, only_failed: bool = False
+    plan: StudyPlan,
+    output: Path,
+    *,
+    jobs: int | None = None,
+    fail_fast: bool = False,
+    only_failed: bool = False,
+    against: Sequence[str] = (),
+    full: bool = False,
 ) -> int:
-    """Run `plan`, print the summary and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it."""
+    """Run `plan`, print the answer and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it.
+
+    The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
+    """
     from scalebench.launch.study_run import run_study
     from scalebench.records.durations import timed
 
     with timed(output / plan.study.name, "run", added=True), watching() as watcher:
         tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
-    _summarise(tally)
+    _summarise(tally, against, full)
     if tally.interrupted is not None:
         return 128 + tally.interrupted
     return 1 if tally.failed else 0
@@ -45,7 +56,8 @@ def enter_first_folder(folder: Path) -> Path:
     return folder
 
 
-def _summarise(tally: Tally) -> None:
+def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
+    from scalebench.cli.answer_table import answer_table
     from scalebench.cli.terminal_table import print_results, summary_table
 
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
@@ -53,7 +65,8 @@ def _summarise(tally: Tally) -> None:
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        print_results(summary_table(results), spoken(results))
+        print_results(None, spoken(results))
+        print_results(summary_table(results) if full else answer_table(results, against))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""

@@ -105,7 +105,7 @@ class TerminalTable:
 
 
 def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> None:
-    """Print a table and lines to standard output, without line breaks in a file or a pipe."""
+    """Print a table and lines to standard output, wrapped by words in a terminal only."""
     from rich.console import Console
 
     console = Console()
@@ -114,7 +114,7 @@ def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> No
     if table is not None:
         console.print(table)
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def summary_table(results: Results) -> TerminalTable:

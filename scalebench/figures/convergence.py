@@ -63,6 +63,8 @@ class Convergence(Figure):
             panel.title(counted(count, "worker"), f"{counted(count, 'worker')}, against {axis}")
             panel.context(own[~own["series"].isin(group)], "metric", x=x)
             panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
+            for target in results.completed["target_metric"].dropna().unique():
+                panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
             panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
             if panel.leftmost:
                 panel.ax.set_ylabel(word)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from scalebench.analysis.environment import STATED_STEPS
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
@@ -49,6 +50,9 @@ def cost_model_for(
     """
     study, path = plan.study, folder / CALIBRATION
     given = given_calibration(study, plan.cluster)
+    states = plan.cluster.compute != "this-machine" or study.device_step_time is not None
+    if states and any(run.workers > 1 for run in runs):
+        note(STATED_STEPS)
     if plan.cluster.compute != "this-machine":  # another machine's engines were not measured: its network is charged
         return Machine(plan.cluster, EngineCosts(), [_stated(plan, runs)])
     kept = read_calibration(path) if path.exists() else None

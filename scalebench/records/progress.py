@@ -33,7 +33,7 @@ class Planned:
 
 def group_of(execution: str, engine: str) -> str:
     """Return the group of runs with about the same wall time."""
-    return execution if engine == "virtual" else f"{execution} {engine}"
+    return execution if engine in ("virtual", execution) else f"{execution} {engine}"
 
 
 @dataclass(frozen=True)

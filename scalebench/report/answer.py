@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
 from scalebench.analysis.environment import jitter_in_words
-from scalebench.analysis.grouping import PER_BATCH, listed
+from scalebench.analysis.grouping import listed
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, SAME_METRIC, STATED
 from scalebench.formatting import (
     counted,
@@ -20,32 +19,25 @@ from scalebench.formatting import (
     metric_change,
     metric_word,
     percent,
-    percent_range,
+    reduction_range,
     seconds,
     share,
 )
-from scalebench.report.comparison import BASELINE, EXECUTIONS_IN_WORDS, Comparison, comparisons, headline
+from scalebench.report.comparison import BASELINES, EXECUTIONS_IN_WORDS, Comparison, comparisons, headline
+from scalebench.report.next_step import ABOUT_EQUAL, to_answer, to_show_metric, to_show_saving
+from scalebench.report.sentence import Phrase, Sentence, as_text, plain
+from scalebench.report.target import target_answer
 
-ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
-
-
-class Phrase(NamedTuple):
-    """A part of a sentence: `strong` parts are the message, `detail` parts can be skipped."""
-
-    text: str
-    kind: Literal["plain", "strong", "detail"] = "plain"
-
-
-Sentence = tuple[Phrase, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Question, answer, and the sentences that qualify it."""
+    """Question, answer for all epochs, answer for the target metric, and the sentences that qualify them."""
 
     question: str
     sentence: Sentence
+    target: tuple[Sentence, ...] = ()
     beside: tuple[Sentence, ...] = ()
 
 
@@ -55,50 +47,55 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     question = QUESTION.format(metric=metric_word(str(names[0])) if len(names) == 1 else "accuracy")
     found = [one for one in compared if one.answers]
     if not found:
-        why = _why_none(results)
+        why = to_answer(results)
         return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
     fastest = headline(found)
     ties = _ties(fastest, found, results)
     first = _most_accurate(fastest, ties)
     sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
     tied = [one for one in (fastest, *ties) if one is not first]
-    return Answer(question, sentence, tuple(_beside(first, found, tied, results)))
+    target = target_answer(first, results)
+    return Answer(question, sentence, tuple(target), tuple(_beside(first, found, tied, results)))
 
 
 def spoken(results: Results) -> list[str]:
     """Return the answer as plain lines: the measured comparison at the largest worker count, then the simulated one.
 
-    Without a comparison that answers the question, return one line with the reason.
+    Each has its answer to the target metric and, where something is not shown, what would show it. Without a comparison
+    that answers the question, return one line with the reason.
     """
     found = [one for one in comparisons(results) if one.answers]
     if not found:
-        return [f"No answer yet: {_why_none(results)}."]
+        return [f"No answer yet: {to_answer(results)}."]
     lines = []
     for verb, executions in (("Measured", ("native", "paced")), ("Simulated", ("virtual", "modelled"))):
         if own := [one for one in found if one.execution in executions]:
             first = headline(own)
-            clauses = as_text(_clauses(first, f"per-batch {first.baseline}"))
-            parts = " ".join(as_text(sentence) for sentence in _parts_of_the_saving(first, results))
+            clauses = as_text(_clauses(first, f"per-batch {first.baseline}", brief=True))
+            further = [*target_answer(first, results, brief=True), *_next_steps(first, results)]
+            parts = " ".join(as_text(sentence) for sentence in further)
             lines.append(f"{verb}, at {first.workers} workers: {clauses} {parts}".strip())
     return lines
 
 
-def as_text(sentence: Sentence) -> str:
-    """Return the plain text of `sentence`."""
-    return "".join(phrase.text for phrase in sentence)
+def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
+    """What would show the saving and the difference of the metric that `one` does not show."""
+    if steps := [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]:
+        text = "; ".join(steps)
+        yield plain(f"{text[:1].upper()}{text[1:]}.")
 
 
-def _clauses(one: Comparison, baseline: str) -> Sentence:
-    """The saving of time and its cost in the metric."""
+def _clauses(one: Comparison, baseline: str, *, brief: bool = False) -> Sentence:
+    """The saving of time and its cost in the metric; a `brief` sentence does not say how the times were obtained."""
     return (
-        *_time(one, baseline),
+        *_time(one, baseline, brief),
         Phrase(", and "),
         *_metric(one),
         Phrase("."),
     )
 
 
-def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
+def _time(one: Comparison, baseline: str, brief: bool = False) -> Iterator[Phrase]:
     facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}"
     how = f"{one.execution}: {EXECUTIONS_IN_WORDS[one.execution]}"
     change = f"{share(one.saved)} {'less' if one.saved >= 0 else 'more'} time"
@@ -115,18 +112,17 @@ def _time(one: Comparison, baseline: str) -> Iterator[Phrase]:
     else:
         yield Phrase(f"whether {one.label} saves time is not shown", "strong")
         yield Phrase(f" against {baseline}")
-    low, high, word = one.saved_low, one.saved_high, "less"
-    if high < 0:
-        low, high, word = -high, -low, "more"
     of_each = "runs of each"
     if one.execution == "virtual":
         of_each = "draws" if one.interval in (STATED, CHECKED_STATED) else "draws of the calibration"
-    interval = f"{percent_range(low, high)} {word}, {one.interval} from {one.n} {of_each}"
+    interval = f"{reduction_range(one.saved_low, one.saved_high)}, {one.interval} from {one.n} {of_each}"
     if one.interval == NOTHING_VARIES:
         interval = one.interval
     if not several:
         interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
-    yield Phrase(f" ({facts}; {interval}; {how})", "detail")
+    if brief:
+        interval, how = interval.partition(",")[0] if several else interval, ""
+    yield Phrase(f" ({'; '.join(part for part in (facts, interval, how) if part)})", "detail")
 
 
 def _metric(one: Comparison) -> Iterator[Phrase]:
@@ -191,15 +187,18 @@ def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
 
 def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], results: Results) -> Iterator[Sentence]:
     """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, agreement."""
+    yield from _next_steps(first, results)
+    if not first.baseline.startswith(BASELINES[0]):
+        yield plain(f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run.")
     yield from _parts_of_the_saving(first, results)
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
     rivals = _rivals(first, found)
     if len(rivals) > 1:
         standing = _standing(first, tied, results)
-        yield _plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {standing}.")
+        yield plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {standing}.")
     if since := _since(first, same):
         deterministic = first.interval == NOTHING_VARIES
-        yield _plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
+        yield plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
     if first.costs_metric and len(rivals) > 1:
         yield _without_loss(first, rivals)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
@@ -214,7 +213,9 @@ def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], 
         if within and not within.known:
             rms = f"; that is {counted(within.checks, 'check')} only, too little for an interval"
         off = f"Where both ran, virtual times are off native ones by {deviation(error or 0)} in the median{rms}."
-        yield _plain("No native run checks the virtual times of this study." if error is None else off)
+        asked = ", as the study asks for" if results.study.get("execution") == "virtual" else ""
+        alone = f"All times of this study are simulated{asked}: no native run checks them."
+        yield plain(alone if error is None else off)
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
@@ -241,7 +242,7 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     if one.execution == "virtual" and (spread := jitter_in_words(results)):
         text += f" ({spread})"
     if text:
-        yield _plain(f"{text}.")
+        yield plain(f"{text}.")
 
 
 def _without_jitter(results: Results, one: Comparison, label: str) -> float:
@@ -296,30 +297,6 @@ def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:
     word = metric_word(first.metric_name)
     kept = [one for one in rivals if one.saves and one.metric_n >= METRIC_FROM and not one.costs_metric]
     if not kept:
-        return _plain(f"No strategy saves time there without a shown loss of {word}.")
+        return plain(f"No strategy saves time there without a shown loss of {word}.")
     best = max(kept, key=lambda one: one.saved)
     return (Phrase(f"Without a shown loss of {word}: "), *_clauses(best, best.baseline))
-
-
-def _why_none(results: Results) -> str:
-    runs = results.completed
-    if runs.empty:
-        made = len(results.runs)
-        return "their only run was not completed" if made == 1 else f"none of {made} runs was completed"
-    if runs["strategy"].isin(PER_BATCH).all():
-        return "no strategy in them synchronises less often than every batch"
-    if not (runs["strategy"] == BASELINE).any():
-        return f"there is no completed run of the baseline, per-batch {BASELINE}"
-    several = runs[runs["workers"] > 1]
-    if several.empty:
-        return "all runs have one worker"
-    if several["oversubscribed"].all():
-        return "every run of several workers is oversubscribed"
-    return (
-        f"no strategy ran beside {BASELINE} on the same engine, at the same worker count and global batch, within "
-        "what the machine can feed"
-    )
-
-
-def _plain(text: str) -> Sentence:
-    return (Phrase(text),)

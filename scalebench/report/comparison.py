@@ -10,7 +10,7 @@ from scalebench.analysis import Results, against
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
 from scalebench.analysis.validation import PREFERRED_ENGINES
 
-BASELINE = "allreduce"
+BASELINES = ("allreduce", "horovod", "ddp")  # per batch; the first that ran is compared with
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",
@@ -81,14 +81,20 @@ class Comparison:
 
 
 def comparisons(results: Results) -> list[Comparison]:
-    """Compare every strategy with the baseline on the same engine; empty if the baseline did not run."""
+    """Compare every strategy with the first of BASELINES that ran; empty if none did.
+
+    `allreduce` is compared with on the same engine. Real `horovod` and `ddp` have engines of their own: a reduction
+    against them holds what the engine saves.
+    """
     runs = results.completed
     strategy_of = dict(zip(runs["label"], runs["strategy"], strict=True))
-    baselines = sorted(label for label, strategy in strategy_of.items() if strategy == BASELINE)
-    if not baselines:
+    name = next((name for name in BASELINES if name in strategy_of.values()), None)
+    if name is None:
         return []
-    table = against(results, BASELINE if BASELINE in baselines else baselines[0])
-    table = table[table["engine_a"] == table["engine_b"]].rename(columns=_COLUMNS)
+    labels = sorted(label for label, strategy in strategy_of.items() if strategy == name)
+    table = against(results, name if name in labels else labels[0])
+    alike = table["engine_a"] == table["engine_b"]
+    table = (table[alike] if name == BASELINES[0] else table).rename(columns=_COLUMNS)
     table = table.assign(
         per_batch=table["label"].map(strategy_of).isin(PER_BATCH),
         saved=1 - table["ratio"],

@@ -23,7 +23,10 @@ from scalebench.figures.plotting import house_style
 from scalebench.formatting import digits
 from scalebench.report.svg import StyleSheet, inline, write
 
-ORDER = ("time-reduction", "strong-scaling", "weak-scaling", "convergence", "scaling-laws", "breakdown", "agreement")
+ORDER = (
+    *("time-reduction", "time-to-target", "strong-scaling", "weak-scaling", "convergence"),
+    *("scaling-laws", "breakdown", "agreement"),
+)
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
 _KEY_IN = (0.36, 0.15)
 _MOST_SERIES = 16  # in the text of a panel

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis import Results
+from scalebench.analysis.environment import stated_in_words
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word
@@ -75,6 +76,7 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
         "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
         "executions": "; ".join(_executions(runs)),
         "machines": describe_machines(results) if len(results.completed) else "",
+        "step times": stated_in_words(results),
         "runs": f"{len(results.completed):,} completed, {len(results.failed):,} not",
         "made": _period(results.runs["started_utc"].dropna()),
     }

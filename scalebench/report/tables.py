@@ -13,6 +13,8 @@ from scalebench.analysis.comparing import SPLIT_BASELINES
 from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
+from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import (
     EMPTY,
     digits,
@@ -24,7 +26,7 @@ from scalebench.formatting import (
     seconds_with_interval,
     share,
 )
-from scalebench.report.comparison import Comparison
+from scalebench.report.comparison import BASELINES, Comparison
 from scalebench.report.table import (
     EXECUTION,
     STRATEGY,
@@ -44,7 +46,15 @@ _MOST_FAILED = 200
 
 def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     """Return the tables that have rows."""
-    made = [_cost(compared), _cells(results), _laws(results), _split(results), _agreement(results), _failed(results)]
+    made = [
+        _cost(compared),
+        _target(results),
+        _cells(results),
+        _laws(results),
+        _split(results),
+        _agreement(results),
+        _failed(results),
+    ]
     return [table for table in made if table.rows]
 
 
@@ -97,6 +107,60 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     )
 
 
+def _target(results: Results) -> Table:
+    """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
+    table, compared = times_to_target(results), target_ratios(results)
+    baselines = [name for name in BASELINES if (compared["baseline_s"].notna() & (compared["baseline"] == name)).any()]
+    saved = ("reduction", "reduction_low", "reduction_high")
+    for name in baselines:
+        own = compared.loc[compared["baseline"] == name, [*CELL, *saved]]
+        table = table.merge(own.rename(columns={key: f"{key} {name}" for key in saved}), on=CELL, how="left")
+    metric = _metric_head(set(table["metric_name"].dropna()) - {""})
+    goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
+    columns = (
+        *(STRATEGY, EXECUTION, WORKERS),
+        Column(
+            "time", f"training time until {metric} was {goal} or more; a Kaplan-Meier median where runs stayed below"
+        ),
+        Column("epochs", "median number of epochs until then"),
+        Column("reached", "runs that reached it, of those made"),
+        *(Column(f"vs {name}", f"1 - T(strategy) / T({name}), times to the target") for name in baselines),
+    )
+    rows = [
+        (
+            text_entry(row["label"]),
+            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
+            count_entry(row["workers"]),
+            number_entry(_time_to_target(row), row["time_to_target_s"]),
+            number_entry(_epochs_to_target(row["epochs_to_target"]), row["epochs_to_target"]),
+            number_entry(f"{row['n_reached']} of {row['n_aimed']}", row["n_reached"]),
+            *(
+                number_entry(percent_with_interval(*(row[f"{key} {name}"] for key in saved)), row[f"{saved[0]} {name}"])
+                for name in baselines
+            ),
+        )
+        for row in sorted(
+            table.to_dict("records"),
+            key=lambda row: _order(row["execution"], row["label"], row["engine"], row["workers"]),
+        )
+    ]
+    note = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
+    some = bool(table["time_to_target_s"].eq(math.inf).any())
+    return Table("target", f"Time and epochs to {metric} {goal}", columns, tuple(rows), (note,) if some else ())
+
+
+def _time_to_target(row: dict[Hashable, Any]) -> str:
+    """The time with its interval; an upper bound that the runs leave open is infinite."""
+    time, low, high = row["time_to_target_s"], row["target_low_s"], row["target_high_s"]
+    if math.isfinite(low) and high == math.inf and math.isfinite(time):
+        return f"{seconds(time)} [from {seconds(low)}]"
+    return seconds_with_interval(time, low, high)
+
+
+def _epochs_to_target(epochs: float) -> str:
+    return "never" if epochs == math.inf else EMPTY if math.isnan(epochs) else f"{epochs:g}"
+
+
 def _order(execution: str, label: str, engine: str, workers: int) -> tuple[object, ...]:
     """Return the sort key of a row, in the order of `cells`."""
     return EXECUTIONS.index(execution), strategy_rank(label), engine, workers
@@ -111,27 +175,25 @@ def _cells(results: Results) -> Table:
     scaling = scaling[scaling["baseline"] == "serial"]
     bounds = [f"{name}{end}" for name in ("speedup", "efficiency") for end in ("", "_low", "_high")]
     table = table.merge(scaling[[*CELL, *bounds]], on=CELL, how="left")
-    target = bool(table["time_to_target_s"].notna().any())
     metric = _metric_head(set(table["metric_name"].dropna()))
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
         *(Column("batch", "samples in one worker's batch"), Column("steps", "optimizer steps per epoch")),
         Column("time", "geometric mean, with its interval"),
         *(Column("median", "of the repetitions"), Column("spread", "coefficient of variation")),
-        *([Column("to target", "median time until the target metric was reached")] if target else []),
         Column("speedup", "T(serial, 1) / T(N); scaled where the study scales weakly"),
         Column("efficiency", "speedup / workers, with its interval"),
         Column(metric, "mean over seeds, with its 95 % confidence interval"),
         Column("runs", "completed repetitions"),
     )
-    rows = [_cell(row, target) for row in table.to_dict("records")]
+    rows = [_cell(row) for row in table.to_dict("records")]
     named = "; ".join(sorted(f"{kind}: {name}" for kind, name in _intervals(table)))
     none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
     note = f"Intervals of times, {named}." if named else none
     return Table("cells", "Every point of the study", columns, tuple(rows), (note,) if note else ())
 
 
-def _cell(row: dict[Hashable, Any], target: bool) -> tuple[Entry, ...]:
+def _cell(row: dict[Hashable, Any]) -> tuple[Entry, ...]:
     efficiency = metric_with_interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
     return (
         text_entry(row["label"]),
@@ -140,7 +202,6 @@ def _cell(row: dict[Hashable, Any], target: bool) -> tuple[Entry, ...]:
         number_entry(seconds_with_interval(row["train_s"], row["low_s"], row["high_s"]), row["train_s"]),
         number_entry(seconds(row["median_s"]), row["median_s"]),
         number_entry(share(row["spread"]), row["spread"]),
-        *([number_entry(seconds(row["time_to_target_s"]), row["time_to_target_s"])] if target else []),
         number_entry(f"{digits(row['speedup'])}×" if math.isfinite(row["speedup"]) else EMPTY, row["speedup"]),
         number_entry(efficiency, row["efficiency"]),
         number_entry(metric_with_interval(row["metric"], row["metric_low"], row["metric_high"]), row["metric"]),

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from scalebench.errors import StudyError, nearest
-from scalebench.study.spec import Study, Training
+from scalebench.study.spec import DEFAULT_TARGET, Study, Training
 from scalebench.study.validation import explain, parse, read_mapping
 
 _HEADER = """\
@@ -27,6 +27,8 @@ _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose 
 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
     """Return the study in `path` (None: the default study), changed by `sets` (`key=value`), then `overrides` (flags).
+
+    The default study has a target metric as long as its data set is the default one.
 
     A flag is applied first if `sets` give options of the component it names. The value of a component's flag is a name
     or the YAML of a file: `--strategy 'local_sgd: {steps: 8}'`.
@@ -49,6 +51,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     for pair in _EXCLUDE_EACH_OTHER:
         _replace_exclusive(pair, before, raw, sets, overrides)
     _remove_checksums(before, raw, sets, overrides)
+    if path is None and "dataset" not in raw:
+        raw.setdefault("target_metric", DEFAULT_TARGET)
     try:
         return Study.model_validate(from_home(raw))
     except ValidationError as error:

@@ -27,6 +27,7 @@ SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
+DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
 MOST_RUNS = 100_000  # of a study, and of an execution of it: planning takes some 20 seconds
 BY_LAYER = ("lars", "lamb")  # optimizers with a step size per layer, which one flat vector cannot have
 MOST_SEED = 2**32 - 1  # limit of the random generators; the seed of a repetition is the study's plus its number
@@ -140,7 +141,7 @@ class Training(StrictModel):
     partition: Component = Component(name="iid")
     shuffle: Literal["none", "in_block", "rotate_blocks", "pairwise", "global"] = "in_block"
     evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
-    target_metric: float | None = None
+    target_metric: float | None = Field(None, description="metric whose time and epochs are a headline of their own")
     cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")
     cluster_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
     device_step_time: PositiveFloat | None = Field(None, description="seconds of one local step on the stated device")

@@ -66,8 +66,8 @@ def test_time_to_target_has_a_column(study):
     rows += [run("allreduce", 2, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, None))]
     page = text(study(rows=rows))
     assert "to target" in page
-    assert "2.00 s │" in next(line for line in page.splitlines() if "serial" in line)
-    assert "never │" in next(line for line in page.splitlines() if "allreduce" in line and "virtual" in line)
+    assert "2.00 s* │" in next(line for line in page.splitlines() if "serial" in line)
+    assert "1 of 2 │" in next(line for line in page.splitlines() if "allreduce" in line and "virtual" in line)
     assert "to target" not in text(study(rows=[run("serial", 1, 4.0)]))
 
 

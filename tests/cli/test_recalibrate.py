@@ -103,6 +103,20 @@ def test_runs_whose_arithmetic_depends_on_time_are_trained_again(machine, invoke
     assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
 
 
+def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invoke):
+    first = machine.calibration()
+    machine.factor = 2.0
+    second = machine.calibration()
+    invoke(*RUN, "--calibration", first.name)
+    invoke("recalibrate", "results/mine", "--calibration", second.name)
+    after = rows()["train_s"].tolist()
+    assert load_study(MINE / "study.yaml", {}, []).calibration == Path(second.name)
+    invoke(*RUN, "--calibration", second.name)  # goes on by the new calibration, and has nothing to do
+    assert rows()["train_s"].tolist() == after
+    refused = invoke(*RUN, "--calibration", first.name, code=2)
+    assert "another study of this name (calibration was 2.json, is 1.json)" in refused, "nothing about a changed file"
+
+
 def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invoke):
     machine.taken = 0.5
     invoke(*RUN)

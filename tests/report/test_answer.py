@@ -7,8 +7,9 @@ import math
 import pytest
 
 from scalebench.formatting import metric_change, metric_with_interval
-from scalebench.report.answer import answer, as_text
+from scalebench.report.answer import answer
 from scalebench.report.comparison import comparisons, headline
+from scalebench.report.sentence import as_text
 from tests.records_factory import run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -146,7 +147,7 @@ def test_headline_prefers_measured_at_equal_counts(keep):
     one = said(keep, *native, *further)
     assert as_text(one.sentence).startswith("At 16 workers")
     assert "virtual: simulated time, real training" in as_text(one.sentence)
-    assert "No native run checks the virtual times of this study." in [as_text(text) for text in one.beside]
+    assert "All times of this study are simulated: no native run checks them." in [as_text(text) for text in one.beside]
 
 
 def test_answer_names_number_of_compared_strategies(keep):
@@ -232,7 +233,7 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
         ([cell("allreduce", (1.0,), status="failed")], "their only run was not completed"),
         ([cell("allreduce", status="failed")], "none of 5 runs was completed"),
         ([cell("allreduce"), cell("horovod", (2.0,))], "no strategy in them synchronises less often than every batch"),
-        ([cell("epoch_average")], "there is no completed run of the baseline, per-batch allreduce"),
+        ([cell("epoch_average")], "there is no completed run of a per-batch baseline; add --strategy allreduce"),
         ([cell("allreduce", workers=1), cell("epoch_average", workers=1)], "all runs have one worker"),
         (
             [cell("allreduce", oversubscribed=True), cell("epoch_average", oversubscribed=True)],
@@ -240,9 +241,12 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
         ),
         (
             [cell("allreduce"), cell("epoch_average", engine="gloo")],
-            "no strategy ran beside allreduce on the same engine",
+            "no strategy ran beside its baseline on the same engine",
         ),
-        ([cell("allreduce", workers=4), cell("epoch_average")], "no strategy ran beside allreduce on the same engine"),
+        (
+            [cell("allreduce", workers=4), cell("epoch_average")],
+            "no strategy ran beside its baseline on the same engine",
+        ),
     ],
 )
 def test_missing_answer_has_a_reason(keep, cells, why):

@@ -111,8 +111,10 @@ def test_unreached_target_sorts_as_infinite(keep):
         for n, time in enumerate((0.5, None, None))
     ]
     results = keep(rows)
-    (table,) = [table for table in tables(results, []) if table.name == "cells"]
-    assert column(table, "to target")[0] == ("never", "inf")
+    (table,) = [table for table in tables(results, []) if table.name == "target"]
+    assert column(table, "time")[0] == ("never", "inf")
+    assert column(table, "reached")[0].text == "1 of 3"
+    assert "at most half of the runs" in table.notes[0]
 
 
 def test_long_list_of_failures_is_cut(keep):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.study.load import dump_study, load_study, study_schema
-from scalebench.study.spec import Study
+from scalebench.study.spec import DEFAULT_TARGET, Study
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -31,7 +31,13 @@ def refusal(path: Path | None, overrides: dict[str, Any] | None = None, sets: li
 
 
 def test_no_file_is_the_default_study() -> None:
-    assert load_study(None, {}, []) == Study()
+    assert load_study(None, {}, []) == Study(target_metric=DEFAULT_TARGET)
+
+
+def test_target_of_the_default_study_belongs_to_its_data() -> None:
+    assert load_study(None, {"dataset": "diabetes"}, []).target_metric is None
+    assert load_study(None, {}, ["target_metric=null"]).target_metric is None
+    assert load_study(None, {"epochs": 2}, ["target_metric=0.95"]).target_metric == 0.95
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n", "null\n"])

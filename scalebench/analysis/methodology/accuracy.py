@@ -119,10 +119,10 @@ class TimeToTarget(Rule):
             target = never["target_metric"].iloc[-1]
             yield self.finding(
                 "note",
-                f"{counted(len(never), 'run')} of {len(aimed):,} never reached {target:g}; their time to target counts "
-                "as infinite",
+                f"{counted(len(never), 'run')} of {len(aimed):,} never reached {target:g}; their time to target is "
+                "longer than the run",
                 place(never),
-                "say so beside the median time to target, or train for more epochs",
+                "give the number that reached it beside each time to target, or train for more epochs",
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, listed, place
+from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed, place
 from scalebench.analysis.intervals import CONFIDENCE, t_quantile
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, Severity
 from scalebench.formatting import counted, percent, seconds_with_interval
@@ -29,7 +29,8 @@ class SpeedupBase(Rule):
         against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
         missing = against[against["note"] != ""]
         for note, own in missing.groupby("note", sort=False):
-            yield self.finding("warning", f"no speedup can be given: {note}", place(own), self._fix(evidence, own))
+            severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
+            yield self.finding(severity, f"no speedup can be given: {note}", place(own), self._fix(evidence, own))
         known = evidence.cells
         fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
         for base in known[fair].to_dict("records"):

@@ -1,0 +1,99 @@
+"""Reduction of the time to the target metric over baselines, at equal worker counts.
+
+1 - T_target(strategy, N) / T_target(baseline, N), within one execution. Where every run of both reached the target, the
+ratio has the pairs and the interval of a ratio of training times (pairing.py). Where a run of either did not, it is the
+ratio of the Kaplan-Meier medians, without an interval. A median that is infinite has no ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+
+from scalebench.analysis.comparing import SPLIT_BASELINES, Baseline, Index, find_baseline
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.analysis.time_to_target import (
+    OVER_SEEDS,
+    reached_by_all,
+    shares,
+    simulated_interval,
+    time_to_target,
+    until_target,
+)
+
+COLUMNS = [
+    *CELL,
+    *("strategy", "oversubscribed", "baseline", "baseline_engine", "n", "time_to_target_s", "baseline_s"),
+    *("reduction", "reduction_low", "reduction_high", "interval", "note"),
+]
+
+
+@cached
+def target_ratios(results: Results) -> pd.DataFrame:
+    """One row per cell with a target and baseline, under COLUMNS; `note` gives the reason for a missing reduction.
+
+    `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
+    """
+    comparer, index = Comparer(results), Index()
+    table = [cell for cell in runs_by_cell(results) if cell.aimed]
+    for cell in table:
+        index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
+    rows = []
+    for cell in table:
+        for name in ("serial", "allreduce", *SPLIT_BASELINES):
+            if cell.strategy != name and not (name == "allreduce" and cell.strategy in PER_BATCH):  # as in `ratios`
+                engine = cell.engine if name == "allreduce" else None
+                rows.append(_row(cell, name, find_baseline(index, name, engine, cell), comparer))
+    found = pd.DataFrame(rows, columns=COLUMNS)
+    return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+
+
+def _simulated(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer) -> Ratio:
+    """The ratio of simulated times, with the spread of draws and that of seeds apart (time_to_target.py)."""
+    rounds = sorted(base.to_target.keys() & cell.to_target.keys())
+    if not rounds or ratio.top_s == ratio.bottom_s:
+        return ratio
+    parts = [shares(one) for one in (base, cell)]
+    mean = simulated_interval(
+        [base.seconds[at] / cell.seconds[at] for at in rounds],
+        [parts[0][at] / parts[1][at] for at in rounds],
+        comparer.error_of_ratio(base, cell),
+    )
+    return replace(ratio, mean=mean, interval=f"{ratio.interval}{OVER_SEEDS}" if ratio.interval else "")
+
+
+def _row(cell: CellRuns, name: str, base: Baseline, comparer: Comparer) -> dict[str, object]:
+    ratio, note = NO_RATIO, base.fault
+    own, other = time_to_target(cell, comparer).centre, math.nan
+    if base.cell is not None:
+        other = time_to_target(base.cell, comparer).centre
+        if math.isinf(own) or math.isinf(other):
+            never = " and ".join(label for label, time in ((cell.label, own), (name, other)) if math.isinf(time))
+            note = f"at most half of the runs of {never} reached the target"
+        elif reached_by_all(cell) and reached_by_all(base.cell):
+            ratio = comparer.ratio(until_target(base.cell), until_target(cell))
+            if cell.execution not in MEASURED:
+                ratio = _simulated(ratio, base.cell, cell, comparer)
+    saved = [1 - 1 / value for value in ratio.mean[:3]]
+    if not ratio.mean.n and not note:
+        saved[0] = 1 - own / other
+    return {
+        **cell.key,
+        "strategy": cell.strategy,
+        "oversubscribed": cell.oversubscribed,
+        "baseline": name,
+        "baseline_engine": base.engine,
+        "n": ratio.mean.n,
+        "time_to_target_s": own,
+        "baseline_s": other,
+        "reduction": saved[0],
+        "reduction_low": saved[1],
+        "reduction_high": saved[2],
+        "interval": ratio.interval,
+        "note": note,
+    }

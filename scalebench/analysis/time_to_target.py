@@ -1,0 +1,169 @@
+"""Time and epochs to the target metric, with the runs that never reach it as censored observations.
+
+A run that ends below the target says that its time to the target is longer than the run: it is censored, and counts.
+The runs of a cell end after equally many epochs, so all are censored at the end of the longest. Where every run of a
+cell reached the target, the estimate is the geometric mean. Where some did not, it is the median of the Kaplan-Meier
+curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did. Both estimate the median of lognormal times.
+
+Measured times to the target have the t interval of training times. A simulated one is a training time, which varies
+with the draw from the calibration, times the share of it until the target, which varies with the seed. Draws count with
+s^2 (1 + 1/n) of logs, as in every calibration interval, seeds with s^2 / n, as in that of the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.environment import states_steps
+from scalebench.analysis.intervals import (
+    LEVEL,
+    MEDIAN_FROM,
+    Array,
+    Interval,
+    Part,
+    half_width,
+    interval_name,
+    level_of,
+    of_draw,
+    of_mean,
+)
+from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.pairing import Comparer
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.formatting import is_interval
+
+SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
+OVER_SEEDS = ", and over seeds"
+COLUMNS = [
+    *CELL,
+    *("strategy", "metric_name", "target_metric", "oversubscribed", "n_aimed", "n_reached"),
+    *("time_to_target_s", "target_low_s", "target_high_s", "target_interval", "epochs_to_target"),
+]
+_HALF = 0.5
+_ROUNDING = 1e-12
+
+
+@cached
+def times_to_target(results: Results) -> pd.DataFrame:
+    """One row per cell with a target, under COLUMNS.
+
+    `n_aimed` runs had the target, `n_reached` of them reached it. `time_to_target_s` is infinite where at most half
+    did; its bounds are NaN where no interval is offered, and the upper one infinite where the runs exclude none.
+    `epochs_to_target` is the median of the Kaplan-Meier curve over epochs.
+    """
+    comparer = Comparer(results)
+    named, known = states_steps(results), comparer.error_of(0) is not None
+    rows = []
+    for cell in runs_by_cell(results):
+        if not cell.aimed:
+            continue
+        time, interval = time_to_target(cell, comparer), SURVIVAL
+        if reached_by_all(cell):
+            varies = is_interval(time.low, time.high)
+            interval = interval_name(cell.execution, checked=known, varies=varies, stated=named) + _seeds(cell)
+        epochs = survival_median(
+            [epochs for epochs in cell.epochs_to_target.values() if not math.isnan(epochs)],
+            [cell.epochs] * len(cell.aimed - cell.to_target.keys()),
+        )
+        rows.append(
+            {
+                **cell.key,
+                "strategy": cell.strategy,
+                "metric_name": cell.metric_name,
+                "target_metric": cell.target,
+                "oversubscribed": cell.oversubscribed,
+                "n_aimed": len(cell.aimed),
+                "n_reached": len(cell.to_target),
+                **time.named("time_to_target_s", "target_low_s", "target_high_s"),
+                "target_interval": "" if math.isnan(time.low) else interval,
+                "epochs_to_target": epochs.centre,
+            }
+        )
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+
+
+def reached_by_all(cell: CellRuns) -> bool:
+    """Return True if there is a target, and every run of the cell reached it."""
+    return bool(cell.aimed) and cell.aimed == cell.to_target.keys()
+
+
+def _seeds(cell: CellRuns) -> str:
+    """The further part of a simulated interval, in its name."""
+    varies = cell.execution not in MEASURED and np.ptp(list(shares(cell).values())) > _ROUNDING
+    return OVER_SEEDS if varies else ""
+
+
+def until_target(cell: CellRuns) -> CellRuns:
+    """The cell with the times to the target of the runs that reached it in place of training times."""
+    return replace(cell, seconds=cell.to_target)
+
+
+def shares(cell: CellRuns) -> dict[int, float]:
+    """Time to the target as a share of the training time, by round."""
+    return {at: time / cell.seconds[at] for at, time in cell.to_target.items()}
+
+
+def time_to_target(cell: CellRuns, comparer: Comparer) -> Interval:
+    """Time to the target of a cell, as described above."""
+    if not reached_by_all(cell):
+        end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
+        return survival_median(list(cell.to_target.values()), [end] * len(cell.aimed - cell.to_target.keys()))
+    if cell.execution in MEASURED:
+        return comparer.time(until_target(cell), 0)
+    rounds, error = sorted(cell.to_target), comparer.error_of(0)
+    return simulated_interval(
+        [cell.seconds[at] for at in rounds],
+        [shares(cell)[at] for at in rounds],
+        error.part(cell.label) if error else None,
+        float(level_of(comparer.studies[0], len(rounds))),
+    )
+
+
+def simulated_interval(
+    draws: Sequence[float], shares: Sequence[float], error: Part | None, level: float = LEVEL
+) -> Interval:
+    """Geometric mean of draws_i x shares_i, where draws vary with the calibration and shares with the seed."""
+    x, y = np.log(draws), np.log(shares)
+    parts = [of_draw(x), of_mean(y), *([error] if error else [])]
+    centre, half = float(x.mean() + y.mean()), float(half_width(parts, level))
+    return Interval(centre, centre - half, centre + half, len(x)).exp()
+
+
+def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Interval:
+    """Median of the Kaplan-Meier curve of times `reached` and `censored`, with its interval from MEDIAN_FROM runs.
+
+    The interval holds the times at which the interval of the curve holds one half (Brookmeyer and Crowley, Biometrics
+    38, 1982), with Greenwood's variance on the scale of log(-log S), which a curve of 0 does not have. Where the
+    curve equals one half from one time to the next, the median is the middle between them.
+    """
+    n = len(reached) + len(censored)
+    if not reached:
+        return Interval(math.inf if n else math.nan, math.nan, math.nan, n)
+    times, events = np.unique(np.asarray(reached, dtype=float), return_counts=True)
+    every = np.sort(np.concatenate([np.asarray(reached, dtype=float), np.asarray(censored, dtype=float)]))
+    at_risk = n - np.searchsorted(every, times, side="left")
+    curve = np.asarray(np.cumprod(1 - events / at_risk), dtype=float)
+    centre = _first(times, curve)
+    if math.isfinite(centre) and abs(curve[times == centre][0] - _HALF) <= _ROUNDING:
+        centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
+    if n < MEDIAN_FROM:
+        return Interval(centre, math.nan, math.nan, n)
+    from scipy.special import ndtri  # scipy.stats, which has the curve, takes seconds to import
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.cumsum(events / (at_risk * (at_risk - events)))
+        half = ndtri((1 + level) / 2) * np.sqrt(variance) / np.abs(np.log(curve))
+        low, high = (_first(times, curve ** np.exp(side * half)) for side in (1, -1))
+    return Interval(centre, low, high, n)
+
+
+def _first(times: Array, curve: Array) -> float:
+    """The first time at which the curve is at most one half; infinite if it never is."""
+    below = np.flatnonzero(curve <= _HALF + _ROUNDING)
+    return float(times[below[0]]) if below.size else math.inf

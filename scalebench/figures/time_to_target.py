@@ -1,0 +1,151 @@
+"""The time-to-target figure: time, reduction and epochs until the target metric, with the runs that never reach it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.figures.drawing.styles import Look
+
+_PANELS = ("time", "reduction", "epochs")
+_UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the target, or some did not
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """The target in words, the epochs of the study, and the baseline of the reductions, empty without one."""
+
+    words: str
+    epochs: int
+    baseline: str
+
+
+@FIGURES.add
+class TimeToTarget(Figure):
+    name = "time-to-target"
+    panels = _PANELS
+    summary = "time and epochs until the target metric is reached, the time saved, and what never reaches it"
+
+    def absent(self, results: Results) -> str:
+        aimed = results.completed["target_metric"].notna().any()
+        return super().absent(results) or ("" if aimed else "the study states no target_metric")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.analysis.target_ratios import target_ratios
+        from scalebench.analysis.time_to_target import times_to_target
+        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+        from scalebench.figures.drawing.panel import share_y
+        from scalebench.figures.drawing.styles import grouped, looks, name_series
+        from scalebench.formatting import metric_word
+
+        table = name_series(times_to_target(results))
+        if table.empty:
+            raise EmptyFigureError("no run with a target took any time")
+        look = looks(list(table["series"]))
+        table = canvas.selection.of(table)
+        table = table.assign(n=table["n_reached"], interval=table["target_interval"])
+        baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
+        words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
+        goal = _Goal(words, int(results.completed["epochs"].max()), baseline)
+        names = [name for name in canvas.wanted(_PANELS) if name != "reduction" or baseline]
+        if not names:
+            raise EmptyFigureError("no time to the target can be compared with a baseline's")
+        groups = grouped([name for name in look if name in set(table["series"])])
+        (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
+        counts = sorted(int(count) for count in table["workers"].unique())
+        for place, panel in enumerate(panels):
+            group, name = groups[place // len(names)], names[place % len(names)]
+            own = (compared if name == "reduction" else table)["series"].isin(group)
+            _draw(panel, name, (compared if name == "reduction" else table)[own], look, goal, counts)
+        for place in range(len(names)):
+            share_y(panels[place :: len(names)])
+
+        canvas.legend_of_series(look)
+        never, torn = table["time_to_target_s"] == math.inf, _torn(table)
+        canvas.legend_of_executions(table, *_marks_legend(bool(never.any()), bool(torn.any()), goal.epochs))
+        canvas.say(
+            describe_study(results, table),
+            describe_executions(results, table),
+            f"The target, {goal.words} of the consensus model, is met at the first evaluation at or above it.",
+            "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier curve, in "
+            "which runs that did not count as longer; epochs are such medians.",
+            "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
+            "Stars: more than half of the runs reached it, but not all." if torn.any() else "",
+            f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
+            describe_oversubscription(table),
+        )
+
+
+def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """The first baseline that reached the target, and the reductions against it of the strategies that are none."""
+    from scalebench.analysis.grouping import PER_BATCH
+
+    known = compared[compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)]
+    for baseline in ("allreduce", "horovod", "ddp", "serial"):
+        if len(own := known[known["baseline"] == baseline]):
+            return baseline, own
+    return "", known.iloc[:0]
+
+
+def _draw(
+    panel: Panel, name: str, own: pd.DataFrame, look: dict[str, Look], goal: _Goal, counts: Sequence[int]
+) -> None:
+    if name == "reduction":
+        panel.title(f"reduction against {goal.baseline}")
+        panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
+        panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
+        panel.ax.set_ylabel(f"time saved (% of {goal.baseline})")
+    elif name == "time":
+        panel.title(f"time to {goal.words}")
+        reached = own["time_to_target_s"].where(own["time_to_target_s"] < math.inf)
+        shown = own.assign(time_to_target_s=reached)
+        panel.curve(shown, "time_to_target_s", look, low="target_low_s", high="target_high_s")
+        _mark(panel, shown, "time_to_target_s", look, above=2 * reached.max() if reached.notna().any() else 1.0)
+        panel.seconds_axis()
+    else:
+        panel.title(f"epochs to {goal.words}")
+        shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
+        panel.curve(shown, "epochs_to_target", look)
+        _mark(panel, shown, "epochs_to_target", look, above=1.1 * goal.epochs)
+        panel.ax.set_ylim(0, 1.2 * goal.epochs)
+        panel.ax.set_ylabel(f"epochs (of {goal.epochs})")
+    panel.workers_axis(counts)
+
+
+def _mark(panel: Panel, own: pd.DataFrame, quantity: str, look: dict[str, Look], above: float) -> None:
+    """Draw a triangle at the height `above` for points without a value, and a star over those of some runs."""
+    from dataclasses import replace
+
+    never = own[own["n_reached"] <= own["n_aimed"] / 2].assign(place_of_unreached=above)
+    looks = {name: replace(one, marker=_UNREACHED) for name, one in look.items()}
+    panel.curve(never, "place_of_unreached", looks, connect=False)
+    looks = {name: replace(one, marker=_TORN) for name, one in look.items()}
+    panel.curve(own[_torn(own)], quantity, looks, connect=False)
+
+
+def _torn(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark cells of which more than half of the runs reached the target, but not all."""
+    return (table["n_reached"] < table["n_aimed"]) & (table["n_reached"] > table["n_aimed"] / 2)
+
+
+def _marks_legend(never: bool, torn: bool, epochs: int) -> list[tuple[Artist, str]]:
+    from matplotlib.lines import Line2D
+
+    from scalebench.figures.drawing.styles import NEUTRAL
+
+    marks = [(_UNREACHED, f"not within {epochs} epochs")] * never + [(_TORN, "in some runs only")] * torn
+    return [
+        (Line2D([], [], color=NEUTRAL, marker=marker, linestyle="", markerfacecolor="white"), words)
+        for marker, words in marks
+    ]

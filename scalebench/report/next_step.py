@@ -1,0 +1,95 @@
+"""The runs that would show what a study does not show: how many, or on what machine."""
+
+from __future__ import annotations
+
+import math
+
+from scalebench.analysis import Results, virtual_error
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
+from scalebench.analysis.rounds import MEASURED
+from scalebench.formatting import deviation, share
+from scalebench.report.comparison import BASELINES, Comparison
+
+ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
+_MOST_RUNS = 100
+_QUIET = 0.1  # spread of times from which a quieter machine is the better advice
+_FEW = 3
+
+
+def to_show_saving(one: Comparison, results: Results) -> str:
+    """What would show whether `one` saves time; empty if its interval shows that already.
+
+    For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
+    small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was.
+    """
+    if one.interval == NOTHING_VARIES or _is_shown(one):
+        return ""
+    if one.n < 2:
+        return f"repetitions would show it: --repetitions {_FEW} or more"
+    if one.execution not in MEASURED:
+        return _of_a_simulation(one, results)
+    low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
+    s = (high - low) / 2 / t_quantile(one.n - 1) * math.sqrt(one.n)
+    centre = abs(math.log1p(-one.saved))
+    enough = max(centre, math.log1p(ABOUT_EQUAL) - centre)
+    runs = next((n for n in range(one.n + 1, _MOST_RUNS + 1) if t_quantile(n - 1) * s / math.sqrt(n) < enough), None)
+    quieter = " on a quieter machine" if s > _QUIET else ""
+    if runs is None:
+        return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
+    fewer = f", or fewer{quieter}, as the ratios of these vary by {share(math.expm1(s))}" if quieter else ""
+    return f"about {runs} runs of each would show it (--repetitions {runs}){fewer}"
+
+
+def to_show_metric(one: Comparison) -> str:
+    """What would show whether the metric differs; empty if there are enough seeds."""
+    if not 0 < one.metric_n < METRIC_FROM:
+        return ""
+    return f"seeds from --repetitions {METRIC_FROM} up give the metric an interval"
+
+
+def to_answer(results: Results) -> str:
+    """Why no comparison answers the question of the study, and what would."""
+    runs = results.completed
+    if runs.empty:
+        made = len(results.runs)
+        why = "their only run was not completed" if made == 1 else f"none of {made} runs was completed"
+        return f"{why}; `scalebench status {results.folder}` says why"
+    if runs["strategy"].isin(PER_BATCH).all():
+        return "no strategy in them synchronises less often than every batch; add one, as --strategy epoch_average"
+    if not runs["strategy"].isin(BASELINES).any():
+        return "there is no completed run of a per-batch baseline; add --strategy allreduce"
+    several = runs[runs["workers"] > 1]
+    if several.empty:
+        return "all runs have one worker; add more, as --workers 1..8"
+    if several["oversubscribed"].all():
+        return (
+            "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual, whose "
+            "times do not depend on the number of cores"
+        )
+    return (
+        "no strategy ran beside its baseline on the same engine, at the same worker count and global batch, within "
+        "what the machine can feed; run both at one worker count, with --execution virtual where the cores are too few"
+    )
+
+
+def _is_shown(one: Comparison) -> bool:
+    if not math.isfinite(one.saved_low):
+        return False
+    return not one.saved_low <= 0 <= one.saved_high or max(-one.saved_low, one.saved_high) <= ABOUT_EQUAL
+
+
+def _of_a_simulation(one: Comparison, results: Results) -> str:
+    """The larger of the two parts of the interval: the error that native runs show, or the spread of the draws."""
+    error = virtual_error(results)
+    if one.interval in (STATED, CHECKED_STATED):
+        return "more draws of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
+    if error is not None and not error.known:
+        return f"native runs at more worker counts would give it an interval, which {error.checks} of them cannot"
+    if error is not None:
+        return (
+            f"native runs on a quieter machine would show it: virtual times are off theirs by {deviation(error.rms)}, "
+            "which the interval holds"
+        )
+    few = f", with --repetitions {_FEW} or more" if one.n < _FEW else ""
+    return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"

@@ -1,0 +1,86 @@
+"""The figure of time and epochs to the target, and the target's line in convergence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.figures.base import FIGURES
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.plotting import house_style, plot
+from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_comparing import run
+from tests.analysis.test_time_to_target import cell
+from tests.records_factory import epoch_row
+
+ROWS = [
+    *cell("serial", 1, (1.0, 1.1, 0.9)),
+    *cell("allreduce", 2, (1.0, 1.2, 1.1)),
+    *cell("epoch_average", 2, (0.5, 0.6, 0.55)),
+    *cell("allreduce", 4, (1.0, 1.2, None)),
+    *cell("epoch_average", 4, (None, None, 0.5)),
+]
+
+
+def drawn(results, name="time-to-target", **options):
+    with house_style():
+        canvas = Canvas(name, **options)
+        FIGURES.create(name, {}).draw(results, canvas)
+        canvas.finish()
+    return canvas
+
+
+def test_figure_has_time_reduction_epochs_and_what_was_not_reached(study):  # noqa: F811
+    canvas = drawn(study(rows=ROWS))
+    data = canvas.data().set_index(["quantity", "series", "workers"]).sort_index()
+    assert data.loc[("time_to_target_s", "serial", 1), "y"] == pytest.approx((1.0 * 1.1 * 0.9) ** (1 / 3))
+    reduction = data.loc[("reduction", "epoch_average", 2)]
+    assert 0 < reduction["low"] < reduction["y"] < reduction["high"] < 100
+    assert ("reduction", "epoch_average", 4) not in data.index
+    assert ("place_of_unreached", "epoch_average", 4) in data.index
+    assert ("place_of_unreached", "allreduce", 4) not in data.index, "two of three runs reached it"
+    assert set(data.loc["epochs_to_target", "n"]) == {3, 2, 1}
+    said = canvas.caption()
+    assert "Triangles, which have no time: at most half of the runs reached it." in said
+    assert "Stars: more than half of the runs reached it, but not all." in said
+
+
+def test_chosen_panel_is_drawn_alone(study):  # noqa: F811
+    assert len(drawn(study(rows=ROWS), chosen=["epochs"]).panels) == 1
+
+
+def test_study_that_never_reaches_its_target_is_drawn(study):  # noqa: F811
+    canvas = drawn(study(rows=cell("serial", 1, (None, None)) + cell("epoch_average", 2, (None, None))))
+    assert set(canvas.data()["quantity"].dropna()) == {"place_of_unreached"}
+
+
+def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F811
+    results = study(rows=[run("serial", 1, 4.0)])
+    assert FIGURES.create("time-to-target", {}).absent(results) == "the study states no target_metric"
+    with pytest.raises(ResultsError, match="time-to-target cannot be drawn: the study states no target_metric"):
+        plot(results, tmp_path, ["time-to-target"])
+
+
+def test_convergence_has_the_line_of_the_target(keep_study):
+    data = drawn(keep_study, "convergence").data()
+    assert set(data.loc[data["series"] == "target metric", "y"]) == {0.9}
+    assert not math.isnan(data.loc[data["series"] == "target metric", "x"].min())
+
+
+@pytest.fixture
+def keep_study(tmp_path):
+    from scalebench.analysis import load
+    from scalebench.records.store import Store
+
+    with Store(tmp_path / "study", fsync=False) as store:
+        for one in cell("serial", 1, (1.0, 1.1)):
+            store.append(
+                one,
+                [
+                    epoch_row(run_id=one.run_id, epoch=n, elapsed_s=0.5 * (n + 1), test_metric=0.15 * (n + 1))
+                    for n in range(6)
+                ],
+            )
+    return load(tmp_path / "study")

@@ -1,0 +1,95 @@
+"""What the answer says would show what it does not show."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.report.answer import answer, spoken
+from scalebench.report.comparison import comparisons
+from scalebench.report.sentence import as_text
+from tests.report.test_answer import ACCURACY, cell
+
+VIRTUAL = {"execution": "virtual", "engine": "virtual"}
+AIM = {"target_metric": 0.9, "epochs": 6}
+
+
+def lines(keep, *cells):
+    return " ".join(spoken(keep([run for cell in cells for run in cell])))
+
+
+def test_number_of_runs_that_would_show_a_saving_is_named(keep):
+    text = lines(keep, cell("allreduce"), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"]))
+    assert "whether epoch_average saves time is not shown" in text
+    runs = int(text.partition("(--repetitions ")[2].partition(")")[0])
+    assert f"About {runs} runs of each would show it" in text
+    assert 5 < runs <= 100
+
+
+def test_quieter_machine_is_advised_where_times_vary(keep):
+    text = lines(keep, cell("allreduce"), cell("epoch_average", (0.3, 2.0, 0.4, 1.6, 0.5), ACCURACY["allreduce"]))
+    assert "on a quieter machine" in text
+
+
+def test_single_runs_need_repetitions(keep):
+    text = lines(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
+    assert "Repetitions would show it: --repetitions 3 or more." in text
+
+
+def test_two_seeds_need_a_third_for_the_metric(keep):
+    text = lines(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.55)))
+    assert "eeds from --repetitions 3 up give the metric an interval." in text
+
+
+def test_shown_saving_needs_nothing(keep):
+    text = lines(keep, cell("allreduce"), cell("epoch_average"))
+    assert "would show" not in text
+
+
+def test_simulated_saving_needs_a_quieter_calibration(keep):
+    rows = cell("allreduce", (1.0, 1.4, 0.8), **VIRTUAL), cell("epoch_average", (1.0, 0.9, 1.2), **VIRTUAL)
+    text = lines(keep, *rows)
+    assert "A calibration on a quieter machine would show it (scalebench recalibrate " in text
+
+
+def test_horovod_is_the_baseline_of_a_study_without_allreduce(keep):
+    results = keep([*cell("horovod", (1.0, 1.1, 0.9), engine="horovod"), *cell("epoch_average", (0.5, 0.55, 0.45))])
+    found = answer(results, comparisons(results))
+    assert "epoch_average takes 50 % less time than per-batch horovod" in as_text(found.sentence)
+    besides = [as_text(sentence) for sentence in found.beside]
+    assert "What it saves against horovod holds what its engine saves: allreduce did not run." in besides
+
+
+@pytest.mark.parametrize(
+    ("allreduce", "average", "expected"),
+    [
+        ((0.5,) * 5, (0.2, 0.2, 0.21, 0.2, 0.19), "epoch_average takes 60 % less time to accuracy 0.9 than allreduce"),
+        ((0.5,) * 5, (None,) * 5, "epoch_average (0 of 5 runs) does not reach accuracy 0.9 within 6 epochs, but"),
+        ((None,) * 5, (0.2,) * 5, "allreduce (0 of 5 runs) does not reach accuracy 0.9 within 6 epochs, but"),
+        ((None,) * 5, (0.2, None, None, None, None), "Neither epoch_average (1 of 5 runs) nor allreduce (0 of 5 runs)"),
+        ((0.5,) * 5, (0.2, 0.3, 0.25, 0.2, None), "Kaplan-Meier medians, as 4 of 5 runs of epoch_average reached it"),
+    ],
+)  # fmt: skip
+def test_time_to_target_is_a_second_headline(keep, allreduce, average, expected):
+    rows = [
+        (run.model_copy(update={"time_to_target_s": time, "epochs_to_target": time and 3} | AIM), [])
+        for name, times in (("allreduce", allreduce), ("epoch_average", average))
+        for (run, _), time in zip(cell(name), times, strict=True)
+    ]
+    results = keep(rows)
+    found = answer(results, comparisons(results))
+    assert expected in " ".join(as_text(sentence) for sentence in found.target)
+    assert expected in " ".join(spoken(results))
+
+
+def test_largest_count_at_which_both_reach_it_is_named(keep):
+    rows = []
+    for workers, reached in ((4, 0.3), (8, None)):
+        for name, factor in (("allreduce", 1.0), ("epoch_average", 0.5)):
+            for run, _ in cell(name, workers=workers):
+                time = reached and factor * reached * run.train_s
+                rows.append(
+                    (run.model_copy(update={"time_to_target_s": time, "epochs_to_target": time and 2} | AIM), [])
+                )
+    text = " ".join(spoken(keep(rows)))
+    assert "Neither epoch_average (0 of 5 runs) nor allreduce (0 of 5 runs) reaches accuracy 0.9" in text
+    assert "At 4 workers, epoch_average takes " in text
