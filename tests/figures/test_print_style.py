@@ -151,6 +151,21 @@ def test_selection_limits_what_is_drawn_but_not_its_baselines(results, tmp_path)
     assert same["high"].tolist() == same["high_part"].tolist()
 
 
+@pytest.mark.parametrize(
+    ("virtual", "said"), [("{}", "no jitter."), ("{jitter: normal, jitter_sigma: 0.1}", "normal jitter of 10 %.")]
+)
+def test_caption_states_step_time_links_and_jitter(tmp_path, virtual, said):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        store.append(run_row(strategy="serial", nodes=2, workers_per_node=4), [])
+    (tmp_path / "mine/study.yaml").write_text(f"name: mine\ndevice_step_time: 0.02\nvirtual: {virtual}\n")
+    canvas, _ = draw(load(tmp_path / "mine"), "strong-scaling", choose_style("ieee"))
+    text = canvas.caption()
+    assert (
+        "; step time stated as 20.0 ms; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within a node, " in text
+    )
+    assert f"Rabenseifner's algorithm above; {said}" in text
+
+
 def test_caption_of_a_selection_tells_of_drawn_runs_only(results):
     canvas, _ = draw(
         results, "strong-scaling", choose_style("ieee"), Selection(executions=("virtual",), workers=(2, 4))

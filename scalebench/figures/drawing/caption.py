@@ -25,6 +25,7 @@ from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
 from scalebench.formatting import counted, deviation, digits, seconds
+from scalebench.study.jitter import STATED
 from scalebench.study.spec import SIMULATED
 
 _SIZES = ("node", "worker")
@@ -103,7 +104,12 @@ def _simulated(results: Results, runs: pd.DataFrame) -> str:
         parts.append(_links(cluster, several=bool((runs["nodes"].fillna(1) > 1).any())))
     if named := charged_engine(results):
         parts.append(f"collectives at the cost of {named}'s")
-    parts += [_between_nodes(results, runs), jitter_in_words(results)]
+    parts.append(_between_nodes(results, runs))
+    uneven = cluster.uneven.describe(int(runs["workers"].max())) if cluster else []
+    of_cluster = [phrase for phrase in uneven if phrase.partition(" ")[0] in STATED]
+    parts += [phrase for phrase in uneven if phrase not in of_cluster]
+    stated = of_cluster or (["no jitter"] if states_steps(results) else [])
+    parts += [jitter_in_words(results)] if jitter_in_words(results) else stated
     return "; ".join(part for part in parts if part)
 
 
