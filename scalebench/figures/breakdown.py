@@ -76,7 +76,7 @@ class Breakdown(Figure):
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
     """Return the parts of one bar, in per cent; parts without time are left out."""
     from scalebench.figures.drawing.panel import Segment
-    from scalebench.figures.drawing.styles import ENGINE_ALONE, TASK_PATTERNS, TASKS
+    from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
 
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
@@ -91,8 +91,9 @@ def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
     }
     total = sum(value for value in seconds.values() if math.isfinite(value))
     colors = TASKS | {_ALONE: ENGINE_ALONE}
+    patterns = TASK_PATTERNS | {_ALONE: ENGINE_ALONE_PATTERN}
     return [
-        Segment(part, 100 * value / total, colors[part], TASK_PATTERNS.get(part, ""))
+        Segment(part, 100 * value / total, colors[part], patterns.get(part, ""))
         for part, value in seconds.items()
         if value > 0
     ]

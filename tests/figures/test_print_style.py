@@ -16,7 +16,7 @@ from scalebench.figures import Request, default_figures, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.caption_files import to_latex
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.styles import MOST_SERIES, TASK_PATTERNS, TASKS, grouped
+from scalebench.figures.drawing.styles import ENGINE_ALONE_PATTERN, MOST_SERIES, TASK_PATTERNS, TASKS, grouped
 from scalebench.figures.plotting import house_style
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import STYLES, Style, choose_style, parse_width
@@ -246,6 +246,7 @@ def test_parts_of_bars_differ_in_grey():
         task: 0.2126 * r + 0.7152 * g + 0.0722 * b for task, (r, g, b) in ((t, to_rgb(c)) for t, c in TASKS.items())
     }
     tasks = list(TASKS)
+    assert ENGINE_ALONE_PATTERN not in {"", *TASK_PATTERNS.values()}
     for place, one in enumerate(tasks):
         for other in tasks[place + 1 :]:
             patterns = {TASK_PATTERNS.get(one, ""), TASK_PATTERNS.get(other, "")}

@@ -49,7 +49,7 @@ TASKS = {
 }
 TASK_PATTERNS = {"communication": "/////", "waiting": ".....", "data": "xxxxx", "other": ""}
 SERVING = "#AA3377"
-ENGINE_ALONE = "#228833"  # cost of an engine at one worker
+ENGINE_ALONE, ENGINE_ALONE_PATTERN = "#228833", "+++++"  # cost of an engine at one worker
 ENGINE_PART = "#9A9A9A"
 MOST_SERIES, GROUP = 6, 4  # in one panel
 NEUTRAL = "#444444"
