@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,9 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     if missing := [name for name in COLUMNS if name not in table]:
         raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
     table = table[table["series"].notna() & table["split"].notna()]
-    for row in records(table):
-        where = f"{path}: series {row.series}, {row.workers} workers"
-        if row.split not in ("base", "hold"):
-            raise ResultsError(f"{where}: expected base or hold as the split, got {row.split!r}")
-        for name in ("value", "workers", "nodes"):
-            value = pd.to_numeric(getattr(row, name), errors="coerce")
-            if not 0 < value < math.inf:
-                raise ResultsError(f"{where}: expected a number above 0 as {name}, got {getattr(row, name)}")
+    if len(wrong := table[~table["split"].isin(["base", "hold"])]):
+        row = records(wrong)[0]
+        raise ResultsError(f"{_where(path, row)}: expected base or hold as the split, got {row.split!r}")
     families = table["strategy"].astype(str).map(family)
     based = table["series"].isin(table.loc[table["split"] == "base", "series"])
     reasons = {
@@ -77,9 +73,27 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
             notes.append(f"{count} held rows are left out: {reason}")
         kept &= ~left_out
     table = table[kept].reset_index(drop=True)
+    _refuse_wrong_numbers(table, path)
     if not (table["split"] == "hold").any():
         raise ResultsError(f"{path}: no row of split=hold to predict" + "".join(f"; {note}" for note in notes))
     return table, notes
+
+
+def _refuse_wrong_numbers(table: pd.DataFrame, path: Path) -> None:
+    for row in records(table):
+        names = ["value", "workers", "nodes", "devices_per_node"]
+        if row.quantity == "throughput_total":
+            names.append("batch_per_worker")  # which turns it into seconds of a step
+        for name in names:
+            value = pd.to_numeric(getattr(row, name), errors="coerce")
+            if not 0 < value < math.inf:
+                raise ResultsError(
+                    f"{_where(path, row)}: expected a number above 0 as {name}, got {getattr(row, name)}"
+                )
+
+
+def _where(path: Path, row: Any) -> str:
+    return f"{path}: series {row.series}, {row.workers} workers"
 
 
 def records(table: pd.DataFrame) -> list[Any]:
@@ -115,18 +129,18 @@ def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True) -> Cl
     if one_flow and "instance" in str(row.inter_node) and family(str(row.strategy)) == "allreduce":
         inter = min(inter, _FLOW / share)
     slow = any(word in str(row.inter_node) for word in ("instance", "Eth", "GbE"))
+    shared_by = _PER_SWITCH if intra == _PCIE else 1
+    return _cluster(int(row.devices_per_node), share * intra, shared_by, share * inter, 50e-6 if slow else 4e-6)
+
+
+@cache
+def _cluster(per_node: int, intra: float, shared_by: int, inter: float, latency_s: float) -> Cluster:
+    source = "data sheet or published; latency assumed"
     links = Links(
-        intra=SharedLink(
-            latency_s=5e-6,
-            bandwidth_bytes_per_s=share * intra,
-            shared_by=_PER_SWITCH if intra == _PCIE else 1,
-            source="data sheet; latency assumed",
-        ),
-        inter=Link(
-            latency_s=50e-6 if slow else 4e-6, bandwidth_bytes_per_s=share * inter, source="published; latency assumed"
-        ),
+        intra=SharedLink(latency_s=5e-6, bandwidth_bytes_per_s=intra, shared_by=shared_by, source=source),
+        inter=Link(latency_s=latency_s, bandwidth_bytes_per_s=inter, source=source),
     )
-    node = Node(cores=1, workers_per_node=int(row.devices_per_node), source="published")
+    node = Node(cores=1, workers_per_node=per_node, source="published")
     reduction = Reduction(seconds_per_byte=1e-12, source="assumed")
     return Cluster(name="published", nodes=1_000_000, node=node, links=links, reduction=reduction)
 

@@ -29,23 +29,23 @@ from scalebench.analysis.published import (
     communication_s,
     family,
     gradient_bytes,
-    message_bytes,
     records,
-    stated_cluster,
     step_seconds,
 )
-from scalebench.cluster.fitting import LinkFit, Transfer, fit_links
-from scalebench.cluster.network import Network
+from scalebench.analysis.published_collectives import (
+    CONFIGURATION,
+    by_system,
+    fit_collectives,
+    least_share,
+    predict_collectives,
+    prediction_row,
+)
 
-_COLLECTIVE = "rabenseifner"  # of measured collectives: that of the network model for an MPI library, `auto`
 _BUCKET = 25e6  # bytes; DDP's default
 _BACKWARD = 2 / 3  # of compute; two matrix products for each one of the forward pass
-_LEAST_SHARE = 0.4  # of a stated link, where the file has no base rows of collectives; an assumption
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling
 _ASSUMED = (0.5, 0.02, (0.0, 0.05), 0.03)  # e, s, its range, deviation: without configurations to fit them to
 _LEAST_CONFIGURATIONS = 3
-_KEPT = ("source", "series", "system", "strategy", "model", "quantity", "unit")
-_CONFIGURATION = ["source", "system", "model", "data", "batch_per_worker"]
 
 
 class Overheads(NamedTuple):
@@ -100,18 +100,18 @@ class _Assumed(NamedTuple):
 def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
     """Return a row per held measurement, with PREDICTION_COLUMNS, and what was calibrated on the base rows."""
     collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
-    fits = {key: _fit_collectives(group) for key, group in _by_system(table[collective & (table["split"] == "base")])}
+    fits = {key: fit_collectives(group) for key, group in by_system(table[collective & (table["split"] == "base")])}
     steps = table[~collective]
-    overheads = _fit_overheads(steps[steps["split"] == "base"], _least_share(table[collective], fits))
+    overheads = _fit_overheads(steps[steps["split"] == "base"], least_share(table[collective], fits))
     rows: list[dict[str, Any]] = []
     for _, group in steps.groupby("series", sort=False):
         rows += _predict_steps(group, overheads)
-    for key, group in _by_system(table[collective]):
-        rows += _predict_collectives(group, fits[key], overheads)
+    for key, group in by_system(table[collective]):
+        rows += predict_collectives(group, fits[key], overheads.least_share)
     return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS)), overheads
 
 
-def _fit_overheads(base: pd.DataFrame, least_share: float) -> Overheads:
+def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
     """Fit e and s to the base rows of several workers whose configuration has one of one worker, too."""
     from scipy import stats
     from scipy.optimize import least_squares
@@ -119,7 +119,7 @@ def _fit_overheads(base: pd.DataFrame, least_share: float) -> Overheads:
     pairs = list(_pairs(base))
     if len(pairs) < _LEAST_CONFIGURATIONS:
         unhidden, jitter, spread, deviation = _ASSUMED
-        return Overheads(unhidden, jitter, spread, deviation, 2.0, least_share, len(pairs))
+        return Overheads(unhidden, jitter, spread, deviation, 2.0, least, len(pairs))
 
     def residuals(parameters: Any) -> Any:
         assumed = _Assumed(*parameters)
@@ -143,7 +143,7 @@ def _fit_overheads(base: pd.DataFrame, least_share: float) -> Overheads:
         (max(0.0, min(own)), max(own)),
         max(_UNEXPLAINED, math.sqrt(float(scaled.sum()) / free)),
         float(stats.t.ppf(0.975, free)),
-        least_share,
+        least,
         len(pairs),
     )
 
@@ -154,7 +154,7 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
         seconds=[step_seconds(row, float(row.value)) for row in records(base)],
         family=base["strategy"].astype(str).map(family),
     )
-    for _, group in known.groupby([*_CONFIGURATION, "family"], dropna=False):
+    for _, group in known.groupby([*CONFIGURATION, "family"], dropna=False):
         ones = list(records(group[group["workers"] == 1]))
         for several in records(group[group["workers"] > 1]):
             if ones and gradient_bytes(several) > 0:
@@ -196,76 +196,10 @@ def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str,
         doublings = abs(math.log2(row.workers / base.workers))
         margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
         low, centre, high = (_predicted(own, row, case) for own, case in zip(computes, cases, strict=True))
-        rows.append(_row(row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds, doublings))
+        rows.append(
+            prediction_row(row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds, doublings)
+        )
     return rows
-
-
-def _row(row: Any, seconds: float, low: float, high: float, linear: float, doublings: float) -> dict[str, Any]:
-    """Return a prediction in the published quantity; a throughput is least where the time is longest."""
-    bounds = sorted(step_seconds(row, value, back=True) for value in (low, high))
-    return {
-        **{
-            name: getattr(row, name) for name in ("source", "series", "system", "strategy", "model", "quantity", "unit")
-        },
-        "workers": int(row.workers),
-        "nodes": int(row.nodes),
-        "measured": float(row.value),
-        "predicted": step_seconds(row, seconds, back=True),
-        "low": bounds[0],
-        "high": bounds[1],
-        "linear": step_seconds(row, linear, back=True),
-        "doublings": doublings,
-        "configuration": " | ".join(str(getattr(row, name)) for name in _CONFIGURATION),
-        "seconds": step_seconds(row, float(row.value)),
-        "predicted_s": seconds,
-        "linear_s": linear,
-    }
-
-
-def _fit_collectives(base: pd.DataFrame) -> LinkFit:
-    rows = [
-        Transfer(int(row.workers), int(row.nodes), message_bytes(row), step_seconds(row, float(row.value)))
-        for row in records(base)
-    ]
-    return fit_links(rows, _COLLECTIVE)
-
-
-def _least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
-    """Return the least share of a stated bandwidth that base rows of collectives reached."""
-    shares = [_LEAST_SHARE] if not fits else []
-    for key, group in _by_system(collective[collective["split"] == "base"]):
-        row = records(group)[0]
-        stated = stated_cluster(row).links
-        link = stated.intra if row.nodes == 1 else stated.inter
-        shares.append(min(1.0, fits[key].pieces[-1].bandwidth.value / link.bandwidth_bytes_per_s))
-    return min(shares)
-
-
-def _predict_collectives(group: pd.DataFrame, fit: LinkFit, overheads: Overheads) -> list[dict[str, Any]]:
-    """Predict by the fitted links; between nodes by the stated ones, if the base rows are of one node."""
-    one_node = bool((group.loc[group["split"] == "base", "nodes"] == 1).all())
-    base = {message_bytes(row): row for row in records(group[group["split"] == "base"])}
-    rows = []
-    for row in records(group[group["split"] == "hold"]):
-        nbytes = message_bytes(row)
-        before = base[nbytes]
-        centre, low, high = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
-        if one_node and row.nodes > 1:
-            network = [
-                Network(stated_cluster(row, share), -(-int(row.workers) // int(row.nodes)))
-                for share in (1.0, overheads.least_share)
-            ]
-            times = [one.allreduce(int(nbytes), range(int(row.workers)), _COLLECTIVE) for one in network]
-            low, centre, high = max(low, times[0]), max(centre, times[0]), max(high, times[1])
-        doublings = abs(math.log2(row.workers / before.workers))
-        linear = step_seconds(before, float(before.value))
-        rows.append(_row(row, centre, low, high, linear, doublings))
-    return rows
-
-
-def _by_system(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for key, group in rows.groupby(["source", "system"], dropna=False, sort=False):
-        yield " | ".join(map(str, key)), group
 
 
 def _wait(workers: float) -> float:

@@ -72,6 +72,16 @@ def test_unknown_name_suggests_the_nearest() -> None:
             r"key 'links.in(tra|ter).latency_s' is missing \(seconds of an empty message\)",
         ),
         ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': expected a number"),
+        (
+            "links:",
+            "links:\n  congestion: {per_doubling: -0.1, source: measured}",
+            "'links.congestion.per_doubling': expected a number greater than or equal to 0, got -0.1",
+        ),
+        (
+            "inter: {",
+            "inter: {shared_by: 2, ",
+            "unknown key 'links.inter.shared_by'",  # cards of a node are `network_cards`
+        ),
     ],
 )
 def test_invalid_key_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
