@@ -174,11 +174,12 @@ def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
 
 def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_earlier_one(machine, invoke):
     invoke(*RUN, "--set", "virtual.jitter=lognormal", "--set", "virtual.jitter_sigma=0.3")
-    first, lost = rows(), losses()
+    first, lost, charged = rows(), losses(), read_calibration(MINE / "calibration.json")
+    machine.factor = 5.0
     said = invoke("recalibrate", "results/mine", "--jitter", "none")
     assert f"{len(first)} virtual runs charged anew without training" in said
     assert "what was there before is in results/mine/earlier/1/" in said
-    assert machine.measured == 1, "the calibration of the folder charges them"
+    assert read_calibration(MINE / "calibration.json") == charged, "it charges them again"
     steady = rows()
     alike = ["strategy", "workers", "repetition", "final_metric", "syncs", "bytes_sent_per_worker"]
     assert steady[alike].reset_index(drop=True).equals(first[alike].reset_index(drop=True))
