@@ -190,9 +190,8 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
     invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
     assert set(rows()["cluster"]) == {"juwels-booster"}
-    assert times(rows(), "serial") == pytest.approx(
-        0.02 * steady.loc[steady["strategy"] == "serial", "optimizer_steps"]
-    )
+    steps = steady.loc[steady["strategy"] == "serial", "optimizer_steps"].to_numpy(dtype=float)
+    assert times(rows(), "serial") == pytest.approx(0.02 * steps, rel=0.05), "the last batch is smaller"
     assert not (MINE / "calibration.json").exists(), "it charges nothing"
     assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
     assert "results/mine/earlier/3/" in invoke("recalibrate", "results/mine", "--jitter", "lognormal")
@@ -210,8 +209,10 @@ def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
 
 
 def test_groups_of_another_size_are_trained_again(machine, invoke):
-    words = [*RUN[:-6], "--workers", "4", "--strategy", "allreduce", "--strategy", "hierarchical_local_sgd",
+    words = [*RUN[:-6], "--workers", "8", "--strategy", "allreduce", "--strategy", "post_local_sgd: {subgroup: 0}",
              "--name", "mine"]  # fmt: skip
-    invoke(*words, "--device-step-time", "0.02")
-    said = invoke("recalibrate", "results/mine", "--cluster", "juwels-booster")
-    assert "1 virtual run charged anew without training, 1 run trained again" in said, "of four workers a node, not two"
+    invoke(*words, "--cluster", "juwels-booster", "--device-step-time", "0.02")
+    said = invoke("recalibrate", "results/mine", "--cluster", "dgx-h100")
+    assert "1 virtual run charged anew without training, 1 run trained again" in said, (
+        "of eight workers a node, not four"
+    )
