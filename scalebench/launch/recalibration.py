@@ -30,6 +30,7 @@ from scalebench.launch.study_run import StudyRun
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
+from scalebench.pricing.recording import Recordings
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store, drop_simulated
@@ -85,10 +86,11 @@ def recalibrate(
         reporter.phase("calibration", 0)
         machine = _machine(charged, runs, results, Path(scratch), reporter, keeps=before is not None)
         reporter.phase("virtual workers, charged anew", len(runs))
+        recordings = Recordings()
         outcomes = {
             run.run_id: outcome
-            for run, row in pairs
-            if _same_batches(plan, before, run) and (outcome := _replayed(run, plan, machine, results, row))
+            for run, row in sorted(pairs, key=lambda pair: _point(pair[0]))  # repetitions share their schedules
+            if _same_batches(plan, before, run) and (outcome := _replayed(run, plan, machine, results, row, recordings))
         }
         again = [run for run in runs if run.run_id not in outcomes]
         run_virtual(
@@ -123,7 +125,7 @@ def _pairs(plan: StudyPlan, before: StudyPlan, results: Results) -> Iterator[tup
             yield run, rows.loc[run_id]
 
 
-def _point(run: Run) -> tuple[object, ...]:
+def _point(run: Run) -> tuple[str, str, int, int]:
     return run.execution, str(run.strategy), run.workers, run.repetition
 
 
@@ -153,16 +155,18 @@ def _machine(
     return at_the_speed_of(study, machine, references.tolist(), scratch)
 
 
-def _replayed(run: Run, plan: StudyPlan, machine: Machine, results: Results, row: Any) -> Outcome | None:
+def _replayed(
+    run: Run, plan: StudyPlan, machine: Machine, results: Results, row: Any, recordings: Recordings
+) -> Outcome | None:
     """Replay the run with new times; None if it has to be trained, or sends other bytes than its `row` records."""
     if not replays(run):
         return None
     dataset, trace = open_dataset(plan.prepared.folders[run.workers]), _recorded(run, row, results)
     try:
-        outcome = replay(run, dataset, machine, trace)
+        outcome = replay(run, dataset, machine, trace, recordings)
         steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
         if run.also_without_jitter:
-            found = replay(steady, dataset, machine, trace)
+            found = replay(steady, dataset, machine, trace, recordings)
             outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
     except (NotLockStepError, RuntimeError):  # RuntimeError: the strategy reads values of tensors
         return None

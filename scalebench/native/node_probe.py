@@ -1,8 +1,8 @@
 """`mpirun -n P python -m scalebench.native.node_probe SPEC`: costs of collectives between nodes.
 
-Measured with one rank on each of two nodes and of all nodes, and with all ranks where nodes hold several. An operation
-ends with its last rank; its cost is the median of its repetitions. When the time is over, sizes above a MiB are left
-out.
+Measured with one rank on each of two nodes, of all nodes and of their geometric mean, which shows the growth with
+their number, and with all ranks where nodes hold several. An operation ends with its last rank; its cost is the median
+of its repetitions. When the time is over, sizes above a MiB are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def places(world: MPI.Comm) -> Iterator[Place | None]:
     leads = local.rank == 0
     leaders = world.Split(0 if leads else MPI.UNDEFINED, world.rank)
     nodes = world.bcast(leaders.size if leads else None)
-    for count in sorted({2, nodes}):
+    for count in sorted({2, round((2 * nodes) ** 0.5), nodes}):
         takes_part = leads and leaders.rank < count
         group = world.Split(0 if takes_part else MPI.UNDEFINED, world.rank)
         yield Place(group, count) if takes_part else None

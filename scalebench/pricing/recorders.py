@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ class RecordingClock:
 
     def did(self, task: Task, samples: int = 0) -> None:
         if self.running and task not in (Task.COMM, Task.OTHER):
-            self.schedule.events.append(Event(task.name.lower(), samples))
+            self.schedule.events.append(_lap(task, samples))
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
         self.charge(operation)
@@ -56,6 +57,11 @@ class RecordingClock:
             yield
         finally:
             self.running = was_running
+
+
+@cache
+def _lap(task: Task, samples: int) -> Event:
+    return Event(task.name.lower(), samples)
 
 
 class RecordedRequest:

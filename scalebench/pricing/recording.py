@@ -51,6 +51,30 @@ def record(
     return schedules
 
 
+class Recordings:
+    """Schedules of the runs of one study, without shuffles that move rows.
+
+    Successive runs of one strategy and worker count share theirs if these do not depend on the seed.
+    """
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._kept: list[Schedule] = []
+
+    def of(
+        self, run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+    ) -> list[Schedule]:
+        """Return the schedules of all workers of `run`, as `record` does."""
+        starts = [plan.block_starts(0, rank).tobytes() for rank in range(run.workers)]
+        key = (str(run.strategy), run.workers, plan.batch_sizes(0).tobytes(), *starts)
+        if key == self._key:
+            return self._kept
+        schedules = record(run, strategy, plan, model, workers_per_node)
+        if not any(schedule.reads_seed for schedule in schedules):
+            self._key, self._kept = key, schedules
+        return schedules
+
+
 class RecordingWorker:
     """Implements `strategies.base.Worker` on torch's meta device."""
 
@@ -58,7 +82,7 @@ class RecordingWorker:
         self, run: Run, plan: BatchPlan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
+        self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
         self._workers_per_node = min(workers_per_node, comm.size)
         self.model: Any = model
         numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -83,6 +107,12 @@ class RecordingWorker:
         if isinstance(self.clock, RecordingClock):
             self.clock.schedule.reads_loss = True
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
+
+    @property
+    def seed(self) -> int:
+        if isinstance(self.clock, RecordingClock):
+            self.clock.schedule.reads_seed = True
+        return self.run.seed
 
     @property
     def workers_per_node(self) -> int:

@@ -78,6 +78,7 @@ class Schedule:
     events: list[Event] = field(default_factory=list)
     report: WorkerReport | None = None  # counts of synchronisations, bytes and steps, without times
     reads_loss: bool = False  # its order depends on the training loss
+    reads_seed: bool = False  # its events depend on the seed
     reads_placement: bool = False  # its groups depend on the workers of a node
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
 

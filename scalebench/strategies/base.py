@@ -38,7 +38,6 @@ class Worker(Protocol):
 
     rank: int
     size: int
-    seed: int
     epochs: int
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
@@ -47,6 +46,10 @@ class Worker(Protocol):
     comm: Communicator
     clock: Clock
     state: SimpleNamespace  # a strategy's own, per worker
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
 
     @property
     def workers_per_node(self) -> int:

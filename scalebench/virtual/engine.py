@@ -19,7 +19,7 @@ from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, is_lock_step, price
-from scalebench.pricing.recording import RecordingWorker, record
+from scalebench.pricing.recording import Recordings, RecordingWorker, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -76,9 +76,11 @@ def model_time(run: Run, dataset: Dataset, cost_model: Machine) -> Outcome:
     return _judged(run, dataset, cost_model, lambda simulation: simulation.model())[0]
 
 
-def replay(run: Run, dataset: Dataset, cost_model: Machine, trace: Trace) -> Outcome:
-    """The times of `run`, and the losses and metrics of `trace`; nothing is computed."""
-    return _judged(run, dataset, cost_model, lambda simulation: simulation.replay(trace))[0]
+def replay(
+    run: Run, dataset: Dataset, cost_model: Machine, trace: Trace, recordings: Recordings | None = None
+) -> Outcome:
+    """The times of `run`, and the losses and metrics of `trace`; nothing is computed, and `recordings` are shared."""
+    return _judged(run, dataset, cost_model, lambda it: it.replay(trace, recordings or Recordings()))[0]
 
 
 def replays(run: Run) -> bool:
@@ -183,10 +185,10 @@ class Simulation:
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
         return self._outcome(reports, found, eval_s, replicas[0].parameters.numel()), weights
 
-    def replay(self, trace: Trace) -> tuple[Outcome, Weights]:
+    def replay(self, trace: Trace, recordings: Recordings) -> tuple[Outcome, Weights]:
         """Price the schedule of the run that left `trace`."""
         model = self._without_arithmetic()
-        schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
+        schedules = recordings.of(self.run, self.strategy, self.plan, model, self._per_node)
         trace.require_same_arithmetic(schedules, self._per_node)
         return self._priced(schedules, trace, model)
 

@@ -174,24 +174,24 @@ def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
 
 def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_earlier_one(machine, invoke):
     invoke(*RUN, "--set", "virtual.jitter=lognormal", "--set", "virtual.jitter_sigma=0.3")
-    first, lost = rows(), losses()
+    first, lost, charged = rows(), losses(), read_calibration(MINE / "calibration.json")
+    machine.factor = 5.0
     said = invoke("recalibrate", "results/mine", "--jitter", "none")
     assert f"{len(first)} virtual runs charged anew without training" in said
     assert "what was there before is in results/mine/earlier/1/" in said
-    assert machine.measured == 1, "the calibration of the folder charges them"
+    assert read_calibration(MINE / "calibration.json") == charged, "it charges them again"
     steady = rows()
     alike = ["strategy", "workers", "repetition", "final_metric", "syncs", "bytes_sent_per_worker"]
     assert steady[alike].reset_index(drop=True).equals(first[alike].reset_index(drop=True))
     assert (steady["train_s"].to_numpy() != first["train_s"].to_numpy()).all()
     assert losses() == lost
     assert load_study(MINE / "study.yaml", {}, []).virtual.jitter == "none"
-    assert load(MINE / "earlier" / "1").completed["train_s"].tolist() == first["train_s"].tolist()
+    assert sorted(load(MINE / "earlier" / "1").completed["train_s"]) == sorted(first["train_s"])
     assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
     invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
     assert set(rows()["cluster"]) == {"juwels-booster"}
-    assert times(rows(), "serial") == pytest.approx(
-        0.02 * steady.loc[steady["strategy"] == "serial", "optimizer_steps"]
-    )
+    steps = steady.loc[steady["strategy"] == "serial", "optimizer_steps"].to_numpy(dtype=float)
+    assert times(rows(), "serial") == pytest.approx(0.02 * steps, rel=0.05), "the last batch is smaller"
     assert not (MINE / "calibration.json").exists(), "it charges nothing"
     assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
     assert "results/mine/earlier/3/" in invoke("recalibrate", "results/mine", "--jitter", "lognormal")
@@ -209,8 +209,10 @@ def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
 
 
 def test_groups_of_another_size_are_trained_again(machine, invoke):
-    words = [*RUN[:-6], "--workers", "4", "--strategy", "allreduce", "--strategy", "hierarchical_local_sgd",
+    words = [*RUN[:-6], "--workers", "8", "--strategy", "allreduce", "--strategy", "post_local_sgd: {subgroup: 0}",
              "--name", "mine"]  # fmt: skip
-    invoke(*words, "--device-step-time", "0.02")
-    said = invoke("recalibrate", "results/mine", "--cluster", "juwels-booster")
-    assert "1 virtual run charged anew without training, 1 run trained again" in said, "of four workers a node, not two"
+    invoke(*words, "--cluster", "juwels-booster", "--device-step-time", "0.02")
+    said = invoke("recalibrate", "results/mine", "--cluster", "dgx-h100")
+    assert "1 virtual run charged anew without training, 1 run trained again" in said, (
+        "of eight workers a node, not four"
+    )

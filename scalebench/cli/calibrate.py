@@ -1,0 +1,77 @@
+"""`scalebench calibrate [STUDY]`: measure this machine and a model once, for many studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from scalebench.cli.options import verbosity_options
+from scalebench.formatting import counted
+
+_QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path), required=False)
+@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@click.option("--dataset", metavar="NAME", help="Data set; its samples are what a step takes.")
+@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]), help="Of weights and gradients.")
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Samples of a step; repeatable.  [default: the study's]",
+)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@click.option("--quick", is_flag=True, help="Within a minute, with wider intervals.")
+@click.option(
+    "--calibration-budget-s", type=float, metavar="SECONDS", help="Time that measuring may take.  [default: 120]"
+)
+@click.option("--noisy", is_flag=True, default=None, envvar="SCALEBENCH_NOISY", help="Also beside busy programs.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("calibration.json"),
+    show_default=True,
+    help="File that is written, or completed.",
+)
+@verbosity_options
+def calibrate(
+    study: Path | None,
+    batches: tuple[int, ...],
+    sets: tuple[str, ...],
+    quick: bool,
+    calibration_budget_s: float | None,
+    output: Path,
+    **flags: Any,
+) -> int:
+    """Measure steps of the model of STUDY (default: the default study), and the engines, into one file.
+
+    `run --calibration FILE` and `recalibrate --calibration FILE` charge by it. It holds step times by batch and by busy
+    workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same command
+    goes on with what is missing; further sizes (--batch) are added to the file.
+    """
+    from scalebench.cli.progress import watching
+    from scalebench.launch.machine_file import calibrate as measure
+    from scalebench.launch.planning import plan_study
+    from scalebench.study.load import load_study
+
+    budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
+    wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))
+    plan = plan_study(wanted)
+    sizes = set(batches) or plan.prepared.batch_sizes(wanted.epochs, {run.workers for run in plan.sweep.simulated})
+    with watching() as watcher:
+        watcher.phase("calibration", 0)
+        found = measure(plan, output, sizes, note=watcher.note)
+    known = sorted({batch.samples for table in found.tables for batch in table.batches})
+    loads = ", ".join(str(table.busy_workers) for table in found.tables)
+    engines = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})
+    click.echo(
+        f"{output}: {found.measured}; {counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside "
+        f"{loads} busy workers; {', '.join(engines) or 'no engine'}"
+    )
+    return 0

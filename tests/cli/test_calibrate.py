@@ -1,0 +1,67 @@
+"""`scalebench calibrate`: one file for many studies, completed by the same command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.errors import RunError
+from scalebench.pricing.calibration_file import read_calibration
+from scalebench.virtual.step_statistics import Measured
+
+STUDY = ("--dataset", "wine", "--set", "workers=1,2", "--set", 'strategies=["serial", "epoch_average"]')
+FILE = Path("machine.json")
+
+
+@pytest.fixture
+def scalebench(tmp_path, monkeypatch, invoke, cost_model):
+    """The command on a machine without measuring; `invoke.measured` has the sizes, of which `invoke.fails` fails."""
+    monkeypatch.chdir(tmp_path)
+    invoke.measured, invoke.fails = [], None
+
+    def steps(run, folder, sizes, node_workers, budget):
+        if invoke.fails in sizes:
+            raise RunError("calibration: a measuring process ended before its time")
+        invoke.measured += sorted(sizes)
+        (like,) = cost_model.tables
+        batches = [like.batches[0].model_copy(update={"samples": size}) for size in sizes]
+        loads = sorted({1, node_workers})
+        return Measured([like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, [])
+
+    monkeypatch.setattr("scalebench.launch.machine_file.measure_steps", steps)
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_steps", steps)
+    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", lambda *_, **__: cost_model.engines)
+    return invoke
+
+
+def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
+    words = ("calibrate", *STUDY, "--batch", 4, "--batch", 8, "--batch", 16, "-o", FILE)
+    scalebench.fails = 16
+    scalebench(*words, code=1)
+    assert scalebench.measured == [4, 8]
+    scalebench.fails = None
+    said = scalebench(*words)
+    assert scalebench.measured == [4, 8, 16], "what was measured stays"
+    assert "machine.json: mlp(hidden=[128]) in float32 on " in said
+    assert "3 batch sizes (4, 8, 16)" in said
+    found = read_calibration(FILE)
+    assert found.measured.dtype == "float32"
+    assert {batch.samples for table in found.tables for batch in table.batches} == {4, 8, 16}
+    scalebench("run", *STUDY, "--execution", "virtual", "--name", "mine", "--jobs", "1", "--epochs", "1",
+               "--repetitions", "1", "--calibration", FILE)  # fmt: skip
+    assert len(load("results/mine").completed) == 3
+    scalebench("recalibrate", "results/mine", "--calibration", FILE)
+    assert scalebench.measured == [4, 8, 16]
+
+
+def test_file_of_another_model_is_not_completed(scalebench):
+    scalebench("calibrate", *STUDY, "--batch", 8, "-o", FILE)
+    before = FILE.read_bytes()
+    said = scalebench("calibrate", *STUDY, "--model", "mlp: {hidden: [4]}", "--batch", 8, "-o", FILE, code=2)
+    assert "machine.json was measured for mlp(hidden=[128]) in float32 on " in said
+    assert "this is mlp(hidden=[4]) in float32 on " in said
+    assert FILE.read_bytes() == before
+    assert json.loads(before)["measured"]["optimizer"] == "sgd(momentum=0.9)"
