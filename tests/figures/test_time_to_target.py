@@ -18,7 +18,7 @@ from tests.records_factory import epoch_row
 ROWS = [
     *cell("serial", 1, (1.0, 1.1, 0.9)),
     *cell("allreduce", 2, (1.0, 1.2, 1.1)),
-    *cell("epoch_average", 2, (0.5, 0.6, 0.55)),
+    *cell("epoch_average", 2, (0.5, 0.55, 0.6)),
     *cell("allreduce", 4, (1.0, 1.2, None)),
     *cell("epoch_average", 4, (None, None, 0.5)),
 ]
