@@ -51,7 +51,7 @@ def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, caps
     Path("given.json").write_text(given.model_dump_json())
     Path("study.yaml").write_text(STUDY)
     with pytest.raises(SystemExit) as end:
-        main.main(["run", "study.yaml", "--jobs", "1"], prog_name="scalebench")
+        main.main(["run", "study.yaml", "--jobs", "1", "--full"], prog_name="scalebench")
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
     printed = {tuple(cells[:2]): cells for line in lines if len(cells := re.split(r"\s*│\s*", line.strip(" │"))) > 5}
@@ -87,4 +87,4 @@ def test_documented_code_runs(tmp_path, monkeypatch, capsys) -> None:
     assert "reduction_low" in said
     assert list(names["saved"].index) == [1, 2, 4]  # type: ignore[attr-defined]
     assert said.count("digits-strong-scaling") == 1
-    assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {".png", ".csv"}
+    assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {".png", ".csv", ".txt", ".tex"}

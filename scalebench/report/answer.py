@@ -121,7 +121,7 @@ def _time(one: Comparison, baseline: str, brief: bool = False) -> Iterator[Phras
     if not several:
         interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
     if brief:
-        interval, how = interval.partition(",")[0] if several else interval, ""
+        interval, how = interval.partition(", ")[0] if several and interval != NOTHING_VARIES else interval, ""
     yield Phrase(f" ({'; '.join(part for part in (facts, interval, how) if part)})", "detail")
 
 

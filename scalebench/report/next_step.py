@@ -26,7 +26,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     if one.interval == NOTHING_VARIES or _is_shown(one):
         return ""
     if one.n < 2:
-        return f"repetitions would show it: --repetitions {_FEW} or more"
+        return f"repetitions would show both: --repetitions {_FEW} or more"
     if one.execution not in MEASURED:
         return _of_a_simulation(one, results)
     low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
@@ -42,8 +42,8 @@ def to_show_saving(one: Comparison, results: Results) -> str:
 
 
 def to_show_metric(one: Comparison) -> str:
-    """What would show whether the metric differs; empty if there are enough seeds."""
-    if not 0 < one.metric_n < METRIC_FROM:
+    """What would show whether the metric differs; empty with enough seeds, and with one, as for single times."""
+    if not 1 < one.metric_n < METRIC_FROM:
         return ""
     return f"seeds from --repetitions {METRIC_FROM} up give the metric an interval"
 

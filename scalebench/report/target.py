@@ -97,8 +97,9 @@ def _unreached(strategy: Row, other: Row, word: str, epochs: str) -> Sentence:
     """The sentence for a worker count at which at most half of the runs of one or both reach the target."""
     never = [cell for cell in (strategy, other) if math.isinf(cell["time_to_target_s"])]
     runs = [f"{cell['label']} ({cell['n_reached']} of {counted(cell['n_aimed'], 'run')})" for cell in (strategy, other)]
+    most = " in most runs" if any(cell["n_reached"] for cell in never) else ""
     if len(never) == 2:
-        return (Phrase(f"Neither {runs[0]} nor {runs[1]} reaches {word}", "strong"), Phrase(f" within {epochs}."))
+        return (Phrase(f"Neither {runs[0]} nor {runs[1]} reaches {word}{most}", "strong"), Phrase(f" within {epochs}."))
     does = runs[0] if never[0] is other else runs[1]
     fails = runs[1] if never[0] is other else runs[0]
-    return (Phrase(f"{fails} does not reach {word}", "strong"), Phrase(f" within {epochs}, but {does} does."))
+    return (Phrase(f"{fails} does not reach {word}{most}", "strong"), Phrase(f" within {epochs}, but {does} does."))

@@ -18,7 +18,7 @@ from tests.records_factory import epoch_row
 ROWS = [
     *cell("serial", 1, (1.0, 1.1, 0.9)),
     *cell("allreduce", 2, (1.0, 1.2, 1.1)),
-    *cell("epoch_average", 2, (0.5, 0.6, 0.55)),
+    *cell("epoch_average", 2, (0.5, 0.55, 0.6)),
     *cell("allreduce", 4, (1.0, 1.2, None)),
     *cell("epoch_average", 4, (None, None, 0.5)),
 ]
@@ -41,7 +41,8 @@ def test_figure_has_time_reduction_epochs_and_what_was_not_reached(study):  # no
     assert ("reduction", "epoch_average", 4) not in data.index
     assert ("place_of_unreached", "epoch_average", 4) in data.index
     assert ("place_of_unreached", "allreduce", 4) not in data.index, "two of three runs reached it"
-    assert set(data.loc["epochs_to_target", "n"]) == {3, 2, 1}
+    drawn_epochs = canvas.data().query("quantity == 'epochs_to_target'")
+    assert set(drawn_epochs["n"]) == {3, 2}, "one of three is too few for a median"
     said = canvas.caption()
     assert "Triangles, which have no time: at most half of the runs reached it." in said
     assert "Stars: more than half of the runs reached it, but not all." in said

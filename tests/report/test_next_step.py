@@ -32,7 +32,7 @@ def test_quieter_machine_is_advised_where_times_vary(keep):
 
 def test_single_runs_need_repetitions(keep):
     text = lines(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
-    assert "Repetitions would show it: --repetitions 3 or more." in text
+    assert "Repetitions would show both: --repetitions 3 or more." in text
 
 
 def test_two_seeds_need_a_third_for_the_metric(keep):
