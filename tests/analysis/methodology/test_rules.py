@@ -341,7 +341,7 @@ def others_used_the_machine(study):
     study.change(others_load=lambda row: 0.3 if native(row) and row.workers == 2 else 0.02)
 
 
-@case("busy-machine", "warning", "7 of 7 cells of virtual runs, when their calibration was measured: 12 % (median)")
+@case("busy-machine", "warning", "7 of 7 cells of simulated runs, when their calibration was measured: 12 % (median)")
 def others_used_the_machine_while_it_was_calibrated(study):
     study.change(others_load=lambda row: 0.02 if native(row) else 0.12)
 
