@@ -63,7 +63,8 @@ def test_a_file_without_held_rows_or_columns_is_refused(tmp_path: Path) -> None:
 def test_held_values_never_enter_the_calibration() -> None:
     """Predictions, intervals and overheads stay the same when every held value is another."""
     table = some_rows("TensorFlow", "Baidu")
-    table = table[table["system"].ne("NVIDIA DGX-1") & table["data"].ne("real")].reset_index(drop=True)  # less of it
+    colocated = table["strategy"].str.contains("colocated")  # the configurations with base rows of several workers
+    table = table[colocated | table["source"].str.startswith("Baidu")].reset_index(drop=True)
     altered = table.copy()
     altered.loc[altered["split"] == "hold", "value"] *= 1.7
     (before, fitted), (after, refitted) = predict_published(table), predict_published(altered)
