@@ -110,12 +110,12 @@ def _programs(schedules: Sequence[Schedule], workers: int) -> list[tuple[Ints, l
     if not is_lock_step(schedules[0]):
         raise NotLockStepError("the order of its operations depends on time")
     alike: dict[object, list[int]] = defaultdict(list)
-    for place, schedule in enumerate(schedules):
+    for place, schedule in enumerate(schedules) if len(schedules) > 1 else []:
         messages = any(event.kind == "send" for event in schedule.events)
         key = [(e.kind, e.blocking, e.name, id(e.partition), e.root) for e in schedule.events]
         alike[place if messages else tuple(key)].append(place)
     found = []
-    for places in alike.values():
+    for places in alike.values() or [[0]]:
         columns = zip(*(schedules[place].events for place in places), strict=True)
         rounds = [np.arange(place, workers, len(schedules)) for place in places]
         ranks, times = np.concatenate(rounds), [len(each) for each in rounds]
@@ -176,10 +176,11 @@ class _Pricing:
                     yield "waits"
             elif event.kind == "wait":
                 assert isinstance(amounts, int)
-                meeting = started.pop(amounts)
+                if (meeting := started.pop(amounts, None)) is None:
+                    continue
                 yield from self._until_met(meeting, ranks)
                 self._communicated(workers, meeting)
-            else:
+            elif len(event.members) > 1 or event.overlap is not None:  # a lone worker exchanges nothing
                 assert event.partition is not None
                 call = calls[id(event.partition)]
                 calls[id(event.partition)] += 1
