@@ -43,6 +43,8 @@ COMMANDS = {
         "scalebench.cli.artifact:artifact",
         "Pack a study for a reviewer, with a script.",
     ),
+    "predict": ("scalebench.cli.predict:predict", "Predict trainings on a machine that is not here, without training."),
+    "what-if": ("scalebench.cli.what_if:what_if", "Price a training with other numbers: what binds it where."),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
     "trace": (
         "scalebench.cli.trace:trace",

@@ -57,7 +57,7 @@ class LayerTable:
     source: str = ""
     input_shape: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of trainable parameters."""
         return sum(layer.parameters for layer in self.layers)
@@ -81,9 +81,15 @@ class LayerTable:
         first = next((index for index, layer in enumerate(self.layers) if layer.parameters), 0)
         return np.array([0.0] * first + [1.0] + [2.0] * (len(self.layers) - first - 1))
 
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[np.float64]]:
+        return {}
+
     def column(self, name: str) -> NDArray[np.float64]:
         """Return the numbers of `name` (an attribute of Layer) by layer."""
-        return np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
+        if name not in self._columns:
+            self._columns[name] = np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
+        return self._columns[name].copy()
 
     def activation_bytes(self, batch: int, dtype: str = "float32") -> int:
         """Return the bytes that a forward pass of `batch` samples holds until the backward pass."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
+from scalebench.cluster.spec import Cluster
 
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
@@ -41,14 +42,22 @@ class Costs:
         self.engine = engine
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Sequence[int], str], float] = {}
-        self._within = Network(network.cluster, sys.maxsize, network.collective)  # all on one node, as measured
-        links = network.cluster.links.model_copy(update={"slow": {}})  # measured nodes have no slow links
-        self._alike = network.cluster.model_copy(update={"links": links})
         kept = lru_cache(_PRICES_KEPT)  # by (nbytes, one worker, the other), looked up at every step
         self.message = kept(network.message)
         self.occupancy = kept(self._occupancy)
         self.under_way = kept(self._under_way)
         self.exclusive = kept(self._exclusive)
+
+    @cached_property
+    def _within(self) -> Network:
+        """All ranks on one node, as engines are measured there."""
+        return Network(self.network.cluster, sys.maxsize, self.network.collective)
+
+    @cached_property
+    def _alike(self) -> Cluster:
+        """The cluster without slow links, which measured nodes do not have."""
+        links = self.network.cluster.links.model_copy(update={"slow": {}})
+        return self.network.cluster.model_copy(update={"links": links})
 
     def allreduce(self, nbytes: int, ranks: Sequence[int], engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)

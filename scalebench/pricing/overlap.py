@@ -47,9 +47,9 @@ class Stream:
         negotiation = measured.negotiation_s * _growth(len(ranks)) if measured else 0.0
         slack = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
         period = overlap.cycle_s + slack
-        waiting = sorted(
-            (_ready(passes, tensor.release), _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients
-        )
+        releases = np.array([tensor.release for tensor in costs.gradients])
+        sizes = [_travelling(tensor.nbytes, overlap) for tensor in costs.gradients]
+        waiting = sorted(zip(_all_ready(passes, releases), sizes, strict=True))
         moment = self.next_cycle
         while waiting:
             if moment < waiting[0][0]:
@@ -67,13 +67,13 @@ class Stream:
         """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
         measured = costs.cost_of(overlap.engine)
         free = 0.0
-        for nbytes, release in _bucket_plan(tuple(costs.gradients), overlap):
+        for nbytes, release in bucket_plan(tuple(costs.gradients), overlap):
             free = max(free, _ready(passes, release)) + self._allreduce(nbytes, overlap, costs, ranks)
         return max(free, _ready(passes, 1.0)) + (measured.per_step_s if measured else 0.0)
 
 
 @lru_cache(maxsize=64)
-def _bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> list[tuple[int, float]]:
+def bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> list[tuple[int, float]]:
     """Return (bytes, share of the backward pass after which it is complete) of each bucket."""
     plan: list[tuple[int, float]] = []
     size, release = 0, 0.0
@@ -100,6 +100,15 @@ def _fused(sizes: list[int], threshold: int) -> list[int]:
 def _ready(passes: Passes, share: float) -> float:
     begins, seconds = passes
     return float((begins + share * seconds).max())
+
+
+def _all_ready(passes: Passes, shares: Floats) -> list[float]:
+    """Return the moment at which the slowest worker has done each of the `shares` of its pass."""
+    begins, seconds = passes
+    if begins.min() == begins.max() and seconds.min() == seconds.max():
+        ready: list[float] = (begins[0] + shares * seconds[0]).tolist()
+        return ready
+    return [_ready(passes, share) for share in shares.tolist()]
 
 
 def _travelling(nbytes: int, overlap: Overlap) -> int:

@@ -46,9 +46,10 @@ class Partition:
             places = np.empty_like(self.labels)
             starts = np.repeat(self._ends - self.sizes, self.sizes)
             places[self._order] = np.arange(len(self.labels)) - starts
-            colors = np.array([color(place) for place in range(int(self.sizes.max()))])[places]
-            pairs = np.stack([self.labels, colors], axis=1)
-            self._parts[split] = Partition(np.unique(pairs, axis=0, return_inverse=True)[1].ravel())
+            colors = np.array([color(place) for place in range(int(self.sizes.max()))])
+            _, colors = np.unique(colors, return_inverse=True)
+            pairs = self.labels * (int(colors.max()) + 1) + colors[places]
+            self._parts[split] = Partition(np.unique(pairs, return_inverse=True)[1])
         return self._parts[split]
 
 

@@ -1,0 +1,261 @@
+"""`scalebench predict MODEL`: time, cost and bottleneck of trainings on a machine that is not here."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from scalebench.cli.options import verbosity_options
+from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of, worker_counts
+
+if TYPE_CHECKING:
+    from scalebench.cli.terminal_table import TerminalTable
+    from scalebench.pricing.grid import Grid, Point
+    from scalebench.pricing.prediction import Predictor
+
+_COLUMNS = (  # name, importance for a narrow terminal: the largest is left out first
+    ("workers", 0), ("step", 0), ("epoch", 5), ("training", 0), ("speedup", 4), ("efficiency", 0), ("exposed", 1),
+    ("hidden", 6), ("waiting", 7), ("hours", 2), ("memory", 3), ("bound by", 0),
+)  # fmt: skip
+
+
+@click.command()
+@platform_options
+@click.option("--workers", default="1..1024", show_default=True, metavar="COUNTS", help="1..64, 1..64:8 or 1,2,6.")
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME[:OPTION=VALUE]...",
+    help="Repeatable.  [default: allreduce, epoch_average]",
+)
+@click.option("--budget", type=float, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
+@click.option("--price", type=float, metavar="RATE", help="Price of one of these hours.")
+@click.option("--memory", type=float, metavar="GIB", help="Memory of a worker.  [default: the device's]")
+@click.option("--e0", type=float, metavar="EPOCHS", help="Epochs to target with small batches; with --b-crit.")
+@click.option("--b-crit", type=float, metavar="SAMPLES", help="Global batch at which twice as many are needed.")
+@click.option(
+    "--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write all columns."
+)
+@verbosity_options
+def predict(
+    model: str,
+    workers: str,
+    strategies: tuple[str, ...],
+    budget: float | None,
+    price: float | None,
+    memory: float | None,
+    e0: float | None,
+    b_crit: float | None,
+    table: Path | None,
+    **flags: Any,
+) -> int:
+    """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
+
+    Schedules of the strategies are recorded and priced on the cluster, with step times that are stated or a device's
+    roofline. Every number is modelled. Exit code 1 where no point could be predicted.
+    """
+    from scalebench.cli.terminal_table import print_results
+    from scalebench.errors import UsageError
+    from scalebench.pricing.grid import predict as predict_grid
+
+    for flag, value in (("budget", budget), ("price", price), ("memory", memory), ("e0", e0), ("b-crit", b_crit)):
+        if value is not None and not value > 0:
+            raise UsageError(f"--{flag}: expected a number greater than 0, got {value:g}")
+    if (e0 is None) != (b_crit is None):
+        raise UsageError("--e0 and --b-crit belong together: epochs to target are e0 (1 + global batch / b-crit)")
+    counts = worker_counts(workers)
+    chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
+    predictor = predictor_of(model, flags)
+    grid = predict_grid(predictor, chosen, counts, memory)
+    to_target = {} if e0 is None or b_crit is None else _to_target(grid, e0, b_crit)
+    print_results(_table(predictor, grid), _sentences(predictor, grid, budget, price, to_target))
+    if table is not None:
+        _write(table, predictor, grid, price, to_target)
+    return 0 if grid.points else 1
+
+
+def _to_target(grid: Grid, e0: float, b_crit: float) -> dict[int, float]:
+    """Return the epochs to target of each point, by its place."""
+    return {place: e0 * (1 + point.batch * point.workers / b_crit) for place, point in enumerate(grid.points)}
+
+
+def _table(predictor: Predictor, grid: Grid) -> TerminalTable:
+    from rich.text import Text
+
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
+
+    workload, platform = predictor.workload, predictor.platform
+    columns = [TableColumn("strategy", left=True, shared=True)]
+    columns += [TableColumn(name, left=name == "bound by", spare=spare) for name, spare in _COLUMNS]
+    rows = [[Text(cell) for cell in _cells(point)] for point in grid.points]
+    policy = "of all workers" if workload.in_all else "a worker"
+    title = (
+        f"{workload.layers.name} on {platform.cluster.name}, modelled ({platform.device.source}): "
+        f"batch {workload.batch} {policy}, {workload.epochs} epochs of {workload.samples:,} samples"
+    )
+    outside = dict.fromkeys(text for point in grid.points for text in point.validity)
+    notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
+    return TerminalTable(title, columns, rows, notes)
+
+
+def _mark(point: Point) -> str:
+    return "*" if point.validity else ""
+
+
+def _cells(point: Point) -> list[str]:
+    from scalebench.formatting import digits, seconds, share
+
+    return [
+        str(point.strategy),
+        f"{point.workers:,}{_mark(point)}",
+        seconds(point.step_s),
+        seconds(point.epoch_s),
+        seconds(point.train_s),
+        digits(point.speedup),
+        share(point.efficiency),
+        seconds(point.exposed_s / point.epochs),
+        seconds(point.hidden_s / point.epochs),
+        seconds(point.wait_s / point.epochs),
+        digits(point.worker_hours),
+        f"{digits(point.memory_bytes / 2**30)} GiB{'!' if point.lacking else ''}",
+        point.binds,
+    ]
+
+
+def _sentences(
+    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, float]
+) -> Iterator[str]:
+    from scalebench.formatting import digits, seconds
+    from scalebench.pricing import advice
+
+    node = predictor.platform.cluster.node
+    hour = "GPU-hours" if node.gpus else "core-hours"
+    each = 1.0 if node.gpus else node.cores / node.workers_per_node  # hours of an hour of a worker
+    if grid.points:
+        yield (
+            "step, epoch, training: times of a worker; exposed, hidden, waiting: seconds of an epoch; hours: "
+            f"worker-hours of the training ({digits(each)} {hour} each)"
+        )
+    for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
+        points = [point for point in grid.points if str(point.strategy) == strategy]
+        last, bend = points[-1], advice.knee(points)
+        cost = last.worker_hours * each
+        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({_gain(last)}); "
+        line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); {digits(cost)} {hour}"
+        yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
+        if last.workers > 1:
+            yield from _needs(predictor, last)
+    for crossing in advice.crossovers(predictor, grid.points):
+        yield f"{crossing.faster} is faster than {crossing.slower} from {crossing.workers:,} workers on."
+    if budget is not None:
+        best = advice.best_within(grid.points, budget / each)
+        if best is None:
+            least = min((point.worker_hours * each for point in grid.points), default=float("nan"))
+            yield f"No point costs at most {budget:g} {hour}; the cheapest takes {digits(least)}."
+        else:
+            yield (
+                f"Best for {budget:g} {hour}: {best.strategy} at {best.workers:,} workers, {seconds(best.train_s)} for "
+                f"{digits(best.worker_hours * each)}."
+            )
+    if to_target:
+        place = min(to_target, key=lambda n: to_target[n] * grid.points[n].epoch_s)
+        point, epochs = grid.points[place], to_target[place]
+        yield (
+            f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epochs by {point.strategy} at "
+            f"{point.workers:,} workers is the least; a global batch costs epochs by e0 (1 + B / b-crit)."
+        )
+    for text in dict.fromkeys(point.lacking for point in grid.points if point.lacking):
+        yield f"Does not fit: {text}."
+    if unused := grid.without_effect():
+        yield f"Nothing here reacts to {', '.join(unused)}: half of it shortens no training by 0.1 %."
+    yield from (f"Not predicted: {refusal}." for refusal in grid.refusals)
+
+
+def _gain(point: Point) -> str:
+    best = max(point.gains, key=lambda name: point.gains[name])
+    return f"half of its time makes the training {point.gains[best]:.2f} times as fast"
+
+
+def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
+    import math
+
+    from scalebench.formatting import digits
+    from scalebench.pricing import advice
+
+    own = predictor.platform.cluster.links.inter.bandwidth_bytes_per_s
+    needed = [
+        f"{100 * share:.0f} % {'with no link' if math.isinf(factor) else digits(factor * own * 8 / 1e9) + ' Gbit/s'}"
+        for share, factor in advice.bandwidth_for(predictor, point).items()
+    ]
+    now = digits(own * 8 / 1e9)
+    yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
+    if point.efficiency >= 0.8:
+        return
+    ways = []
+    if (batch := advice.batch_for(predictor, point)) is not None:
+        ways.append(f"a batch of {batch:,} {'of all workers' if predictor.workload.in_all else 'a worker'}")
+    if (interval := advice.interval_for(predictor, point)) is not None:
+        ways.append(f"{interval[0]}={interval[1]:,}")
+    yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
+
+
+def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, float]) -> None:
+    from scalebench.errors import ResultsError
+
+    rows = [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _row(predictor: Predictor, point: Point, price: float | None, epochs: float | None) -> dict[str, object]:
+    workload, node = predictor.workload, predictor.platform.cluster.node
+    cores = point.worker_hours * node.cores / node.workers_per_node
+    cost = (point.worker_hours if node.gpus else cores) * price if price else ""
+    return {
+        "execution": "modelled",
+        "cluster": predictor.platform.cluster.name,
+        "device": predictor.platform.device.source,
+        "model": workload.layers.name,
+        "parameters": workload.layers.parameters,
+        "dtype": workload.dtype,
+        "strategy": point.strategy.name,
+        "strategy_options": str(point.strategy),
+        "workers": point.workers,
+        "nodes": point.nodes,
+        "batch_policy": "global" if workload.in_all else "per_worker",
+        "batch_per_worker": point.batch,
+        "batch_global": point.batch * point.workers,
+        "epochs": workload.epochs,
+        "steps_per_epoch": point.steps,
+        "step_s": point.step_s,
+        "epoch_s": point.epoch_s,
+        "train_s": point.train_s,
+        "speedup": point.speedup,
+        "efficiency": point.efficiency,
+        "compute_s": point.compute_s,
+        "data_s": point.data_s,
+        "comm_s": point.exposed_s,
+        "hidden_comm_s": point.hidden_s,
+        "wait_s": point.wait_s,
+        "bound_by": point.binds,
+        "gain_of_half": max(point.gains.values()),
+        "worker_hours": point.worker_hours,
+        "cost_core_hours": cores,
+        "cost_gpu_hours": point.worker_hours if node.gpus else "",
+        "price": cost,
+        "epochs_to_target": "" if epochs is None else epochs,
+        "time_to_target_s": "" if epochs is None else epochs * point.epoch_s,
+        "memory_bytes": point.memory_bytes,
+        "fits": "" if not point.lacking else "no",
+        "outside": "; ".join(point.validity),
+    }

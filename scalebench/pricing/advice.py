@@ -1,0 +1,143 @@
+"""What a grid of predictions advises: crossovers, knee, the best count for a budget, needed bandwidth and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from scalebench.errors import UsageError
+from scalebench.pricing.grid import Point
+from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.strategies.base import Strategy
+from scalebench.study.spec import Component
+
+UTILISATIONS = (0.5, 0.75, 0.9, 0.95)
+_FASTEST_LINK = 1e6  # times the cluster's own
+_LEAST_GAP = 0.005  # relative difference below which two strategies are alike
+
+
+class Crossover(NamedTuple):
+    """From `workers` on `faster` takes less time than `slower`, which is the faster one below."""
+
+    faster: Component
+    slower: Component
+    workers: int
+
+
+def crossovers(predictor: Predictor, points: Sequence[Point]) -> list[Crossover]:
+    """Return where two strategies of a grid change places, by bisection over whole nodes between its counts."""
+    by_name: dict[str, dict[int, Point]] = {}
+    for point in points:
+        by_name.setdefault(str(point.strategy), {})[point.workers] = point
+    found = []
+    for first, second in combinations(by_name.values(), 2):
+        shared = sorted(first.keys() & second.keys())
+        told_apart = [n for n in shared if abs(first[n].train_s / second[n].train_s - 1) > _LEAST_GAP]
+        for low, high in pairwise(told_apart):
+            before, after = (first[n].train_s < second[n].train_s for n in (low, high))
+            if before != after:
+                slower, faster = first[high].strategy, second[high].strategy
+                if after:
+                    slower, faster = faster, slower
+                found.append(Crossover(faster, slower, _first_where(predictor, faster, slower, low, high)))
+    return found
+
+
+def _first_where(predictor: Predictor, faster: Component, slower: Component, low: int, high: int) -> int:
+    """Return the least count, up to a node's workers, at which `faster` is the faster one; it is at `high`."""
+    step = predictor.platform.cluster.node.workers_per_node if high > 64 else 1
+    case = [Case(predictor.platform, predictor.workload.batch)]
+    while high - low > step:
+        middle = max(low + 1, (low + high) // 2 // step * step)
+        try:
+            times = [float(predictor.times(each, middle, case).time[0]) for each in (faster, slower)]
+        except UsageError:  # a count that does not suit one of them
+            break
+        low, high = (low, middle) if times[0] < times[1] else (middle, high)
+    return high
+
+
+def knee(points: Sequence[Point]) -> Point:
+    """Return the point of the largest efficiency times speedup."""
+    return max(points, key=lambda point: point.efficiency * point.speedup)
+
+
+def best_within(
+    points: Sequence[Point], hours: float, hours_of: Callable[[Point], float] = lambda point: point.worker_hours
+) -> Point | None:
+    """Return the fastest point of at most `hours` of workers; None if all cost more."""
+    return min(
+        (point for point in points if hours_of(point) <= hours and not point.lacking),
+        key=lambda point: point.train_s,
+        default=None,
+    )
+
+
+def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
+    """Return the factor on the links' bandwidth at which workers compute 50, 75, 90 and 95 % of the time.
+
+    `inf` where no bandwidth is enough.
+    """
+    factors = np.logspace(-6, np.log10(_FASTEST_LINK), 241)
+    cases = [
+        Case(predictor.platform.changed("network bandwidth", float(factor)), predictor.workload.batch)
+        for factor in factors
+    ]
+    times = predictor.times(point.strategy, point.workers, cases)
+    utilisation = times.compute / times.time
+    needed = {}
+    for wanted in UTILISATIONS:
+        enough = np.flatnonzero(utilisation >= wanted)
+        needed[wanted] = float(factors[enough[0]]) if len(enough) else np.inf
+    return needed
+
+
+def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> int | None:
+    """Return the least batch (a power of two) that holds `efficiency` at the workers of `point`; None if none does.
+
+    A point's efficiency is against one worker at the same batch.
+    """
+    workload = predictor.workload
+    for power in range(24):
+        batch = 1 << power
+        try:
+            many = predictor.times(point.strategy, point.workers, [Case(predictor.platform, batch)])
+            alone = predictor.times(SERIAL, 1, [Case(predictor.platform, batch)])
+        except UsageError:  # a global batch smaller than the workers
+            continue
+        if alone.time[0] / many.time[0] / point.workers >= efficiency:
+            return batch
+        if batch * (1 if workload.in_all else point.workers) > workload.samples:
+            break
+    return None
+
+
+def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> tuple[str, int] | None:
+    """Return the strategy's interval option and its least power of two that holds `efficiency`; None without one."""
+    name = interval_option(predictor.strategy(point.strategy))
+    if name is None:
+        return None
+    alone = point.speedup * point.train_s
+    for power in range(1 if name == "period" else 0, 13):
+        strategy = with_option(point.strategy, name, 1 << power)
+        try:
+            times = predictor.times(strategy, point.workers, [Case(predictor.platform, predictor.workload.batch)])
+        except UsageError:
+            return None
+        if alone / float(times.time[0]) / point.workers >= efficiency:
+            return name, 1 << power
+    return None
+
+
+def interval_option(strategy: Strategy) -> str | None:
+    """Return the option that is the interval between synchronisations; None without one."""
+    fields = type(strategy).model_fields
+    return next((name for name in ("steps", "every", "period", "accumulate", "global_skip") if name in fields), None)
+
+
+def with_option(strategy: Component, name: str, value: object) -> Component:
+    """Return the strategy with one option changed."""
+    return Component(name=strategy.name, options={**strategy.options, name: value})

@@ -1,0 +1,115 @@
+"""Excerpts of long trainings: few epochs of few steps, recorded in place of all, and the time of all from them.
+
+The time of an epoch is linear in its whole periods of steps, and epochs repeat with the period of the strategy. So two
+lengths of an epoch and the first, a middle and the last period of epochs give the time of any training. Stretches in
+which a strategy behaves otherwise (warm-up, cool-down, first steps) are recorded whole. Partial periods count in
+proportion, and every batch has the mean number of samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.pricing.schedule import Ints
+from scalebench.strategies.base import Strategy
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EvenPlan:
+    """Batches of equal workers with equal shards, each one block: what a recording asks of a `BatchPlan`."""
+
+    workers: int
+    steps_per_epoch: int
+    batch_size: int = 1
+
+    def shard_sizes(self, epoch: int) -> Ints:
+        return np.broadcast_to(np.int64(self.steps_per_epoch * self.batch_size), self.workers)
+
+    def steps(self, epoch: int) -> int:
+        return self.steps_per_epoch
+
+    def bounds(self, epoch: int, worker: int) -> Ints:
+        return np.arange(self.steps_per_epoch + 1) * self.batch_size
+
+    def block_starts(self, epoch: int, worker: int) -> Ints:
+        return np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Recorded `epochs`, of one length in `steps` or of two, from which longer epochs are extrapolated.
+
+    The epochs `first` to `first + period` are repeated `repeats` times more. `joined`: a step stands for an epoch's.
+    """
+
+    epochs: int
+    steps: tuple[int, ...]
+    first: int
+    period: int
+    repeats: int
+    joined: bool
+
+    def whole(self, marks: list[Floats], steps: Floats) -> Floats:
+        """Return the ledgers of the whole training, (columns, M), with epochs of `steps` (M,).
+
+        `marks` (epochs + 1, columns, M) are the cumulative ledgers of the excerpt at each length.
+        """
+        durations = [np.diff(each, axis=0, prepend=0.0) for each in marks]
+        parts = durations[0]
+        if len(self.steps) == 2:
+            parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (steps - self.steps[0])
+        repeated: Floats = parts[self.first : self.first + self.period].sum(axis=0)
+        total: Floats = parts.sum(axis=0) + self.repeats * repeated
+        return total
+
+
+def excerpt_of(strategy: Strategy, epochs: int, steps: int) -> Excerpt:
+    """Return the excerpt of a training of `epochs` of `steps` that keeps the periods of `strategy` whole."""
+    period, every = _steps_of_a_period(strategy), _epochs_of_a_period(strategy)
+    start = _first_steps(strategy)
+    short = period * max(1, math.ceil(start / period))
+    lengths: tuple[int, ...] = (short, short + period)
+    head, tail = _option(strategy, "warm_up_epochs"), _option(strategy, "cool_down_epochs")
+    joined = strategy.synchronisation.unit != "batch"
+    if joined:
+        lengths = (1,)
+    elif steps <= lengths[-1]:
+        lengths = (steps,)
+        head += math.ceil(start / steps)
+        every *= period // math.gcd(period, steps)  # until steps and periods meet again at the end of an epoch
+    needed = head + 2 * every + tail + every
+    if epochs <= needed:
+        return Excerpt(epochs, lengths, 0, 0, 0, joined)
+    needed += (epochs - needed) % every
+    return Excerpt(needed, lengths, head + every, every, (epochs - needed) // every, joined)
+
+
+def _steps_of_a_period(strategy: Strategy) -> int:
+    """Return the steps after which the synchronisations of `strategy` repeat."""
+    said = strategy.synchronisation
+    groups: Any = getattr(strategy, "groups", None)
+    every = said.every if said.unit == "batch" else 1
+    return math.lcm(max(1, every), *groups.values()) if isinstance(groups, dict) else max(1, every)
+
+
+def _epochs_of_a_period(strategy: Strategy) -> int:
+    said = strategy.synchronisation
+    return max(1, said.every) if said.unit == "epoch" else 1
+
+
+def _first_steps(strategy: Strategy) -> int:
+    """Return the steps after which `strategy` begins to behave as it goes on."""
+    if getattr(strategy, "compression", "powersgd") != "powersgd":
+        return 0
+    return max(_option(strategy, "start"), _option(strategy, "first"))
+
+
+def _option(strategy: Strategy, name: str) -> int:
+    return int(getattr(strategy, name, 0) or 0)

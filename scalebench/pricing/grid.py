@@ -1,0 +1,168 @@
+"""Grid of predictions: one point for each strategy and worker count, with what binds it and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scalebench.errors import UsageError
+from scalebench.pricing.devices import Roofline, Stated
+from scalebench.pricing.memory import worker_memory
+from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
+from scalebench.study.spec import Component
+
+_REACTS = 1.001  # least factor by which half of a component's time shortens the training, to count
+_FEW_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Point:
+    """Prediction of one training.
+
+    `gains` are the factors by which the training becomes shorter with half the time of each component; `validity` says
+    where the point lies outside what the model is known to hold for, empty inside.
+    """
+
+    strategy: Component
+    workers: int
+    nodes: int
+    batch: float
+    steps: int
+    epochs: float
+    epoch_s: float
+    train_s: float
+    speedup: float
+    compute_s: float
+    data_s: float
+    exposed_s: float
+    hidden_s: float
+    wait_s: float
+    memory_bytes: int
+    gains: dict[str, float]
+    queued: bool
+    lacking: str = ""
+    validity: tuple[str, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, with its share of what happens once an epoch."""
+        return self.epoch_s / self.steps
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup / self.workers
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the training in which a worker computes."""
+        return self.compute_s / self.train_s
+
+    @property
+    def worker_hours(self) -> float:
+        return self.workers * self.train_s / 3600
+
+    @property
+    def binds(self) -> str:
+        """The component whose halving shortens the training most, in parentheses that of a server or shared model."""
+        best = max(self.gains, key=lambda name: self.gains[name])
+        return f"{best} (queue)" if self.queued and best.startswith("network") else best
+
+
+@dataclass
+class Grid:
+    """Points of a prediction, and one line for each that cannot be."""
+
+    points: list[Point] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    def of(self, strategy: Component) -> list[Point]:
+        """Return the points of a strategy by ascending workers."""
+        return [point for point in self.points if point.strategy == strategy]
+
+    def without_effect(self) -> list[str]:
+        """Return the components that no point reacts to."""
+        names = dict.fromkeys(name for point in self.points for name in point.gains)
+        return [name for name in names if all(point.gains[name] < _REACTS for point in self.points)]
+
+
+def predict(
+    predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int], memory_gib: float | None = None
+) -> Grid:
+    """Predict `strategies` at each worker count; those that one does not suit are refused in a line each.
+
+    Workers of more than `memory_gib` (default: the device's memory, where it is known) do not fit.
+    """
+    grid = Grid()
+    alone = float(predictor.times(SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]).time[0])
+    for strategy in strategies:
+        found: dict[str, list[int]] = {}
+        for workers in counts:
+            try:
+                grid.points.append(_point(predictor, strategy, workers, alone, memory_gib))
+            except UsageError as error:
+                found.setdefault(str(error).partition(": ")[2] or str(error), []).append(workers)
+        for reason, refused in found.items():
+            grid.refusals.append(f"{strategy} at {', '.join(f'{n:,}' for n in refused)} workers: {reason}")
+    return grid
+
+
+def _point(predictor: Predictor, strategy: Component, workers: int, alone: float, memory_gib: float | None) -> Point:
+    platform, workload = predictor.platform, predictor.workload
+    steps, batch = workload.batches(workers)
+    cases = [Case(platform, workload.batch)]
+    cases += [Case(platform.improved(name), workload.batch) for name in platform.components]
+    times = predictor.times(strategy, workers, cases)
+    train_s = float(times.time[0])
+    gains = dict(zip(platform.components, (train_s / times.time[1:]).tolist(), strict=True))
+    memory = worker_memory(
+        workload.layers,
+        max(1, round(batch)),
+        workload.dtype,
+        optimizer_states(workload.optimizer),
+        predictor.schedule(strategy, workers),
+    )
+    if memory_gib is None and isinstance(platform.device, Roofline):
+        memory_gib = platform.device.device.memory_gib
+    overlapped = float(times.transfer[0] - (times.comm[0] - times.wait[0]))
+    return Point(
+        strategy=strategy,
+        workers=workers,
+        nodes=-(-workers // platform.cluster.node.workers_per_node),
+        batch=batch,
+        steps=steps,
+        epochs=workload.epochs,
+        epoch_s=train_s / workload.epochs,
+        train_s=train_s,
+        speedup=alone / train_s,
+        compute_s=float(times.compute[0]),
+        data_s=float(times.data[0]),
+        exposed_s=float(times.comm[0]),
+        hidden_s=overlapped if overlapped > 1e-9 * train_s else 0.0,
+        wait_s=float(times.wait[0]),
+        memory_bytes=memory.total,
+        gains=gains,
+        queued=bool(times.queued[0]),
+        lacking=memory.lacking(memory_gib, "the device") if memory_gib is not None else "",
+        validity=tuple(_outside(predictor, strategy, workers, steps, batch, queue=_queues(predictor, strategy))),
+    )
+
+
+def _queues(predictor: Predictor, strategy: Component) -> bool:
+    return not predictor.strategy(strategy).deterministic and strategy.name != "gossip"
+
+
+def _outside(
+    predictor: Predictor, strategy: Component, workers: int, steps: int, batch: float, *, queue: bool
+) -> list[str]:
+    """Return where a point lies outside the range of its inputs."""
+    platform, found = predictor.platform, []
+    room = platform.cluster.nodes * platform.cluster.node.workers_per_node
+    if workers > room:
+        found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
+    if isinstance(platform.device, Stated) and not 0.5 <= batch / platform.device.batch <= 2:
+        found.append(f"step time stated at batch {platform.device.batch}, taken as proportional")
+    if steps < _FEW_STEPS:
+        found.append(f"fewer than {_FEW_STEPS} steps an epoch")
+    if queue:
+        found.append("steady state of a queue")
+    return found

@@ -1,0 +1,93 @@
+"""What a training is predicted on: a cluster, a device, an input pipeline; and the same with one component changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.spec import Cluster
+from scalebench.errors import UsageError
+from scalebench.pricing.devices import Roofline, Stated, TimeModel
+
+# Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
+RATES = ("compute", "memory bandwidth", "network bandwidth")
+TIMES = ("launch overhead", "network latency", "engine", "input", "epoch overhead", "jitter")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """`input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
+    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean."""
+
+    cluster: Cluster
+    device: TimeModel
+    engines: EngineCosts = field(default_factory=EngineCosts)
+    collective: str = "auto"
+    input_s: float = 0.0
+    epoch_s: float = 0.0
+    jitter: float = 0.0
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components that a training may be bound by here."""
+        found = ["compute", "network bandwidth", "network latency"]
+        found += ["memory bandwidth", "launch overhead"] if isinstance(self.device, Roofline) else []
+        found += ["engine"] if self.engines.entries else []
+        extra = {"input": self.input_s, "epoch overhead": self.epoch_s, "jitter": self.jitter}
+        return tuple(found + [name for name, value in extra.items() if value > 0])
+
+    def improved(self, component: str) -> Platform:
+        """Return the platform with half the time of `component`."""
+        return self.changed(component, 2.0 if component in RATES else 0.5)
+
+    def changed(self, component: str, factor: float) -> Platform:
+        """Return the platform with `factor` times the rate, or the time, of `component`."""
+        if component in ("compute", "memory bandwidth", "launch overhead"):
+            return replace(self, device=_changed_device(self.device, component, factor))
+        if component == "network bandwidth":
+            return replace(self, cluster=_with_links(self.cluster, "bandwidth_bytes_per_s", factor))
+        if component == "network latency":
+            return replace(self, cluster=_with_links(self.cluster, "latency_s", factor))
+        if component == "engine":
+            return replace(self, engines=_with_engines(self.engines, factor))
+        if component == "input":
+            return replace(self, input_s=self.input_s * factor)
+        if component == "epoch overhead":
+            return replace(self, epoch_s=self.epoch_s * factor)
+        assert component == "jitter", component
+        return replace(self, jitter=self.jitter * factor)
+
+
+def _changed_device(device: TimeModel, component: str, factor: float) -> TimeModel:
+    if isinstance(device, Stated):
+        if component != "compute":
+            raise UsageError(f"{component}: a stated step time does not say what part of it that is; give a --device")
+        return replace(device, step_s=device.step_s / factor)
+    if isinstance(device, Roofline):
+        own = device.device
+        if component == "compute":
+            peaks = {dtype: peak * factor for dtype, peak in own.peak_flops_per_s.items()}
+            return replace(device, device=own.model_copy(update={"peak_flops_per_s": peaks}))
+        name = "memory_bandwidth_bytes_per_s" if component == "memory bandwidth" else "launch_overhead_s"
+        return replace(device, device=own.model_copy(update={name: getattr(own, name) * factor}))
+    raise UsageError(f"{component}: cannot be changed for times that are {device.source}")
+
+
+def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:
+    """Return the cluster whose links, inside nodes and between them, have `factor` times the quantity `name`."""
+    links = cluster.links
+    changed = {
+        where: link.model_copy(update={name: getattr(link, name) * factor})
+        for where, link in (("intra", links.intra), ("inter", links.inter))
+    }
+    return cluster.model_copy(update={"links": links.model_copy(update=changed)})
+
+
+def _with_engines(engines: EngineCosts, factor: float) -> EngineCosts:
+    times = ("alpha_s", "message_s", "negotiation_s", "cycle_s", "per_step_s", "alone_s")
+    entries = []
+    for entry in engines.entries:
+        scaled: dict[str, object] = {name: value * factor for name in times if (value := getattr(entry, name))}
+        scaled["points"] = [(nbytes, seconds * factor) for nbytes, seconds in entry.points]
+        entries.append(entry.model_copy(update=scaled))
+    return engines.model_copy(update={"entries": entries})

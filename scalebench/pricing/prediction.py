@@ -1,0 +1,272 @@
+"""Prediction of trainings without training: time by strategy, worker count and platform, and what binds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scalebench.cluster.network import Network
+from scalebench.data.plan import BatchPlan
+from scalebench.errors import DataError, StudyError
+from scalebench.models.layers import LayerTable
+from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.devices import TimeModel, gradients_of, step_table
+from scalebench.pricing.equal_workers import COLUMNS, Machines, Program, Serving, walk
+from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
+from scalebench.pricing.platform import Platform
+from scalebench.pricing.recording import record
+from scalebench.pricing.schedule import Schedule
+from scalebench.strategies import registry
+from scalebench.strategies.base import Setting, Strategy
+from scalebench.strategies.parameter_server import ParameterServerStrategy
+from scalebench.strategies.server_rules import Elastic
+from scalebench.study.spec import Component, Run
+
+Floats = NDArray[np.float64]
+_SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
+SERIAL = Component(name="serial")
+SGD = Component(name="sgd", options={"momentum": 0.9})
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Training of `layers` on `samples` for `epochs`; `batch` samples a worker, or of all with `in_all`."""
+
+    layers: LayerTable
+    samples: int
+    epochs: int
+    batch: int
+    in_all: bool = False
+    optimizer: Component = SGD
+    dtype: str = "float32"
+
+    def batches(self, workers: int, batch: int | None = None) -> tuple[int, float]:
+        """Return the steps of an epoch, and the mean samples of a worker's batch.
+
+        Raises:
+            DataError: fewer samples, or samples in a global batch, than workers.
+        """
+        asked = batch or self.batch
+        if workers > self.samples:
+            raise DataError(f"{workers:,} workers but {self.samples:,} samples; use at most {self.samples:,} workers")
+        if self.in_all and asked < workers:
+            raise DataError(
+                f"a global batch of {asked:,} is smaller than {workers:,} workers; use a global batch of at least "
+                f"{workers:,}, or --batch for each worker"
+            )
+        steps = math.ceil(self.samples / asked) if self.in_all else math.ceil(math.ceil(self.samples / workers) / asked)
+        return steps, self.samples / workers / steps
+
+
+class Case(NamedTuple):
+    """A platform and the batch that is asked for on it (per worker or global, as the workload's)."""
+
+    platform: Platform
+    batch: int
+
+
+class Times(NamedTuple):
+    """Seconds of whole trainings, each (cases,): see `equal_workers.COLUMNS`; `queued` where a queue binds."""
+
+    time: Floats
+    compute: Floats
+    data: Floats
+    comm: Floats
+    wait: Floats
+    transfer: Floats
+    queued: NDArray[np.bool_]
+
+
+class Recorded(NamedTuple):
+    """The programs of an excerpt, one for each length of an epoch, and a schedule for its memory."""
+
+    excerpt: Excerpt
+    programs: list[Program]
+    schedule: Schedule
+
+
+class Predictor:
+    """Predicts trainings of one workload; recordings, costs and step times are kept between calls."""
+
+    def __init__(self, workload: Workload, platform: Platform) -> None:
+        self.workload, self.platform = workload, platform
+        self._programs: dict[object, Recorded] = {}
+        self._costs: dict[object, Costs] = {}
+        self._strategies: dict[str, Strategy] = {}
+        self._steps: dict[tuple[int, float], tuple[TimeModel, list[float]]] = {}
+
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        """Parameters of the layers, without memory."""
+        model, dtype = torch.nn.Module(), getattr(torch, self.workload.dtype)
+        for place, layer in enumerate(self.workload.layers.layers):
+            if layer.parameters:
+                tensor = torch.empty(_shape(layer.parameters, layer.n), dtype=dtype, device="meta")
+                model.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
+        return model
+
+    @cached_property
+    def _gradients(self) -> list[GradientTensor]:
+        """Gradients, released as on the platform at its batch."""
+        _, samples = self.workload.batches(1)
+        table = step_table(self.platform.device, self.workload.layers, [max(1, round(samples))])
+        return gradients_of(self.workload.layers, table.release, self.workload.dtype)
+
+    def times(self, strategy: Component, workers: int, cases: Sequence[Case]) -> Times:
+        """Return the times of the training by `strategy` among `workers` in each case.
+
+        Raises:
+            UsageError: the strategy, or the batch, does not suit this number of workers.
+        """
+        shapes = [self.workload.batches(workers, case.batch) for case in cases]
+        columns, queued = np.empty((len(COLUMNS), len(cases))), np.zeros(len(cases), dtype=bool)
+        groups: dict[object, tuple[Recorded, list[int]]] = {}
+        for place, (steps, _) in enumerate(shapes):
+            recorded = self._recorded(strategy, workers, steps)
+            groups.setdefault(id(recorded), (recorded, []))[1].append(place)
+        for recorded, places in groups.values():
+            chosen, sizes = [cases[place] for place in places], [shapes[place][1] for place in places]
+            steps_of = np.array([float(shapes[place][0]) for place in places])
+            machines = self._machines(strategy, recorded, chosen, sizes)
+            if recorded.excerpt.joined:
+                machines = machines.with_joined(steps_of)
+            walks = [walk(program, machines) for program in recorded.programs]
+            ledgers = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
+            columns[:, places] = ledgers
+            queued[places] = np.any([bound for _, bound in walks], axis=0)
+            columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
+        time, compute, data, comm, wait, transfer = columns
+        return Times(time, compute, data, comm, wait, transfer, queued)
+
+    def schedule(self, strategy: Component, workers: int) -> Schedule:
+        """Return a schedule of the excerpt, which has the memory of the whole."""
+        return self._recorded(strategy, workers, self.workload.batches(workers)[0]).schedule
+
+    def strategy(self, component: Component) -> Strategy:
+        """Return the strategy of that name with these options."""
+        key = str(component)
+        if key not in self._strategies:
+            self._strategies[key] = registry.create(component.name, component.options, "virtual")
+        return self._strategies[key]
+
+    # --- recordings ---------------------------------------------------------------------------------------------
+
+    def _recorded(self, component: Component, workers: int, steps: int) -> Recorded:
+        strategy = self.strategy(component)
+        excerpt = excerpt_of(strategy, self.workload.epochs, steps)
+        key = (str(component), workers, excerpt.steps, excerpt.epochs)
+        if key not in self._programs:
+            per_node = self.platform.cluster.node.workers_per_node
+            training = self._run(component, 1, 1)
+            shapes = [tuple(parameter.shape) for parameter in self._model.parameters()]
+            strategy.check(Setting(training, workers, min(workers, per_node), steps, shapes))
+            if workers > 1 and not strategy.requires:
+                raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
+            run = self._run(component, workers, excerpt.epochs)
+            serving = None
+            if isinstance(strategy, ParameterServerStrategy):
+                total = self.workload.epochs * steps
+                gate = strategy.gate(workers, total)
+                in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
+                serving = Serving(strategy.servers(workers), in_rounds)
+            programs = []
+            for length in excerpt.steps:
+                schedules = self._schedules(run, strategy, EvenPlan(workers, length), per_node)
+                programs.append(Program.of(schedules, workers, serving))
+            self._programs[key] = Recorded(excerpt, programs, schedules[0])
+        return self._programs[key]
+
+    def _schedules(self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int) -> list[Schedule]:
+        """Record worker 0, and the others of its node where they may do something else."""
+        first = record(run, strategy, cast(BatchPlan, plan), self._model, per_node, ranks=[0])
+        events = first[0].events
+        if getattr(strategy, "fraction", 1.0) < 1:
+            count = min(run.workers, max(_SAMPLED_RANKS, per_node))
+        elif any(event.partition is not None and len(event.partition.sizes) > 1 for event in events):
+            count = min(run.workers, per_node)
+        else:
+            return first
+        return (
+            record(run, strategy, cast(BatchPlan, plan), self._model, per_node, ranks=range(count))
+            if count > 1
+            else first
+        )
+
+    def _run(self, strategy: Component, workers: int, epochs: int) -> Run:
+        update = {"strategy": strategy, "workers": workers, "epochs": epochs}
+        return self._any_run.model_copy(update=update)
+
+    @cached_property
+    def _any_run(self) -> Run:
+        return Run(
+            study="prediction",
+            run_id="prediction",
+            config_hash="prediction",
+            execution="modelled",
+            engine="virtual",
+            strategy=SERIAL,
+            workers=1,
+            repetition=0,
+            seed=0,
+            batch_per_worker=1,
+            optimizer=self.workload.optimizer,
+            dtype=self.workload.dtype,
+        )
+
+    # --- machines -----------------------------------------------------------------------------------------------
+
+    def _machines(
+        self, component: Component, recorded: Recorded, cases: Sequence[Case], sizes: Sequence[float]
+    ) -> Machines:
+        """Return the prices of `cases` at batches of `sizes` samples a worker."""
+        engine = self.strategy(component).engines[0]
+        operations = recorded.programs[0].operations[0]
+        overlaps = any(op.event is not None and op.event.overlap is not None for op in operations)
+        costs = [self._costs_on(case.platform, engine, overlaps=overlaps) for case in cases]
+        seconds = [self._step_seconds(case.platform.device, size) for case, size in zip(cases, sizes, strict=True)]
+        forward, backward, update = np.array(seconds).T
+        reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
+        data = np.maximum(0.0, reading - (forward + backward + update))
+        return Machines(costs, forward, backward, update, data, np.array([case.platform.jitter for case in cases]))
+
+    def _costs_on(self, platform: Platform, engine: str, *, overlaps: bool) -> Costs:
+        links, engines = platform.cluster.links, id(platform.engines)
+        numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
+        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", overlaps)
+        if key not in self._costs:
+            network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
+            gradients = self._gradients if overlaps else []
+            self._costs[key] = Costs(network, platform.engines, engine, gradients)
+        return self._costs[key]
+
+    def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
+        """Return seconds of the forward pass, the backward pass and the update, between whole batches linear."""
+        key = (id(device), samples)
+        if key not in self._steps:
+            low = max(1, math.floor(samples))
+            times = [device.times(self.workload.layers, size) for size in sorted({low, max(low, math.ceil(samples))})]
+            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s] for each in times])
+            seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
+            self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
+        return self._steps[key][1]
+
+
+def _shape(parameters: int, columns: int) -> tuple[int, ...]:
+    """Return the shape of a layer's matrix, or of a vector where the sizes of its table give none."""
+    if columns and parameters % columns == 0:
+        return (columns, parameters // columns)
+    return (parameters,)
+
+
+def optimizer_states(optimizer: Component) -> int:
+    """Return the vectors that an optimizer keeps beside parameters and gradients."""
+    if optimizer.name == "sgd":
+        return 1 if optimizer.options.get("momentum") else 0
+    return 2

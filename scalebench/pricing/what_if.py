@@ -1,0 +1,185 @@
+"""What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell.
+
+The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link bandwidth, cluster size), and
+latency, jitter, and the interval between synchronisations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.errors import UsageError, nearest
+from scalebench.pricing.advice import interval_option, with_option
+from scalebench.pricing.platform import RATES, Platform
+from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.study.spec import Component
+
+Floats = NDArray[np.float64]
+# Axis -> component of a platform that it multiplies; the others have values of their own.
+FACTORS = {
+    "flops": "compute",
+    "memory-bandwidth": "memory bandwidth",
+    "link-bandwidth": "network bandwidth",
+    "latency": "network latency",
+}
+COUNTS = ("batch", "workers", "interval")
+AXES = ("batch", "flops", "memory-bandwidth", "link-bandwidth", "workers", "latency", "jitter", "interval")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values of one of AXES: factors on the platform's own, samples, workers, a share, or an interval."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.name not in AXES:
+            raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
+        least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else 1e-9
+        if not self.values or not all(least <= value < float("inf") for value in self.values):
+            raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {self.values or 'none'}")
+
+    @property
+    def title(self) -> str:
+        """Name with its unit."""
+        units = {"batch": "samples", "workers": "", "interval": "steps or epochs", "jitter": "share of a step"}
+        unit = units.get(self.name, "times the platform's")
+        return f"{self.name.replace('-', ' ')} ({unit})" if unit else self.name
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Cells of one or two axes: seconds, throughput (samples/s), efficiency, and the binding component, (n, m).
+
+    `bound` holds places in `components`; with one axis m is 1.
+    """
+
+    axes: tuple[Axis, ...]
+    components: tuple[str, ...]
+    train_s: Floats
+    throughput: Floats
+    efficiency: Floats
+    bound: NDArray[np.int64]
+
+    def without_effect(self) -> list[str]:
+        """Return the axes along which no time changes by 0.1 %."""
+        found = []
+        for place, axis in enumerate(self.axes):
+            spread = self.train_s.max(axis=place) / self.train_s.min(axis=place)
+            if (spread < 1.001).all():
+                found.append(axis.name)
+        return found
+
+
+def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Sequence[Axis]) -> Plane:
+    """Price the training by `strategy` in every cell of one axis or two."""
+    if len({axis.name for axis in axes}) < len(axes):
+        raise UsageError(f"axis {axes[0].name} is given twice; name two different ones")
+    first, second = axes[0], axes[1] if len(axes) > 1 else None
+    columns = second.values if second else (float("nan"),)
+    shape = (len(first.values), len(columns))
+    groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]] = {}
+    platforms: dict[tuple[float, ...], Platform] = {}
+    kept = _Parts()
+    for place, (one, other) in enumerate((a, b) for a in first.values for b in columns):
+        named = {first.name: one} | ({second.name: other} if second else {})
+        cell = _Cell(predictor, strategy, workers, kept)
+        cell.set(named)
+        key = tuple(value for name, value in named.items() if name not in COUNTS)
+        platform = platforms.setdefault(key, cell.platform)  # shared, so that its step times are computed once
+        _, own = groups.setdefault((cell.workers, str(cell.strategy)), (cell.strategy, []))
+        own.append((place, Case(platform, cell.batch)))
+    return _priced(predictor, groups, tuple(axes), shape, kept)
+
+
+def _priced(
+    predictor: Predictor,
+    groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]],
+    axes: tuple[Axis, ...],
+    shape: tuple[int, int],
+    kept: _Parts,
+) -> Plane:
+    cells = shape[0] * shape[1]
+    names = tuple(
+        dict.fromkeys(name for _, own in groups.values() for _, case in own for name in case.platform.components)
+    )
+    seconds, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
+    improved: dict[tuple[int, str], Platform] = {}
+    for (workers, _), (strategy, own) in groups.items():
+        places = [place for place, _ in own]
+        cases = [case for _, case in own]
+        for name in names:
+            for _, case in own:
+                key = (id(case.platform), name)
+                if key not in improved:
+                    has = name in case.platform.components
+                    improved[key] = kept.improved(case.platform, name) if has else case.platform
+                cases.append(Case(improved[key], case.batch))
+        times = predictor.times(strategy, workers, cases).time.reshape(len(names) + 1, len(own))
+        seconds[places] = times[0]
+        bound[places] = np.argmin(times[1:], axis=0)
+        alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
+    workload = predictor.workload
+    return Plane(
+        axes,
+        names,
+        seconds.reshape(shape),
+        (workload.epochs * workload.samples / seconds).reshape(shape),
+        (alone / seconds).reshape(shape),
+        bound.reshape(shape),
+    )
+
+
+class _Parts:
+    """Devices and clusters with a component changed, shared by the cells, so that each is priced once."""
+
+    def __init__(self) -> None:
+        self._changed: dict[tuple[int, str, float], tuple[object, Platform]] = {}
+
+    def improved(self, platform: Platform, component: str) -> Platform:
+        """Return the platform with half the time of `component`."""
+        return self.changed(platform, component, 2.0 if component in RATES else 0.5)
+
+    def changed(self, platform: Platform, component: str, factor: float) -> Platform:
+        """Return `platform.changed(component, factor)`."""
+        of_device = component in ("compute", "memory bandwidth", "launch overhead")
+        if not of_device and not component.startswith("network"):
+            return platform.changed(component, factor)
+        part = platform.device if of_device else platform.cluster
+        key = (id(part), component, factor)
+        if key not in self._changed:
+            self._changed[key] = part, platform.changed(component, factor)  # the part is kept: its id stays its own
+        other = self._changed[key][1]
+        return replace(platform, device=other.device) if of_device else replace(platform, cluster=other.cluster)
+
+
+class _Cell:
+    """What is priced in one cell."""
+
+    def __init__(self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts) -> None:
+        self._kept = kept
+        self.platform, self.batch = predictor.platform, predictor.workload.batch
+        self.strategy, self.workers = strategy, workers
+        self._predictor = predictor
+
+    def set(self, values: dict[str, float]) -> None:
+        """Give the cell the value of each axis."""
+        for name, value in values.items():
+            if name in FACTORS:
+                self.platform = self._kept.changed(self.platform, FACTORS[name], value)
+            elif name == "jitter":
+                self.platform = replace(self.platform, jitter=value)
+            elif name == "batch":
+                self.batch = round(value)
+            elif name == "workers":
+                self.workers = round(value)
+            else:
+                option = interval_option(self._predictor.strategy(self.strategy))
+                if option is None:
+                    raise UsageError(f"axis interval: strategy {self.strategy.name} has no interval between steps")
+                self.strategy = with_option(self.strategy, option, round(value))

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import UsageError
+from scalebench.models.layers import Layer, LayerTable
+from scalebench.pricing.devices import Stated
+from scalebench.pricing.platform import Platform
+from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.what_if import Axis, what_if
+from scalebench.study.spec import Component
+
+ALLREDUCE = Component(name="allreduce")
+
+
+def predictor() -> Predictor:
+    layers = LayerTable("small", (Layer("only", "gemm", 10_000_000, 10**9, 100, 100, 100),), "test", (100,))
+    return Predictor(Workload(layers, 64_000, 2, 32), Platform(load_cluster("ethernet-10g"), Stated(0.05, 32)))
+
+
+def test_cell_is_the_prediction_with_its_numbers():
+    own = predictor()
+    plane = what_if(own, ALLREDUCE, 16, [Axis("link-bandwidth", (0.5, 1.0, 4.0)), Axis("batch", (8.0, 32.0))])
+    other = own.platform.changed("network bandwidth", 4.0)
+    assert plane.train_s[2, 0] == pytest.approx(float(own.times(ALLREDUCE, 16, [Case(other, 8)]).time[0]))
+    assert plane.train_s[1, 1] == pytest.approx(float(own.times(ALLREDUCE, 16, [Case(own.platform, 32)]).time[0]))
+    np.testing.assert_allclose(plane.throughput, 2 * 64_000 / plane.train_s)
+
+
+def test_faster_links_move_the_binding_component_from_network_to_compute():
+    plane = what_if(predictor(), ALLREDUCE, 16, [Axis("link-bandwidth", tuple(np.geomspace(0.01, 100, 30)))])
+    bound = [plane.components[place] for place in plane.bound[:, 0]]
+    assert bound == sorted(bound, reverse=True)
+    assert {bound[0], bound[-1]} == {"network bandwidth", "compute"}
+    assert (np.diff(plane.train_s[:, 0]) < 0).all()
+
+
+def test_jitter_and_few_synchronisations():
+    own = predictor()
+    plane = what_if(own, Component(name="local_sgd"), 16, [Axis("jitter", (0.0, 0.1)), Axis("interval", (1.0, 8.0))])
+    assert (plane.train_s[1] > plane.train_s[0]).all()
+    assert (plane.train_s[:, 1] < plane.train_s[:, 0]).all()
+
+
+def test_axis_without_effect_is_named():
+    plane = what_if(predictor(), ALLREDUCE, 1, [Axis("latency", (0.1, 10.0)), Axis("flops", (1.0, 2.0))])
+    assert plane.without_effect() == ["latency"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "strategy", "message"),
+    [
+        ([("bandwith", (1.0,))], "allreduce", "link-bandwidth"),
+        ([("latency", (0.0,))], "allreduce", "axis latency"),
+        ([("batch", (0.5,))], "allreduce", "of 1 or more"),
+        ([("batch", (4.0,)), ("batch", (8.0,))], "allreduce", "twice"),
+        ([("interval", (4.0,))], "asp", "no interval"),
+        ([("memory-bandwidth", (2.0,))], "allreduce", "--device"),
+    ],
+)
+def test_bad_axis_is_refused(axes, strategy, message):
+    with pytest.raises(UsageError, match=message):
+        what_if(predictor(), Component(name=strategy), 4, [Axis(*axis) for axis in axes])
