@@ -20,8 +20,9 @@ SLOW = {"virtual": {**QUIET, "slowdown": {1: FACTOR}}, "epochs": 4}
 def free(cost_model):
     """The test machine with a nearly free network, so that communication is waiting."""
     links = cost_model.cluster.links
-    at_once = links.inter.model_copy(update={"latency_s": 1e-12, "bandwidth_bytes_per_s": 1e18})
-    links = links.model_copy(update={"intra": at_once, "inter": at_once})
+    at_once = {"latency_s": 1e-12, "bandwidth_bytes_per_s": 1e18}
+    ends = {"intra": links.intra.model_copy(update=at_once), "inter": links.inter.model_copy(update=at_once)}
+    links = links.model_copy(update=ends)
     cluster = cost_model.cluster.model_copy(update={"links": links})
     return type(cost_model)(cluster, EngineCosts(), cost_model.tables)
 
