@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from scalebench.cluster.load import load_cluster
 from scalebench.errors import DataError
 from scalebench.launch.planning import plan_study
 from scalebench.papers.catalog import CLAIMS, PUBLISHED, SCALE_NAMES, find_papers
@@ -58,3 +60,13 @@ def test_every_claim_is_checked_by_a_study_that_exists(paper):
         for check in claim.checks:
             assert check.study in paper.studies
             assert check.quantity.partition("@")[0] in QUANTITIES
+
+
+def test_the_optimum_of_besch_1995_follows_from_its_files():
+    folder = EXPERIMENTS / "besch1995"
+    study, cluster = load_study(folder / "tree.yaml", {}, []), load_cluster(folder / "machine.yaml")
+    link, weights = cluster.links.inter, 33 * 128 + 129 * 8
+    sent = 4 * weights / link.bandwidth_bytes_per_s
+    step = 2 * link.latency_s + 2 * sent + 4 * weights * cluster.reduction.seconds_per_byte
+    (row,) = read_published(folder / PUBLISHED)
+    assert row.value == pytest.approx(study.device_step_time * math.log(2) / step, abs=0.05)
