@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis import Results, ratios
-from scalebench.analysis.intervals import Interval, median_interval, metric_interval
+from scalebench.analysis.intervals import METRIC_RANGE, Interval, median_interval, metric_interval
 from scalebench.errors import UsageError, nearest
 
 
@@ -54,13 +54,13 @@ def obtain(results: Results, quantity: str, strategy: str, workers: int | None) 
 def _final_metric(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """Metric after the last epoch, mean over seeds."""
     values = at["final_metric"].dropna()
-    return metric_interval(values) if len(values) else None
+    return _within_range(values, at) if len(values) else None
 
 
 def _metric_after_epoch(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """Metric after that many epochs, mean over seeds."""
     values = _curves(results, at).get(int(argument))
-    return None if values is None or values.isna().any() else metric_interval(values)
+    return None if values is None or values.isna().any() else _within_range(values, at)
 
 
 def _epochs_to(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
@@ -166,6 +166,12 @@ def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     counted = epochs.assign(trained=epochs["epoch"].astype(int) + 1)
     return counted.pivot(index="run_id", columns="trained", values="test_metric")
+
+
+def _within_range(values: pd.Series[float], at: pd.DataFrame) -> Interval:
+    """Mean metric with its interval, which ends where no value of the metric exists."""
+    found, (least, most) = metric_interval(values), METRIC_RANGE.get(at["metric_name"].iloc[0], (-math.inf, math.inf))
+    return found._replace(low=np.clip(found.low, least, most), high=np.clip(found.high, least, most))
 
 
 def _first_epochs(curves: pd.DataFrame, target: float) -> list[float]:
