@@ -45,6 +45,10 @@ COMMANDS = {
     ),
     "predict": ("scalebench.cli.predict:predict", "Predict trainings on a machine that is not here, without training."),
     "what-if": ("scalebench.cli.what_if:what_if", "Price a training with other numbers: what binds it where."),
+    "reproduce": (
+        "scalebench.cli.reproduce:reproduce",
+        "Run a paper's studies, and put its numbers beside ours.",
+    ),
     "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
     "trace": (
         "scalebench.cli.trace:trace",

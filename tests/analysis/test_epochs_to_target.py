@@ -11,7 +11,7 @@ import pytest
 from scalebench.analysis.epochs_to_target import EpochsLaw, epochs_of_runs, fit_epochs, read_epochs
 from scalebench.errors import ResultsError
 
-PUBLISHED = Path(__file__).parents[2] / "experiments/mlperf-batch/published.csv"
+PUBLISHED = Path(__file__).parents[2] / "experiments/mlperf-batch/entries.csv"
 BATCHES = np.array([64, 128, 256, 512, 1024, 2048, 4096, 8192])
 
 

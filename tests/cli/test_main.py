@@ -202,7 +202,7 @@ def test_no_color_disables_colors(variables: dict[str, str], colored: bool, monk
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["re"], {"retry", "recalibrate", "report"}),
+        (["re"], {"retry", "recalibrate", "report", "reproduce"}),
         (["run", "--str"], {"--strategy"}),
         (["run", "--execution", "v"], {"virtual"}),
         (["list", "mod"], {"models"}),

@@ -1,0 +1,120 @@
+"""The papers in experiments/: a folder each, with studies, scales, published numbers and claims."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebench.errors import StudyError, UsageError, nearest
+from scalebench.study.load import load_study
+from scalebench.study.spec import Study
+from scalebench.study.validation import read_mapping
+
+PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
+SCALE_NAMES = ("smoke", "laptop", "cluster")
+_OWN = "laptop"  # the scale at which a study keeps its own name
+_NOT_STUDIES = (SCALES, CLAIMS, "machine.yaml")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A folder of experiments/ with a `published.csv`."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def title(self) -> str:
+        """First heading of the README, without the name."""
+        readme = self.folder / "README.md"
+        first = readme.read_text(encoding="utf-8").splitlines()[0] if readme.is_file() else ""
+        return first.lstrip("# ").removeprefix(f"{self.name}:").strip()
+
+    @property
+    def studies(self) -> list[str]:
+        """Names of the study files, without `.yaml`."""
+        return sorted(path.stem for path in self.folder.glob("*.yaml") if path.name not in _NOT_STUDIES)
+
+    def studies_of(self, figure: str | None) -> list[str]:
+        """Return the studies of a figure or table: `4` and `fig4` mean fig4, fig4-time and so on; None: all.
+
+        Raises:
+            UsageError: the paper has no such study.
+        """
+        if figure is None:
+            return self.studies
+        wanted = f"fig{figure}" if figure.isdecimal() else figure.lower().replace(" ", "")
+        found = [study for study in self.studies if study == wanted or study.startswith(f"{wanted}-")]
+        if not found:
+            known = sorted({study.partition("-")[0] for study in self.studies})
+            having = nearest(wanted, known) if known else "it has no studies, only published numbers"
+            raise UsageError(f"--figure {figure}: {self.name} has no study {wanted!r}; {having}")
+        return found
+
+    def study_at(self, name: str, scale: str, data_dir: Path | None = None) -> Study:
+        """Return study `name` with the changes of `scale`; beside the laptop's it is named after the scale.
+
+        `data_dir` is given to studies whose data set reads files.
+
+        Raises:
+            StudyError: the study or `scales.yaml` is not valid.
+        """
+        changes = self._changes(name, scale)
+        path = self.folder / f"{name}.yaml"
+        dataset = changes.get("dataset")
+        if data_dir is not None and isinstance(dataset, dict) and dataset.get("name") not in (None, "synthetic"):
+            changes["data_dir"] = data_dir
+        study = load_study(path, changes, [])
+        return study if scale == _OWN else study.model_copy(update={"name": f"{study.name}-{scale}"})
+
+    def folder_of(self, name: str, scale: str, results: Path) -> Path:
+        """Return the folder of the records of study `name`."""
+        return results / self.study_at(name, scale).name
+
+    def _changes(self, name: str, scale: str) -> dict[str, Any]:
+        path = self.folder / SCALES
+        scales = read_mapping(path, StudyError, "file of scales") if path.is_file() else {}
+        if unknown := sorted(set(scales) - set(SCALE_NAMES)):
+            raise StudyError(f"{path}: unknown scale {unknown[0]!r}; {nearest(unknown[0], SCALE_NAMES)}")
+        of_scale = scales.get(scale) or {}
+        if unknown := sorted(set(of_scale) - {"all", *self.studies}):
+            raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
+        return {**(of_scale.get("all") or {}), **(of_scale.get(name) or {})}
+
+
+def find_papers(experiments: Path) -> list[Paper]:
+    """Return the papers in the folder `experiments`, by name.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = [Paper(path.parent) for path in sorted(experiments.glob(f"*/{PUBLISHED}"))]
+    if not found:
+        raise UsageError(
+            f"no papers in {experiments}/; expected folders with a {PUBLISHED}: call this in a checkout of scalebench, "
+            "or name the folder with --experiments"
+        )
+    return found
+
+
+def find_paper(experiments: Path, name: str) -> Paper:
+    """Return the paper `name`.
+
+    Raises:
+        UsageError: no such paper; the nearest is named.
+    """
+    papers = {paper.name: paper for paper in find_papers(experiments)}
+    if name not in papers:
+        raise UsageError(f"unknown paper {name!r}; {nearest(name, papers)}")
+    return papers[name]
+
+
+def figure_rank(figure: str) -> tuple[str, int]:
+    """Return the sorting key of `Figure 3`, `Table 1`, `abstract`."""
+    number = re.search(r"\d+", figure)
+    return (figure.split(" ")[0].lower(), int(number.group()) if number else 0)

@@ -1,0 +1,161 @@
+"""Claims of papers and verdicts on them, computed from the rows of our studies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from scalebench.analysis import Results, load
+from scalebench.errors import ResultsError, StudyError
+from scalebench.formatting import is_interval
+from scalebench.papers.catalog import CLAIMS, Paper
+from scalebench.papers.obtained import Obtained, obtain
+from scalebench.papers.side_by_side import number, with_interval
+from scalebench.records.folder import RUNS
+from scalebench.study.strict import StrictModel
+from scalebench.study.validation import explain, read_mapping
+
+Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
+
+
+class Check(StrictModel):
+    """A bound on a quantity of a study; it holds where the whole interval, or a value without one, keeps to it."""
+
+    study: str
+    quantity: str
+    strategy: str
+    workers: int | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Check:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("give at_least or at_most")
+        return self
+
+    def holds(self, one: Obtained) -> bool | None:
+        """Return True if `one` keeps to the bound, False if not, None if its interval contains the bound."""
+        low, high = (one.low, one.high) if is_interval(one.low, one.high) else (one.value, one.value)
+        if self.at_least is not None:
+            return True if low >= self.at_least else False if high < self.at_least else None
+        bound = math.inf if self.at_most is None else self.at_most
+        return True if high <= bound else False if low > bound else None
+
+    @property
+    def bound(self) -> str:
+        """The bound in words: `at least 0.95`."""
+        return (
+            f"at least {number(self.at_least)}" if self.at_least is not None else f"at most {number(self.at_most or 0)}"
+        )
+
+
+class Claim(StrictModel):
+    """A claim with its place in the paper, the checks that it stands for, and why ours may differ.
+
+    Without checks it cannot be tested here; `why` says the reason.
+    """
+
+    claim: str
+    source: str
+    checks: list[Check] = Field([])
+    why: str
+
+
+class _Claims(StrictModel):
+    claims: list[Claim]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, its verdict, and what was obtained for each check and execution."""
+
+    claim: Claim
+    verdict: Verdict
+    obtained: list[tuple[Check, Obtained]]
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """Read `claims.yaml`; no claims where there is no such file.
+
+    Raises:
+        StudyError: not a list of claims; one line that names file and key.
+    """
+    if not path.is_file():
+        return []
+    try:
+        return _Claims.model_validate(read_mapping(path, StudyError, "file of claims")).claims
+    except ValidationError as error:
+        raise StudyError(explain(error, _Claims, str(path))) from None
+
+
+def judge(claim: Claim, results: Mapping[str, Results]) -> Judged:
+    """Return the verdict on `claim` from the `results` by study.
+
+    Reproduced: all checks hold in every execution; not reproduced: none does; else partly. An interval that contains a
+    bound leaves its check open, which is partly, too.
+    """
+    if not claim.checks:
+        return Judged(claim, "not testable here", [])
+    found = [
+        (check, one)
+        for check in claim.checks
+        if check.study in results
+        for one in obtain(results[check.study], check.quantity, check.strategy, check.workers)
+    ]
+    if {id(check) for check, _ in found} != {id(check) for check in claim.checks}:
+        return Judged(claim, "not run", found)
+    answers = [check.holds(one) for check, one in found]
+    if all(answers):
+        return Judged(claim, "reproduced", found)
+    return Judged(claim, "not reproduced" if not any(a is not False for a in answers) else "partly", found)
+
+
+def claims_page(papers: Iterable[Paper], scale: str, results: Path) -> str:
+    """Return all claims of `papers` in Markdown, judged by the rows in the folder `results`."""
+    lines = [
+        "# Claims of papers, and what was obtained",
+        "",
+        f"Printed by `scalebench reproduce --claims --scale {scale}` from rows. A claim stands for the checks that "
+        "`claims.yaml` of the paper has for it. Reproduced: all hold, with their whole interval; not reproduced: none "
+        "does; partly: some do, or an interval contains the bound. The word behind a value is its execution.",
+        "",
+    ]
+    for paper in papers:
+        claims = read_claims(paper.folder / CLAIMS)
+        loaded = _loaded(paper, scale, results) if claims else {}
+        for claim in claims:
+            lines += _section(paper, judge(claim, loaded))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _loaded(paper: Paper, scale: str, results: Path) -> dict[str, Results]:
+    folders = {study: paper.folder_of(study, scale, results) for study in paper.studies}
+    found = {}
+    for study, folder in folders.items():
+        if (folder / RUNS).is_file():
+            try:
+                found[study] = load(folder)
+            except ResultsError as error:
+                raise ResultsError(f"{paper.name}: {error}") from None
+    return found
+
+
+def _section(paper: Paper, judged: Judged) -> list[str]:
+    claim = judged.claim
+    lines = [f"## {paper.name}: {claim.claim}", "", f"**{judged.verdict.capitalize()}.** {claim.why}", ""]
+    lines += [f"Claimed in: {claim.source}.", ""]
+    for check, one in judged.obtained:
+        answer = {True: "holds", False: "does not hold", None: "open"}[check.holds(one)]
+        at = f" at {check.workers} workers" if check.workers else ""
+        what = check.quantity.replace("_", " ").replace("@", " ")
+        lines.append(
+            f"- {what}, {check.strategy}{at}: {with_interval(one)} ({one.execution}, study {check.study}); "
+            f"{check.bound}: {answer}"
+        )
+    return [*lines, ""] if judged.obtained else lines

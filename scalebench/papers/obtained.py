@@ -1,0 +1,194 @@
+"""Our value of a published quantity, computed from the rows of a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis import Results, ratios
+from scalebench.analysis.intervals import METRIC_RANGE, Interval, median_interval, metric_interval
+from scalebench.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A value with its interval (NaN where none is offered), the execution of its rows and their number."""
+
+    value: float
+    low: float
+    high: float
+    execution: str
+    n: int
+
+
+def obtain(results: Results, quantity: str, strategy: str, workers: int | None) -> list[Obtained]:
+    """Return `quantity` of a strategy (with its options) at a worker count, one value per execution and engine.
+
+    A quantity is a name of QUANTITIES, with its argument after @: `epochs_to@0.80`, `time_reduction@serial`. Empty if
+    the study has no such rows.
+
+    Raises:
+        UsageError: an unknown quantity.
+    """
+    name, _, argument = quantity.partition("@")
+    if name not in QUANTITIES:
+        raise UsageError(f"unknown quantity {name!r}; {nearest(name, QUANTITIES)}")
+    found = []
+    completed = results.completed
+    of_strategy = completed[completed["label"] == strategy]
+    for (execution, engine), runs in of_strategy.groupby(["execution", "engine"], sort=False):
+        at = runs if workers is None else runs[runs["workers"] == workers]
+        if len(at):
+            value = QUANTITIES[name](results, runs, at, argument)
+            if value is not None and not math.isnan(value.centre):
+                place = execution if execution == engine or engine == "virtual" else f"{execution} {engine}"
+                found.append(Obtained(value.centre, value.low, value.high, str(place), value.n))
+    return found
+
+
+def _final_metric(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Metric after the last epoch, mean over seeds."""
+    values = at["final_metric"].dropna()
+    return _within_range(values, at) if len(values) else None
+
+
+def _metric_after_epoch(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Metric after that many epochs, mean over seeds."""
+    values = _curves(results, at).get(int(argument))
+    return None if values is None or values.isna().any() else _within_range(values, at)
+
+
+def _epochs_to(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Epochs until the metric is reached, median over seeds; infinite where most never reach it."""
+    curves = _curves(results, at)
+    return None if curves.empty else _median(_first_epochs(curves, float(argument)))
+
+
+def _ideal_speedup_to(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Workers times the epochs of serial over its own epochs: the speedup to a metric if epochs scaled perfectly."""
+    completed, first = results.completed, at.iloc[0]
+    serial = completed[(completed["label"] == "serial") & (completed["execution"] == first["execution"])]
+    both = [_curves(results, part) for part in (serial, at)]
+    if any(curves.empty for curves in both):
+        return None
+    alone, own = (_median(_first_epochs(curves, float(argument))).centre for curves in both)
+    if math.isinf(alone):
+        return None
+    return Interval(int(first["workers"]) * alone / own, math.nan, math.nan, len(at))
+
+
+def _time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """1 - T / T(baseline): against serial at one worker, else against the baseline at the same worker count.
+
+    A baseline on another engine counts too: against real Horovod, say.
+    """
+    if argument in set(ratios(results)["baseline"]):
+        row = _ratio_row(results, at, argument)
+        if row is not None and math.isfinite(row["reduction"]):
+            return Interval(row["reduction"], row["reduction_low"], row["reduction_high"], int(row["n"]))
+    return None
+
+
+def _speedup(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """T(serial, 1) / T."""
+    row = _ratio_row(results, at, "serial")
+    return None if row is None else Interval(row["speedup"], row["speedup_low"], row["speedup_high"], int(row["n"]))
+
+
+def _efficiency(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Speedup over workers."""
+    row = _ratio_row(results, at, "serial")
+    if row is None:
+        return None
+    return Interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"], int(row["n"]))
+
+
+def _speedup_over(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """T at the worker count of the argument over T: above 1 where more workers still save time."""
+    fewer = runs[runs["workers"] == int(argument)]
+    if fewer.empty:
+        return None
+    ratio = math.exp(fewer["train_s"].map(math.log).mean() - at["train_s"].map(math.log).mean())
+    return Interval(ratio, math.nan, math.nan, min(len(fewer), len(at)))
+
+
+def _metric_difference(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Metric minus that of another strategy (serial: at one worker) over common seeds."""
+    completed, first = results.completed, at.iloc[0]
+    other = completed[(completed["label"] == argument) & (completed["execution"] == first["execution"])]
+    if argument != "serial":
+        other = other[other["workers"] == first["workers"]]
+    pairs = at.merge(other, on="seed", suffixes=("", "_other"))
+    values = (pairs["final_metric"] - pairs["final_metric_other"]).dropna()
+    return metric_interval(values) if len(values) else None
+
+
+def _optimum_workers(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Worker count of the shortest time."""
+    times = runs.groupby("workers")["train_s"].mean()
+    best = times.index.to_numpy(dtype=float)[times.argmin()]
+    return Interval(float(best), math.nan, math.nan, len(runs))
+
+
+def _largest_workers(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Worker count up to which each larger one takes less time than all before it."""
+    times = runs.groupby("workers")["train_s"].mean().sort_index()
+    falling = times.lt(times.cummin().shift(fill_value=math.inf))
+    last = times.index[-1] if falling.all() else times.index[int((~falling).to_numpy().argmax()) - 1]
+    return Interval(float(last), math.nan, math.nan, len(runs))
+
+
+Quantity = Callable[[Results, pd.DataFrame, pd.DataFrame, str], Interval | None]
+QUANTITIES: dict[str, Quantity] = {
+    "final_metric": _final_metric,
+    "metric_after_epoch": _metric_after_epoch,
+    "metric_difference": _metric_difference,
+    "epochs_to": _epochs_to,
+    "ideal_speedup_to": _ideal_speedup_to,
+    "time_reduction": _time_reduction,
+    "speedup": _speedup,
+    "speedup_over": _speedup_over,
+    "efficiency": _efficiency,
+    "optimum_workers": _optimum_workers,
+    "largest_workers": _largest_workers,
+}
+
+
+def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
+    """Metric by run (rows) and number of epochs trained (columns); empty if nothing was evaluated."""
+    epochs = results.epochs.merge(at[["run_id", "attempt"]], on=["run_id", "attempt"]).dropna(subset=["test_metric"])
+    if epochs.empty:
+        return pd.DataFrame()
+    counted = epochs.assign(trained=epochs["epoch"].astype(int) + 1)
+    return counted.pivot(index="run_id", columns="trained", values="test_metric")
+
+
+def _within_range(values: pd.Series[float], at: pd.DataFrame) -> Interval:
+    """Mean metric with its interval, which ends where no value of the metric exists."""
+    found, (least, most) = metric_interval(values), METRIC_RANGE.get(at["metric_name"].iloc[0], (-math.inf, math.inf))
+    return found._replace(low=np.clip(found.low, least, most), high=np.clip(found.high, least, most))
+
+
+def _first_epochs(curves: pd.DataFrame, target: float) -> list[float]:
+    trained = curves.columns.to_numpy(dtype=float)
+    return [min(trained[row >= target], default=math.inf) for row in curves.to_numpy(dtype=float)]
+
+
+def _median(values: list[float]) -> Interval:
+    """Median with its rank interval, which six values or more have."""
+    found = median_interval(np.array(values, dtype=float))
+    return Interval(float(np.median(values)), float(found.low), float(found.high), len(values))
+
+
+def _ratio_row(results: Results, at: pd.DataFrame, baseline: str) -> dict[str, Any] | None:
+    table, first = ratios(results), at.iloc[0]
+    same = table["baseline"].eq(baseline)
+    for column in ("execution", "engine", "label", "workers"):
+        same &= table[column].eq(first[column])
+    rows = table[same]
+    return None if rows.empty else dict(rows.iloc[-1])

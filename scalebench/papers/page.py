@@ -1,0 +1,120 @@
+"""The page of a paper, `plots/<paper>/index.md`: each published number with ours beside it, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.errors import ResultsError
+from scalebench.figures import Request, plot_folder
+from scalebench.formatting import EMPTY, counted
+from scalebench.papers.catalog import PUBLISHED, Paper, figure_rank
+from scalebench.papers.published import read_published
+from scalebench.papers.side_by_side import Pair, draw, number, pair_up, with_interval
+
+_FIGURE = {"modelled": "strong-scaling"}  # by execution; of trained models convergence
+_HEADER = (
+    "quantity",
+    "strategy",
+    "workers",
+    "published",
+    "ours [95 % interval]",
+    "execution",
+    "difference",
+    "read where",
+)
+
+
+def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output: Path) -> Path:
+    """Write `output`/<paper>/index.md with its figures, from the `results` of its studies by name.
+
+    Published numbers whose study is not in `results` are shown too, as not run.
+
+    Raises:
+        ResultsError: `published.csv` is not well formed, or `output` cannot be written.
+    """
+    folder = output / paper.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultsError(f"cannot write {folder}: {error.strerror}; choose another folder with --output") from None
+    pairs = pair_up(paper, read_published(paper.folder / PUBLISHED), results)
+    lines = [f"# {paper.name}: {paper.title}", "", *_introduction(paper, results, scale), ""]
+    by_figure: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_figure.setdefault(pair.published.figure, []).append(pair)
+    for figure in sorted(by_figure, key=figure_rank):
+        own = by_figure[figure]
+        lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own), ""]
+        drawn = draw(own, folder, f"published-{figure.lower().replace(' ', '-')}")
+        lines += [f"![published and ours, {figure}]({file.name})\n" for file in drawn if file.suffix == ".png"]
+    for study, one in results.items():
+        lines += [f"## Study {study}", "", *_study(paper, study, one), *_pictures(one, folder / study), ""]
+    page = folder / "index.md"
+    page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return page
+
+
+def _introduction(paper: Paper, results: Mapping[str, Results], scale: str) -> list[str]:
+    ran = f"{counted(len(results), 'study').replace('studys', 'studies')} at scale {scale}" if results else "No study"
+    return [
+        f"{ran}. What the paper did, what is the same here and what is not: `{paper.folder}/README.md`. Each of our "
+        "numbers says how it was obtained: native (measured), paced (real messages, stated compute), virtual (real "
+        "training, simulated time), modelled (simulated time without training) or fitted (to published rows alone).",
+    ]
+
+
+def _table(pairs: Sequence[Pair]) -> list[str]:
+    return [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(_cells(pair)) for pair in pairs)]
+
+
+def _cells(pair: Pair) -> list[str]:
+    row, ours = pair.published, pair.obtained
+    difference = pair.difference
+    return [
+        row.quantity.replace("_", " ").replace("@", " "),
+        row.strategy or EMPTY,
+        str(row.workers or EMPTY),
+        number(row.value),
+        pair.absent if ours is None else with_interval(ours),
+        EMPTY if ours is None else ours.execution,
+        EMPTY if pd.isna(difference) else f"{'+' if difference > 0 else ''}{number(difference)}",
+        "; ".join(filter(None, [row.source, "digitised" if row.digitised else "", row.note])),
+    ]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _study(paper: Paper, study: str, results: Results) -> list[str]:
+    runs = results.completed
+    if runs.empty:
+        return [f"No run of {results.folder} was completed."]
+    first = runs.iloc[0]
+    executions = [name for name in EXECUTIONS if name in set(runs["execution"])]
+    stated = results.study.get("device_step_time")
+    step = f" A step is stated to take {stated:g} s." if stated is not None else ""
+    failed = f" {counted(len(results.failed), 'run')} did not complete." if len(results.failed) else ""
+    return [
+        f"{results.study.get('description', '')} {counted(len(runs), 'run')}, {' and '.join(executions)}: "
+        f"{first['model']} on {first['dataset']}, {first['epochs']} epochs, cluster {first['cluster']}.{step}{failed} "
+        f"Again: `scalebench run {paper.folder / study}.yaml`; rows: `{results.folder}/`.",
+        "",
+    ]
+
+
+def _pictures(results: Results, folder: Path) -> list[str]:
+    executions = dict.fromkeys(_FIGURE.get(name, "convergence") for name in results.completed["execution"])
+    lines = []
+    for name in executions:
+        with suppress(ResultsError):  # the study has no such figure
+            drawn = plot_folder(results.folder, folder.parent, Request((name,), ("svg", "png")), place=folder)
+            pictures = [file for figure in drawn for file in figure.files if file.suffix == ".png"]
+            lines += [f"![{name}]({folder.name}/{file.name})" for file in pictures]
+    return lines

@@ -1,0 +1,72 @@
+"""The studies, scales, published numbers and claims that are shipped in experiments/."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import DataError
+from scalebench.launch.planning import plan_study
+from scalebench.papers.catalog import CLAIMS, PUBLISHED, SCALE_NAMES, find_papers
+from scalebench.papers.claims import read_claims
+from scalebench.papers.laws import ENTRIES
+from scalebench.papers.obtained import QUANTITIES
+from scalebench.papers.published import read_published
+from scalebench.study.load import load_study
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PAPERS = find_papers(EXPERIMENTS)
+STUDIES = [
+    *EXPERIMENTS.glob("*.yaml"),
+    *(paper.folder / f"{study}.yaml" for paper in PAPERS for study in paper.studies),
+]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(EXPERIMENTS)))
+def test_every_study_plans_as_it_is(path):
+    assert plan_study(load_study(path, {}, [])).sweep.runs
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+@pytest.mark.parametrize("scale", SCALE_NAMES)
+def test_every_study_plans_at_every_scale(paper, scale):
+    for name in paper.studies:
+        study = paper.study_at(name, scale)
+        assert study.name == f"{paper.name}-{name}" + (f"-{scale}" if scale != "laptop" else "")
+        if study.dataset.name == "cinic10":  # not shipped
+            with pytest.raises(DataError, match="cinic10"):
+                plan_study(study)
+        else:
+            assert plan_study(study).sweep.runs
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_every_published_number_has_a_source_and_a_study_that_exists(paper):
+    rows = read_published(paper.folder / PUBLISHED)
+    assert rows
+    assert paper.title
+    for row in rows:
+        assert row.source
+        assert row.study in ("", ENTRIES, *paper.studies), row
+        assert row.study in ("", ENTRIES) or row.quantity.partition("@")[0] in QUANTITIES, row
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_every_claim_is_checked_by_a_study_that_exists(paper):
+    for claim in read_claims(paper.folder / CLAIMS):
+        for check in claim.checks:
+            assert check.study in paper.studies
+            assert check.quantity.partition("@")[0] in QUANTITIES
+
+
+def test_the_optimum_of_besch_1995_follows_from_its_files():
+    folder = EXPERIMENTS / "besch1995"
+    study, cluster = load_study(folder / "tree.yaml", {}, []), load_cluster(folder / "machine.yaml")
+    link, weights = cluster.links.inter, 33 * 128 + 129 * 8
+    sent = 4 * weights / link.bandwidth_bytes_per_s
+    step = 2 * link.latency_s + 2 * sent + 4 * weights * cluster.reduction.seconds_per_byte
+    (row,) = read_published(folder / PUBLISHED)
+    assert row.value == pytest.approx(study.device_step_time * math.log(2) / step, abs=0.05)

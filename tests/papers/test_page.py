@@ -1,0 +1,136 @@
+"""The page of a paper and the verdicts on its claims, from a made-up study whose ratios are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.cli.main import main
+from scalebench.errors import ResultsError, UsageError
+from scalebench.papers.catalog import find_paper
+from scalebench.papers.claims import Claim, judge
+from scalebench.papers.obtained import obtain
+from scalebench.papers.page import write_page
+from scalebench.papers.published import COLUMNS, read_published
+from scalebench.records.store import Store
+from tests.records_factory import study_rows
+
+PUBLISHED = """\
+final_metric,epoch_average,4,0.9,accuracy,Figure 1,fig1,its table,no,
+final_metric,epoch_average,8,0.8,accuracy,Figure 1,fig1,its table,no,
+time_reduction@allreduce,epoch_average,64,0.95,share,abstract,fig1,abstract,no,
+train_accuracy,serial,1,0.99,accuracy,Figure 1,,its curve,yes,
+final_metric,serial,1,0.7,accuracy,Table 2,table2,its table,no,
+"""
+STUDY = "name: mine-fig1\nworkers: 1..64\nstrategies: [serial, allreduce, epoch_average]\n"
+
+
+@pytest.fixture
+def paper(tmp_path):
+    folder = tmp_path / "experiments" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("# mine: a made-up paper\n")
+    (folder / "published.csv").write_text(f"{','.join(COLUMNS)}\n{PUBLISHED}")
+    (folder / "fig1.yaml").write_text(STUDY)
+    (folder / "table2.yaml").write_text(STUDY.replace("fig1", "table2"))
+    (folder / "scales.yaml").write_text("smoke:\n  all: {repetitions: 1}\n  fig1: {epochs: 2}\n")
+    return find_paper(tmp_path / "experiments", "mine")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records") / "mine-fig1"
+    with Store(folder) as store:
+        for row, epochs in study_rows(native_workers=(1,)):
+            store.append(row, epochs)
+    return load(folder)
+
+
+def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
+    page = write_page(paper, {"fig1": results}, "laptop", tmp_path / "plots")
+    lines = page.read_text().splitlines()
+    (at_4,) = [line for line in lines if line.startswith("| final metric | epoch_average | 4 | 0.900 |")]
+    (ours,) = obtain(results, "final_metric", "epoch_average", 4)
+    assert f"{ours.value:.3f} [" in at_4
+    assert "| virtual |" in at_4
+    assert f"+{ours.value - 0.9:.3f}" in at_4
+    (saved,) = [line for line in lines if line.startswith("| time reduction allreduce")]
+    assert "| 0.950 |" in saved
+    assert [line for line in lines if line.startswith("| train accuracy") and "no counterpart" in line]
+    assert [line for line in lines if line.startswith("| final metric | serial") and "not run" in line]
+    pictures = [line.partition("(")[2].rstrip(")") for line in lines if line.startswith("![")]
+    assert pictures
+    assert all((page.parent / picture).is_file() for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "bound", "verdict"),
+    [
+        ("epoch_average", 64, {"at_least": 0.0}, "reproduced"),
+        ("epoch_average", 64, {"at_least": 0.999}, "not reproduced"),
+        ("epoch_average", 128, {"at_least": 0.0}, "not run"),
+    ],
+)
+def test_a_verdict_follows_from_the_rows(results, strategy, workers, bound, verdict):
+    check = {"study": "fig1", "quantity": "time_reduction@allreduce", "strategy": strategy, "workers": workers, **bound}
+    claim = Claim(claim="less time", source="abstract", why="", checks=[check])
+    assert judge(claim, {"fig1": results}).verdict == verdict
+    assert judge(claim, {}).verdict == "not run"
+
+
+def test_claims_that_hold_in_part_and_without_checks(results):
+    check = {"study": "fig1", "quantity": "time_reduction@allreduce", "strategy": "epoch_average", "workers": 64}
+    both = [{**check, "at_least": 0.0}, {**check, "at_least": 0.999}]
+    assert judge(Claim(claim="a", source="b", why="", checks=both), {"fig1": results}).verdict == "partly"
+    assert judge(Claim(claim="a", source="b", why=""), {"fig1": results}).verdict == "not testable here"
+    (ours,) = obtain(results, "final_metric", "epoch_average", 64)
+    inside = [{**check, "quantity": "final_metric", "at_least": float(ours.value)}]
+    assert judge(Claim(claim="a", source="b", why="", checks=inside), {"fig1": results}).verdict == "partly"
+
+
+def test_quantities_of_curves_and_times(results):
+    (first,) = obtain(results, "metric_after_epoch@1", "epoch_average", 8)
+    (last,) = obtain(results, "metric_after_epoch@6", "epoch_average", 8)
+    (final,) = obtain(results, "final_metric", "epoch_average", 8)
+    assert first.value < last.value == final.value
+    assert obtain(results, "metric_after_epoch@7", "epoch_average", 8) == []
+    (reached,) = obtain(results, "epochs_to@0.9", "epoch_average", 8)
+    assert 1 < reached.value <= 6
+    assert obtain(results, "epochs_to@1.5", "epoch_average", 8)[0].value == float("inf")
+    (alone,) = [one for one in obtain(results, "epochs_to@0.9", "serial", 1) if one.execution == "virtual"]
+    (ideal,) = obtain(results, "ideal_speedup_to@0.9", "epoch_average", 8)
+    assert ideal.value == pytest.approx(8 * alone.value / reached.value)
+    assert obtain(results, "largest_workers", "epoch_average", None)[0].value == 64
+    assert obtain(results, "optimum_workers", "epoch_average", None)[0].value == 64
+    assert obtain(results, "speedup_over@32", "epoch_average", 64)[0].value > 1
+    with pytest.raises(UsageError, match="unknown quantity 'epochs'"):
+        obtain(results, "epochs@3", "serial", 1)
+
+
+def test_scales_and_figures_choose_studies(paper):
+    assert paper.studies_of("1") == paper.studies_of("fig1") == ["fig1"]
+    assert paper.studies_of(None) == ["fig1", "table2"]
+    assert (paper.study_at("fig1", "smoke").epochs, paper.study_at("fig1", "smoke").repetitions) == (2, 1)
+    assert paper.study_at("fig1", "smoke").name == "mine-fig1-smoke"
+    assert paper.study_at("fig1", "laptop").name == "mine-fig1"
+    with pytest.raises(UsageError, match="--figure 7: mine has no study 'fig7'"):
+        paper.studies_of("7")
+
+
+def test_a_number_without_a_source_is_refused(tmp_path):
+    path = tmp_path / "published.csv"
+    path.write_text(f"{','.join(COLUMNS)}\nfinal_metric,serial,1,0.9,accuracy,Figure 1,fig1,,no,\n")
+    with pytest.raises(ResultsError, match=r"published\.csv, line 2: source is missing"):
+        read_published(path)
+
+
+def test_the_command_lists_papers_and_names_an_unknown_one(paper, capsys):
+    where = ["--experiments", str(paper.folder.parent)]
+    with pytest.raises(SystemExit) as end:
+        main.main(["reproduce", *where], prog_name="scalebench")
+    assert end.value.code == 0
+    assert "mine  a made-up paper\n    fig1, table2" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main.main(["reproduce", "mina", *where], prog_name="scalebench")
+    assert end.value.code == 2
+    assert "unknown paper 'mina'" in capsys.readouterr().err
