@@ -98,7 +98,7 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.engine == "virtual" or not engines.gpus():  # real workers on GPUs hold them there
+        if run.execution == "virtual" or (run.engine != "virtual" and not engines.gpus()):  # else in no memory here
             largest[f"{run.strategy} {run.execution}"] = run
     needs = [_need(plan, run, replica_bytes(run), model_bytes) for run in largest.values()]
     most = max(needs, key=lambda need: need.total, default=None)
@@ -157,8 +157,9 @@ def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
     native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
-    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.engine == "virtual")
-    busy = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs)
+    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
+    trained = [run for run in plan.sweep.runs if run.execution != "modelled"]
+    busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
     return ComputeEstimate(
         step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
     )
