@@ -76,19 +76,15 @@ def is_lock_step(schedule: Schedule) -> bool:
     return not any(event.kind in _TIMED for event in schedule.events)
 
 
-def price(schedules: Sequence[Schedule], charges: Charges, workers: int | None = None) -> Priced:
-    """Return the times of `workers` (default: one for each schedule); worker i follows schedule i modulo their number.
-
-    With fewer schedules than workers a message takes as long as the worker's own last one to that peer would.
+def price(schedules: Sequence[Schedule], charges: Charges) -> Priced:
+    """Return the times of the workers of `schedules`, all of a run.
 
     Raises:
         NotLockStepError: a program asks a server, shares a model, or exchanges amounts that depend on others.
         RunError: workers wait for operations that others do not call.
     """
-    workers = len(schedules) if workers is None else workers
-    programs = _programs(schedules, workers)
-    pricing = _Pricing(charges, workers, every_schedule=len(schedules) == workers)
-    waiting = [pricing.walk(ranks, events) for ranks, events in programs]
+    pricing = _Pricing(charges, len(schedules))
+    waiting = [pricing.walk(ranks, events) for ranks, events in _programs(schedules)]
     while waiting:
         before = pricing.progress
         waiting = [walk for walk in waiting if next(walk, "ended") != "ended"]
@@ -105,7 +101,7 @@ class _Step:
     amounts: Ints | int
 
 
-def _programs(schedules: Sequence[Schedule], workers: int) -> list[tuple[Ints, list[_Step]]]:
+def _programs(schedules: Sequence[Schedule]) -> list[tuple[Ints, list[_Step]]]:
     """Return the workers of each program, and its events: schedules that differ in amounts only are one program."""
     if not is_lock_step(schedules[0]):
         raise NotLockStepError("the order of its operations depends on time")
@@ -117,23 +113,20 @@ def _programs(schedules: Sequence[Schedule], workers: int) -> list[tuple[Ints, l
     found = []
     for places in alike.values() or [[0]]:
         columns = zip(*(schedules[place].events for place in places), strict=True)
-        rounds = [np.arange(place, workers, len(schedules)) for place in places]
-        ranks, times = np.concatenate(rounds), [len(each) for each in rounds]
-        order = np.argsort(ranks)
         steps = []
         for column in columns:
             amounts = [event.amount for event in column]
             same = amounts.count(amounts[0]) == len(amounts)
-            steps.append(_Step(column[0], amounts[0] if same else np.repeat(amounts, times)[order]))
-        found.append((ranks[order], steps))
+            steps.append(_Step(column[0], amounts[0] if same else np.array(amounts)))
+        found.append((np.array(places), steps))
     return found
 
 
 class _Pricing:
     """The times of one training while its programs are walked through."""
 
-    def __init__(self, charges: Charges, workers: int, *, every_schedule: bool) -> None:
-        self.charges, self.workers, self.every_schedule = charges, workers, every_schedule
+    def __init__(self, charges: Charges, workers: int) -> None:
+        self.charges, self.workers = charges, workers
         self.ledger = Ledger.empty(workers)
         self.epochs: dict[int, Ledger] = {}
         self.progress = 0
@@ -230,22 +223,19 @@ class _Pricing:
         ledger.now[workers] = until
 
     def _send(self, ranks: Ints, event: Event) -> None:
-        if self.every_schedule:
-            rank, (to,) = int(ranks[0]), event.members
-            sent = float(self.ledger.now[rank])
-            arrival = sent + self.charges.costs.message(event.amount, rank, to)
-            self._mail[rank, to, event.root].append((sent, arrival))
+        rank, (to,) = int(ranks[0]), event.members
+        sent = float(self.ledger.now[rank])
+        arrival = sent + self.charges.costs.message(event.amount, rank, to)
+        self._mail[rank, to, event.root].append((sent, arrival))
 
     def _receive(self, ranks: Ints, event: Event) -> bool:
         """Take a message if it was sent."""
         rank, (source,) = int(ranks[0]), event.members
+        if not self._mail[source, rank, event.root]:
+            return False
+        sent, arrival = self._mail[source, rank, event.root].pop(0)
         now = self.ledger.now[ranks]
-        until, waited = now + self.charges.costs.message(event.amount, source, rank), np.zeros(len(ranks))
-        if self.every_schedule:
-            if not self._mail[source, rank, event.root]:
-                return False
-            sent, arrival = self._mail[source, rank, event.root].pop(0)
-            until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
+        until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
         adding = self.charges.costs.adding(event.amount) if event.name == "add" else 0.0
         self._record(ranks, until + adding, waited, until - now)
         return True

@@ -1,10 +1,9 @@
-"""Priced schedules against the event engine, and workers that follow the schedules of one node."""
+"""Priced schedules against the event engine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,30 +33,6 @@ def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, cost_mo
         assert [epoch.train_loss for epoch in found.epochs] == [None] * run.epochs
     assert not modelled.evaluations
     assert modelled.facts == computed.facts
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    ["allreduce", "ddp", "horovod", "epoch_average", "adasum", "local_sgd", "daso-fixed", "post_local_sgd", "bmuf",
-     {"allreduce": {"collective": "hierarchical"}}, {"post_local_sgd": {"subgroup": 0, "start": 1}}],
-)  # fmt: skip
-def test_workers_that_follow_the_schedules_of_one_node_take_the_time_of_all(make_run, cost_model, strategy):
-    """64 workers, equal shards, no jitter: priced by four schedules and by sixty-four."""
-    run = make_run(strategy, 64, epochs=2, batch_per_worker=4, virtual={"jitter": "none"})
-    machine = replace_cluster(cost_model, "juwels-booster")
-    program = registry.create(run.strategy.name, run.strategy.options, "virtual")
-    plan = BatchPlan(64 * 12, 64, seed=0, batch_per_worker=4)
-    model = torch.nn.Linear(1000, 100).to("meta")
-    charges = []
-    for _ in range(2):
-        each = Charges.of(run, machine, program)
-        each.costs.gradients = gradients(model, [])
-        charges.append(each)
-    everyone = price(record(run, program, plan, model, 4), charges[0])
-    by_one_node = price(record(run, program, plan, model, 4, ranks=range(4)), charges[1], workers=64)
-    np.testing.assert_allclose(by_one_node.end.now, everyone.end.now, rtol=1e-9)
-    np.testing.assert_allclose(by_one_node.end.wait, everyone.end.wait, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(by_one_node.end.transfer, everyone.end.transfer, rtol=1e-9)
 
 
 def replace_cluster(machine, name):
