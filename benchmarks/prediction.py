@@ -1,21 +1,33 @@
-"""Seconds of predicting all strategies at 1 to 65,536 workers, and of a what-if of 10,000 cells."""
+"""Seconds of predicting all strategies at 1 to 65,536 workers, of a what-if of 10,000 cells, and of modelled runs.
+
+    python benchmarks/prediction.py
+
+Goals: 2 s, 5 s, and 60 s for 4,096 asynchronous workers x 90 epochs on the event engine.
+"""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
+from virtual_overhead import make_run
 
 from scalebench.cluster.device import load_device
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError
 from scalebench.models.layers import load_layers
 from scalebench.pricing.devices import Roofline
+from scalebench.pricing.machine import Machine
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, Workload
+from scalebench.pricing.step_times import stated_table
 from scalebench.pricing.what_if import Axis, what_if
 from scalebench.strategies import registry
-from scalebench.study.spec import Component
+from scalebench.study.spec import Component, Training
+from scalebench.virtual.engine import model_time
 
 COUNTS = [1 << power for power in range(17)]
 QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
@@ -61,6 +73,27 @@ def planes() -> None:
         print(f"10,000 cells of {' and '.join(names)}: {took}")
 
 
+def modelled(strategy: str, workers: int, epochs: int) -> None:
+    """Print the seconds of one modelled run of four steps an epoch."""
+    training = Training(
+        epochs=epochs,
+        dataset=Component(name="synthetic", options={"n_train": 16 * workers, "n_test": 8, "features": 8}),
+        model=Component(name="mlp", options={"hidden": [16]}),
+        batch_per_worker=4,
+        device_step_time=0.01,
+    )
+    cluster = load_cluster("juwels-booster").model_copy(update={"nodes": workers})
+    machine = Machine(cluster, EngineCosts(), [stated_table(training, cluster, 4)])
+    run = make_run(training, strategy).model_copy(update={"workers": workers, "execution": "modelled"})
+    dataset = open_dataset(prepare(training, workers))
+    began, computed = time.perf_counter(), time.process_time()
+    outcome = model_time(run, dataset, machine)
+    took = f"{time.perf_counter() - began:.1f} s, {time.process_time() - computed:.1f} s of the processor"
+    print(f"{strategy}, {workers:,} workers x {epochs} epochs, {outcome.status}: {took}")
+
+
 if __name__ == "__main__":
     grid()
     planes()
+    modelled("epoch_average", 1024, 90)
+    modelled("epoch_async", 4096, 90)

@@ -109,6 +109,24 @@ class VirtualClock:
             self.running = was_running
 
 
+class ModelledClock(VirtualClock):
+    """Virtual clock of a worker without arithmetic: an operation that returned nothing is not called again."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_place: set[str] = set()
+
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        name = name_of(operation)
+        if name in self._in_place:
+            self.charge(operation)
+            return None  # type: ignore[return-value]
+        result = super().work(operation, *arguments)
+        if result is None:
+            self._in_place.add(name)
+        return result
+
+
 class RecordingVirtualClock(VirtualClock):
     """Virtual clock that stores every lap, without overhead for ordinary runs.
 

@@ -27,7 +27,7 @@ from scalebench.study.spec import Run
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.clock import RecordingVirtualClock, VirtualClock
+from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import Trace
@@ -199,6 +199,7 @@ class Simulation:
         if is_lock_step(schedules[0]) and not self.run.trace:
             schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
             return self._priced(schedules, Trace.untrained(self.run), model)
+        self.clock_kind = RecordingVirtualClock if self.run.trace else ModelledClock
         workers = []
         for rank in range(self.run.workers):
             clock = self._clock(rank)
