@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -43,10 +44,13 @@ class FedAvg(Averaging):
         """Number of clients of a round."""
         return int(self.fraction * workers + 1e-9)
 
-    def clients(self, seed: int, round_: int, workers: int) -> set[int]:
+    def clients(self, seed: int, round_: int, workers: int) -> Collection[int]:
         """The clients of a round, the same on every worker."""
+        chosen = self.chosen_of(workers)
+        if chosen == workers:
+            return range(workers)
         draw = random.Random(f"{seed} {round_}")  # noqa: S311
-        return set(draw.sample(range(workers), self.chosen_of(workers)))
+        return set(draw.sample(range(workers), chosen))
 
     def setup(self, worker: Worker) -> None:
         worker.state.anchor = worker.parameters.clone()
