@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from scalebench.errors import ResultsError
 
 _SPREAD = 0.05  # log residuals beyond it weigh less: entries with another recipe or optimizer, not noise
-_LEAST_BATCHES = 3
+LEAST_BATCHES = 3
 _NO_GROWTH = 1e12  # largest critical batch that is fitted
 
 
@@ -67,9 +67,9 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
     x, y = np.asarray(batches, dtype=np.float64), np.asarray(epochs, dtype=np.float64)
     if not (np.isfinite(x) & (x > 0)).all() or not (np.isfinite(y) & (y > 0)).all():
         raise ResultsError("epochs to target: a batch or a number of epochs is missing or not greater than 0")
-    if (different := len(np.unique(x))) < _LEAST_BATCHES:
+    if (different := len(np.unique(x))) < LEAST_BATCHES:
         raise ResultsError(
-            f"epochs to target: {_LEAST_BATCHES} or more global batches are needed to fit the critical batch, got "
+            f"epochs to target: {LEAST_BATCHES} or more global batches are needed to fit the critical batch, got "
             f"{different}; run more worker counts or batches, or state both numbers of the law"
         )
     law, random = _fit(x, y), np.random.default_rng(seed)

@@ -11,7 +11,6 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.artist import Artist
 
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.styles import Look
 
 _PANELS = ("time", "reduction", "epochs")
-_UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the target, or some did not
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class TimeToTarget(Figure):
         from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.styles import grouped, looks, name_series
+        from scalebench.figures.drawing.unreached import legend_of_unreached, torn
         from scalebench.formatting import metric_word
 
         table = name_series(times_to_target(results))
@@ -72,8 +71,8 @@ class TimeToTarget(Figure):
             share_y(panels[place :: len(names)])
 
         canvas.legend_of_series(look)
-        never, torn = table["time_to_target_s"] == math.inf, _torn(table)
-        canvas.legend_of_executions(table, *_marks_legend(bool(never.any()), bool(torn.any()), goal.epochs))
+        never, some = table["time_to_target_s"] == math.inf, torn(table)
+        canvas.legend_of_executions(table, *legend_of_unreached(bool(never.any()), bool(some.any()), goal.epochs))
         canvas.say(
             describe_study(results, table),
             describe_executions(results, table),
@@ -81,7 +80,7 @@ class TimeToTarget(Figure):
             "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier curve, in "
             "which runs that did not count as longer; epochs are such medians.",
             "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
-            "Stars: more than half of the runs reached it, but not all." if torn.any() else "",
+            "Stars: more than half of the runs reached it, but not all." if some.any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
             describe_oversubscription(table),
         )
@@ -101,6 +100,8 @@ def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
 def _draw(
     panel: Panel, name: str, own: pd.DataFrame, look: dict[str, Look], goal: _Goal, counts: Sequence[int]
 ) -> None:
+    from scalebench.figures.drawing.unreached import mark_unreached
+
     if name == "reduction":
         panel.title(f"reduction against {goal.baseline}")
         panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
@@ -111,41 +112,15 @@ def _draw(
         reached = own["time_to_target_s"].where(own["time_to_target_s"] < math.inf)
         shown = own.assign(time_to_target_s=reached)
         panel.curve(shown, "time_to_target_s", look, low="target_low_s", high="target_high_s")
-        _mark(panel, shown, "time_to_target_s", look, above=2 * reached.max() if reached.notna().any() else 1.0)
+        mark_unreached(
+            panel, shown, "time_to_target_s", look, above=2 * reached.max() if reached.notna().any() else 1.0
+        )
         panel.seconds_axis()
     else:
         panel.title(f"epochs to {goal.words}")
         shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
         panel.curve(shown, "epochs_to_target", look)
-        _mark(panel, shown, "epochs_to_target", look, above=1.1 * goal.epochs)
+        mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * goal.epochs)
         panel.ax.set_ylim(0, 1.2 * goal.epochs)
         panel.ax.set_ylabel(f"epochs (of {goal.epochs})")
     panel.workers_axis(counts)
-
-
-def _mark(panel: Panel, own: pd.DataFrame, quantity: str, look: dict[str, Look], above: float) -> None:
-    """Draw a triangle at the height `above` for points without a value, and a star over those of some runs."""
-    from dataclasses import replace
-
-    never = own[own["n_reached"] <= own["n_aimed"] / 2].assign(place_of_unreached=above)
-    looks = {name: replace(one, marker=_UNREACHED) for name, one in look.items()}
-    panel.curve(never, "place_of_unreached", looks, connect=False)
-    looks = {name: replace(one, marker=_TORN) for name, one in look.items()}
-    panel.curve(own[_torn(own)], quantity, looks, connect=False)
-
-
-def _torn(table: pd.DataFrame) -> pd.Series[bool]:
-    """Mark cells of which more than half of the runs reached the target, but not all."""
-    return (table["n_reached"] < table["n_aimed"]) & (table["n_reached"] > table["n_aimed"] / 2)
-
-
-def _marks_legend(never: bool, torn: bool, epochs: int) -> list[tuple[Artist, str]]:
-    from matplotlib.lines import Line2D
-
-    from scalebench.figures.drawing.styles import NEUTRAL
-
-    marks = [(_UNREACHED, f"not within {epochs} epochs")] * never + [(_TORN, "in some runs only")] * torn
-    return [
-        (Line2D([], [], color=NEUTRAL, marker=marker, linestyle="", markerfacecolor="white"), words)
-        for marker, words in marks
-    ]

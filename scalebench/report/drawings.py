@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from scalebench.analysis import Results
-from scalebench.figures.base import FIGURES, figure_names
+from scalebench.figures.base import FIGURES, default_figures
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
@@ -70,8 +70,8 @@ class Drawing:
 
 
 def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
-    """Draw every registered figure, in the order of `ORDER`."""
-    names = sorted(figure_names(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    """Draw the default figures, in the order of `ORDER`."""
+    names = sorted(default_figures(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     with house_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
         # The page states these sentences once.

@@ -58,7 +58,7 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
         describe_machines(results, table),
         "Times are geometric means." if "time" in names else "",
         f"Efficiency is {formula}, each execution against its own serial run." if "efficiency" in names else "",
-        f"The metric is of the final consensus model on held-out data{with_interval(_over_seeds(table))}."
+        f"The metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}."
         if "metric" in names
         else "",
         describe_oversubscription(table),
@@ -92,7 +92,7 @@ def _draw_metric(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dic
     metric = str(table["metric_name"].dropna().iloc[0])
     name = METRIC_WORDS.get(metric, "test metric")
     panel.title(name)
-    panel.curve(own.assign(interval=_over_seeds(own)), "metric", look, low="metric_low", high="metric_high")
+    panel.curve(own.assign(interval=over_seeds(own)), "metric", look, low="metric_low", high="metric_high")
     panel.ax.set_ylabel(name)
     panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
 
@@ -100,7 +100,7 @@ def _draw_metric(panel: Panel, own: pd.DataFrame, table: pd.DataFrame, look: dic
 _DRAW = {"time": _draw_time, "efficiency": _draw_efficiency, "metric": _draw_metric}
 
 
-def _over_seeds(table: pd.DataFrame) -> pd.Series[str]:
+def over_seeds(table: pd.DataFrame) -> pd.Series[str]:
     return table["metric_low"].notna().map({True: CONFIDENCE, False: ""})
 
 

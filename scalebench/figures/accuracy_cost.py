@@ -1,0 +1,148 @@
+"""The accuracy-cost figure: final metric against training time and core-hours, with the Pareto fronts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.figures.drawing.styles import Look
+
+_PANELS = ("time", "core-hours")
+_LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
+_FRONT = "#777777"
+_HEIGHT_IN = 2.4
+
+
+@FIGURES.add
+class AccuracyCost(Figure):
+    name = "accuracy-cost"
+    panels = _PANELS
+    by_default = False
+    summary = "final metric against training time and core-hours, with the front of what nothing beats in both"
+
+    def absent(self, results: Results) -> str:
+        trained = results.completed["final_metric"].notna().any()
+        return super().absent(results) or ("" if trained else "no run has a metric; modelled runs train nothing")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from matplotlib.lines import Line2D
+
+        from scalebench.analysis.grouping import EXECUTIONS
+        from scalebench.analysis.pareto import COSTS, metric_by_cost
+        from scalebench.figures.drawing.caption import (
+            describe_executions,
+            describe_machines,
+            describe_oversubscription,
+            describe_study,
+            with_interval,
+        )
+        from scalebench.figures.drawing.panel import share_y
+        from scalebench.figures.drawing.scaling import over_seeds
+        from scalebench.figures.drawing.styles import grouped, looks, name_series
+
+        everything = name_series(metric_by_cost(results))
+        look = looks(list(everything["series"]))
+        table = canvas.selection.of(everything)
+        names = [name for name in canvas.wanted(_PANELS) if table[COSTS[name]].notna().any()]
+        if not names:
+            raise EmptyFigureError("no run of the selection has a metric and a cost")
+        executions = [name for name in EXECUTIONS if name in set(table["execution"])]
+        groups = grouped([name for name in look if name in set(table["series"])])
+        parts = [
+            (execution, group)
+            for execution in executions
+            for group in groups
+            if (table["series"].isin(group) & (table["execution"] == execution)).any()
+        ]
+        (panels,) = canvas.grids((len(parts) * len(names), canvas.fits(len(names)), _HEIGHT_IN))
+        places = [(execution, group, name) for execution, group in parts for name in names]
+        of_engines = everything[everything["engine"].isin(table["engine"])]
+        for panel, (execution, group, name) in zip(panels, places, strict=True):
+            own = table[(table["execution"] == execution) & table["series"].isin(group)]
+            fronts = of_engines[of_engines["execution"] == execution]
+            panel.title(f"{name}, {execution}" if len(executions) > 1 else name, name=f"{name}, {execution}")
+            _draw_fronts(panel, fronts, COSTS[name])
+            _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
+            panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
+            panel.seconds_axis("x", _LABELS[name])
+        share_y(panels)
+        for panel, (execution, _, name) in zip(panels, places, strict=True):
+            _label_fronts(panel, of_engines[of_engines["execution"] == execution], COSTS[name])
+
+        canvas.legend_of_series(look)
+        front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
+        canvas.legend_of_executions(table, (front, "Pareto front (number: workers)"), line=False)
+        modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
+        canvas.say(
+            describe_study(results, table),
+            describe_executions(results, table),
+            describe_machines(results, table),
+            "One point for each strategy and worker count. Times are geometric means, core-hours these times the "
+            f"cores; the metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}.",
+            "The front joins the points of one execution and engine, in the whole study, that no other beats "
+            "in metric or cost without being worse in the other; it disregards intervals.",
+            "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
+            describe_oversubscription(table),
+            "Oversubscribed points are on no front." if table["oversubscribed"].any() else "",
+        )
+
+
+def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look]) -> None:
+    """Draw one point per cell, with its intervals of cost and metric."""
+    from scalebench.analysis.intervals import METRIC_RANGE
+    from scalebench.figures.drawing.scaling import METRIC_WORDS
+
+    low, high = ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
+    known = own[own[cost].notna()]
+    panel.curve(known, "metric", look, x=cost, low="metric_low", high="metric_high", shift=False, connect=False)
+    sideways = [
+        ((left, y), (right, y)) for left, right, y in zip(known[low], known[high], known["metric"], strict=True)
+    ]
+    panel.intervals(sideways, [look[name].color for name in known["series"]])
+    panel.keep(
+        known.rename(columns={low: "low", high: "high", cost: "y"})[
+            ["series", "execution", "engine", "workers", "oversubscribed", "y", "low", "high"]
+        ].to_dict("records"),
+        quantity=cost,
+    )
+    metric = str(own["metric_name"].iloc[0])
+    panel.ax.set_ylabel(METRIC_WORDS.get(metric, "test metric"))
+    panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
+
+
+def _fronts(table: pd.DataFrame, cost: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield each engine with the points of its front, the cheapest first."""
+    for engine, own in table[table[f"{cost}_front"]].groupby("engine", sort=False):
+        yield str(engine), own.sort_values(cost)
+
+
+def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
+    """Draw the front of each engine as steps: the best metric that a cost buys."""
+    for engine, front in _fronts(table, cost):
+        panel.ax.plot(front[cost], front["metric"], drawstyle="steps-post", color=_FRONT, linewidth=1.0, zorder=1)
+        kept = front.rename(columns={cost: "x", "metric": "y"})[["execution", "engine", "workers", "x", "y"]]
+        panel.keep(kept.to_dict("records"), series=f"Pareto front on {engine}", quantity="front")
+
+
+def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
+    """Write the worker counts beside the points of the fronts, except where labels would overlap."""
+    to_axes = panel.ax.transScale + panel.ax.transLimits
+    small = panel.style.small
+    apart = 2.2 * small / (0.7 * 72 * panel.width_in), 1.8 * small / (0.7 * 72 * _HEIGHT_IN * panel.style.height)
+    labelled: list[tuple[float, float]] = []
+    for _, front in _fronts(table, cost):
+        for x, y, workers in zip(front[cost], front["metric"], front["workers"], strict=True):
+            right, up = to_axes.transform((x, y))
+            if all(abs(right - u) > apart[0] or abs(up - v) > apart[1] for u, v in labelled):
+                labelled.append((right, up))
+                style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": small, "color": _FRONT}
+                panel.ax.annotate(f"{workers}", (x, y), (-3, 3), textcoords="offset points", **style)

@@ -1,0 +1,81 @@
+"""The communication figure: exposed communication, transfer and waiting in per cent of training time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+
+if TYPE_CHECKING:
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+
+_PANELS = {"exposed": "exposed communication", "transfer": "exposed, without waiting", "waiting": "waiting"}
+
+
+@FIGURES.add
+class Communication(Figure):
+    name = "communication"
+    panels = tuple(_PANELS)
+    by_default = False
+    summary = "exposed communication and the waiting in it, in per cent of the training time, against workers"
+
+    def absent(self, results: Results) -> str:
+        runs = results.completed
+        known = ((runs["workers"] > 1) & runs["comm_s"].notna()).any()
+        return super().absent(results) or ("" if known else "no run on several workers has measured communication")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.analysis.communication import communication_shares
+        from scalebench.analysis.intervals import CONFIDENCE
+        from scalebench.figures.drawing.caption import (
+            describe_executions,
+            describe_machines,
+            describe_oversubscription,
+            describe_study,
+        )
+        from scalebench.figures.drawing.panel import share_y
+        from scalebench.figures.drawing.styles import grouped, looks, name_series
+
+        table = name_series(communication_shares(results))
+        look = looks(list(table["series"]))
+        table = canvas.selection.of(table)
+        if table.empty:
+            raise EmptyFigureError("no run of the selection on several workers has measured communication")
+        bars = table["exposed_low"].notna()
+        table = table.assign(interval=bars.map({True: CONFIDENCE, False: ""}))
+        names = [name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()]
+        if not names:
+            raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
+        groups = grouped([name for name in look if name in set(table["series"])])
+        counts = sorted(int(count) for count in table["workers"].unique())
+        (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
+        for panel, (group, name) in zip(panels, [(group, name) for group in groups for name in names], strict=True):
+            panel.title(_PANELS[name])
+            own = table[table["series"].isin(group)]
+            panel.curve(own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100)
+            panel.workers_axis(counts)
+            if panel.leftmost:
+                panel.ax.set_ylabel("share of training time (%)")
+        share_y(panels)
+        for panel in panels:
+            panel.ax.set_ylim(bottom=0)
+
+        canvas.legend_of_series(look)
+        canvas.legend_of_executions(table)
+        canvas.say(
+            describe_study(results, table),
+            describe_executions(results, table, bars=False),
+            describe_machines(results, table),
+            "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
+            "it: from a worker's arrival to that of the last. What compute hides is not recorded.",
+            "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
+            f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
+            describe_oversubscription(table),
+        )
+
+
+def _unknown(results: Results, canvas: Canvas) -> bool:
+    """Return True if a selected run on several workers has no measured communication."""
+    runs = canvas.selection.of(results.completed)
+    return bool(((runs["workers"] > 1) & runs["comm_s"].isna()).any())

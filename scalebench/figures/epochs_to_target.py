@@ -1,0 +1,129 @@
+"""The epochs-to-target figure: epochs until the target metric against the global batch, with the critical batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.analysis.critical_batch import SeriesLaw
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.figures.drawing.styles import Look
+
+_COLUMNS = 3
+_CURVE_POINTS = 60
+
+
+@FIGURES.add
+class EpochsToTarget(Figure):
+    name = "epochs-to-target"
+    by_default = False
+    summary = "epochs until the target metric against the global batch, with the fitted critical batch"
+
+    def absent(self, results: Results) -> str:
+        aimed = results.completed["target_metric"].notna().any()
+        return super().absent(results) or ("" if aimed else "the study states no target_metric")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.analysis.critical_batch import critical_batches
+        from scalebench.analysis.time_to_target import times_to_target
+        from scalebench.figures.drawing.caption import describe_executions, describe_study
+        from scalebench.figures.drawing.styles import looks, name_series
+        from scalebench.figures.drawing.unreached import legend_of_unreached, torn
+        from scalebench.formatting import metric_word
+
+        table = name_series(times_to_target(results))
+        table = table[table["batch_global"].notna()]
+        look = looks(list(table["series"]))
+        table = canvas.selection.of(table).assign(oversubscribed=False)  # a crowded machine takes no further epochs
+        if table.empty:
+            raise EmptyFigureError("no run of the selection has a target and a global batch")
+        table = table.assign(n=table["n_reached"])
+        names = {(execution, engine, label): name for execution, engine, label, name in _keys(table)}
+        laws = {
+            (law.execution, names[law.execution, law.engine, law.label]): law
+            for law in critical_batches(results)
+            if (law.execution, law.engine, law.label) in names
+        }
+        series = [name for name in look if name in set(table["series"])]
+        epochs = int(results.completed["epochs"].max())
+        batches = sorted(int(batch) for batch in table["batch_global"].unique())
+        columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
+        (panels,) = canvas.grids((len(series), columns, 2.15))
+        for panel, name in zip(panels, series, strict=True):
+            panel.title(name)
+            own = [law for (_, of), law in laws.items() if of == name]
+            _draw(panel, name, table[table["series"] == name], own, look, epochs)
+            panel.workers_axis(batches)
+            panel.ax.set_xlabel("global batch (samples)")
+            if panel.leftmost:
+                panel.ax.set_ylabel(f"epochs (of {epochs})")
+
+        canvas.legend_of_series(look)
+        never, some = table["epochs_to_target"] == math.inf, torn(table)
+        canvas.legend_of_executions(
+            table, *legend_of_unreached(bool(never.any()), bool(some.any()), epochs), line=False
+        )
+        words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
+        fitted = "; ".join(
+            _in_words(name, execution, law)
+            for (execution, name), law in sorted(laws.items(), key=lambda item: (series.index(item[0][1]), item[0][0]))
+        )
+        canvas.say(
+            describe_study(results, table),
+            describe_executions(results, table, bars=False),
+            f"Medians of the whole epochs until the first evaluation, one an epoch, at or above {words}.",
+            "Triangles at the top, which have no number: at most half of the runs reached it." if never.any() else "",
+            "Lines: E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, with the "
+            f"95 % interval of resampled runs (band); dotted: the critical batch B_crit. It is, in samples: {fitted}."
+            if fitted
+            else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
+        )
+
+
+def _keys(table: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    columns = [table[name].astype(str) for name in ("execution", "engine", "label", "series")]
+    return list(zip(*columns, strict=True))
+
+
+def _draw(
+    panel: Panel, name: str, own: pd.DataFrame, laws: list[SeriesLaw], look: dict[str, Look], epochs: int
+) -> None:
+    """Draw the points of a series, and each fitted law with its interval over the batches it was fitted to."""
+    import numpy as np
+
+    from scalebench.figures.drawing.unreached import mark_unreached
+
+    shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
+    panel.curve(shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False)
+    mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * epochs, x="batch_global")
+    for fitted in laws:
+        batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
+        line = {**look[name].line(fitted.execution), "marker": "", "linestyle": "-"}
+        panel.ax.plot(batches, fitted.law.epochs(batches), zorder=2, **line)
+        low, high = fitted.law.interval(batches)
+        panel.ax.fill_between(batches, low, high, color=look[name].color, alpha=0.12, linewidth=0, zorder=1)
+        critical, (least, most) = fitted.law.critical_batch, fitted.law.critical_interval()
+        key: dict[Hashable, object] = {"series": name, "execution": fitted.execution, "engine": fitted.engine}
+        panel.keep([{**key, "quantity": "critical batch", "y": critical, "low": least, "high": most}])
+        if fitted.least <= critical <= fitted.most:
+            panel.ax.axvline(critical, color="#888888", linestyle=":", linewidth=1.2, zorder=1)
+        panel.keep([{**key, "quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero}])
+    panel.ax.set_ylim(0, 1.2 * epochs)
+
+
+def _in_words(name: str, execution: str, fitted: SeriesLaw) -> str:
+    from scalebench.formatting import digits
+
+    if not fitted.grows:
+        return f"{name} ({execution}) none within 10 times the largest batch"
+    low, high = fitted.law.critical_interval()
+    top = "no bound" if high > 1e6 * fitted.most else digits(high)
+    return f"{name} ({execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"

@@ -1,0 +1,66 @@
+"""The figure of the metric against time and core-hours."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.figures import default_figures, plot
+from scalebench.figures.base import FIGURES
+from scalebench.figures.selection import Selection
+from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_comparing import run
+from tests.analysis.test_pareto import timed
+from tests.figures.test_time_to_target import drawn
+
+ROWS = [
+    timed(strategy, workers, seconds * noise, metric + 0.01 * at, repetition=at, seed=at)
+    for strategy, workers, seconds, metric in [
+        ("serial", 1, 8.0, 0.95),
+        ("allreduce", 4, 4.0, 0.93),
+        ("epoch_average", 4, 3.0, 0.90),
+        ("epoch_average", 2, 5.0, 0.88),
+    ]
+    for at, noise in enumerate((1.0, 1.1, 0.95))
+]
+
+
+def test_points_have_both_intervals_and_the_front_is_recorded(study):  # noqa: F811
+    canvas = drawn(study(rows=ROWS), "accuracy-cost")
+    data = canvas.data()
+    time = data[data["panel"] == "time, virtual"]
+    front = time[time["quantity"] == "front"].sort_values("x")
+    assert front["workers"].tolist() == [4, 4, 1]
+    assert front["y"].tolist() == pytest.approx([0.91, 0.94, 0.96])
+    assert set(data["panel"]) == {"time, virtual", "core-hours, virtual"}
+    for quantity in ("metric", "train_s"):
+        own = time[time["quantity"] == quantity]
+        assert len(own) == 4
+        assert (own["low"] < own["y"]).all()
+        assert (own["y"] < own["high"]).all()
+    assert "Modelled" not in canvas.caption()
+
+
+def test_front_of_the_whole_study_stays_with_a_selection(study):  # noqa: F811
+    data = drawn(study(rows=ROWS), "accuracy-cost", selection=Selection(strategies=("serial",)), chosen=["time"]).data()
+    assert len(data[data["quantity"] == "front"]) == 3
+    assert set(data.loc[data["quantity"] == "metric", "series"]) == {"serial"}
+
+
+def test_executions_have_panels_of_their_own_and_modelled_runs_a_word(study):  # noqa: F811
+    native = [timed("allreduce", 2, 6.0, 0.8, execution="native")]
+    modelled = [run("allreduce", 8, 1.0, "modelled", "virtual", final_metric=None, metric_name=None)]
+    canvas = drawn(study(rows=ROWS + native + modelled), "accuracy-cost")
+    assert [panel.name for panel in canvas.panels] == [
+        *("time, native", "core-hours, native", "time, virtual", "core-hours, virtual")
+    ]
+    assert "Modelled runs, which train nothing, have no metric and are left out." in canvas.caption()
+
+
+def test_figure_is_drawn_when_named(study, tmp_path):  # noqa: F811
+    assert "accuracy-cost" not in default_figures()
+    modelled = study(rows=[run("allreduce", 8, 1.0, "modelled", "virtual", final_metric=None, metric_name=None)])
+    why = "no run has a metric; modelled runs train nothing"
+    assert FIGURES.create("accuracy-cost", {}).absent(modelled) == why
+    with pytest.raises(ResultsError, match=f"accuracy-cost cannot be drawn: {why}"):
+        plot(modelled, tmp_path, ["accuracy-cost"])

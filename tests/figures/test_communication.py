@@ -1,0 +1,46 @@
+"""The figure of communication and waiting against workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.errors import ResultsError
+from scalebench.figures import plot
+from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_comparing import run
+from tests.figures.test_time_to_target import drawn
+
+ROWS = [
+    run("allreduce", workers, 4.0, execution, repetition=at, seed=at, comm_s=0.1 * workers + 0.01 * at, wait_s=0.04)
+    for execution in ("native", "virtual")
+    for workers in (2, 4)
+    for at in (0, 1)
+]
+
+
+def test_shares_are_in_per_cent_with_intervals_of_measured_ones(study):  # noqa: F811
+    canvas = drawn(study(rows=ROWS), "communication")
+    data = canvas.data().set_index(["quantity", "execution", "workers"]).sort_index()
+    assert data.loc[("exposed", "virtual", 4), "y"] == pytest.approx(100 * 0.405 / 4)
+    assert data.loc[("waiting", "virtual", 4), "y"] == pytest.approx(1)
+    assert data.loc[("transfer", "virtual", 4), "y"] == pytest.approx(100 * 0.365 / 4)
+    native = data.loc[("exposed", "native", 4)]
+    assert native["low"] < native["y"] < native["high"]
+    assert "Error bars: 95 % confidence interval of measured shares" in canvas.caption()
+    assert "Error bars" not in drawn(study(rows=ROWS[4:]), "communication").caption()
+
+
+def test_unmeasured_waiting_and_splits_are_left_out(study):  # noqa: F811
+    canvas = drawn(study(rows=[run("allreduce", 4, 4.0, comm_s=1.0), run("ddp", 4, 4.0)]), "communication")
+    assert [panel.name for panel in canvas.panels] == ["exposed communication"]
+    assert "Runs whose split was not measured are left out." in canvas.caption()
+    assert "left out" not in drawn(study(rows=ROWS), "communication").caption()
+
+
+def test_chosen_panel_is_drawn_alone(study):  # noqa: F811
+    assert [panel.name for panel in drawn(study(rows=ROWS), "communication", chosen=["waiting"]).panels] == ["waiting"]
+
+
+def test_study_without_measured_communication_has_no_such_figure(study, tmp_path):  # noqa: F811
+    with pytest.raises(ResultsError, match="no run on several workers has measured communication"):
+        plot(study(rows=[run("ddp", 4, 4.0, "native")]), tmp_path, ["communication"])
