@@ -1,4 +1,4 @@
-"""The what-if figure: training time along one axis, or in the plane of two with the borders of what binds it."""
+"""The what-if figure: training time along one axis, or over two axes with the borders of the binding components."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Point:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, with its share of what happens once an epoch."""
+        """Seconds of an epoch divided by its number of steps."""
         return self.epoch_s / self.steps
 
     @property

@@ -46,7 +46,7 @@ def target_answer(one: Comparison, results: Results, *, brief: bool = False) -> 
 
 
 def _cell(cells: pd.DataFrame, row: Row, label: str, engine: str = "") -> Row:
-    """The row of `times_to_target` with this label beside `row`; empty if there is none."""
+    """Return the cell of `label` at the execution and worker count of `row`; empty if there is no such cell."""
     own = cells[(cells["execution"] == row["execution"]) & (cells["workers"] == row["workers"])]
     own = own[(own["label"] == label) & (own["engine"] == (engine or row["engine"]))]
     found: list[Row] = own.to_dict("records")
