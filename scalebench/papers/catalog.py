@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis import Results, load
 from scalebench.errors import StudyError, UsageError, nearest
+from scalebench.records.folder import RUNS
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 from scalebench.study.validation import read_mapping
@@ -72,9 +75,14 @@ class Paper:
         study = load_study(path, changes, [])
         return study if scale == _OWN else study.model_copy(update={"name": f"{study.name}-{scale}"})
 
-    def folder_of(self, name: str, scale: str, results: Path) -> Path:
-        """Return the folder of the records of study `name`."""
-        return results / self.study_at(name, scale).name
+    def load(self, studies: Iterable[str], scale: str, results: Path) -> dict[str, Results]:
+        """Return the records at `scale` of those of the `studies` that have a folder in `results`.
+
+        Raises:
+            ResultsError: the records of a study are damaged.
+        """
+        folders = {name: results / self.study_at(name, scale).name for name in studies}
+        return {name: load(folder) for name, folder in folders.items() if (folder / RUNS).is_file()}
 
     def _changes(self, name: str, scale: str) -> dict[str, Any]:
         path = self.folder / SCALES
