@@ -89,10 +89,14 @@ class Paper:
         scales = read_mapping(path, StudyError, "file of scales") if path.is_file() else {}
         if unknown := sorted(set(scales) - set(SCALE_NAMES)):
             raise StudyError(f"{path}: unknown scale {unknown[0]!r}; {nearest(unknown[0], SCALE_NAMES)}")
-        of_scale = scales.get(scale) or {}
-        if unknown := sorted(set(of_scale) - {"all", *self.studies}):
-            raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
-        return {**(of_scale.get("all") or {}), **(of_scale.get(name) or {})}
+        changes: dict[str, Any] = {}
+        for names, some in (scales.get(scale) or {}).items():
+            studies = re.split(r",\s*", names)
+            if unknown := sorted(set(studies) - {"all", *self.studies}):
+                raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
+            if {"all", name} & set(studies):
+                changes |= some or {}
+        return changes
 
 
 def find_papers(experiments: Path) -> list[Paper]:
