@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.grouping import PER_BATCH, listed, place
-from scalebench.analysis.loading import CONDITION
+from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
 from scalebench.formatting import counted
 
@@ -41,7 +41,7 @@ class MixedConfigurations(Rule):
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         rows = evidence.rows
         shared = [
-            *(name for name in CONDITION if name != "batch_policy"),
+            *(name for name in conditions(rows) if name != "batch_policy"),
             "dataset_sha256",
             "n_test",
             "parameters",
