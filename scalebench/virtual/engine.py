@@ -123,7 +123,7 @@ def alike(run: Run) -> str:
     arithmetic = _virtual(run).arithmetic(run.workers)
     stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
     shares = arithmetic and stays and run.execution == "virtual"
-    return f"{arithmetic} {run.workers} {run.seed}" if shares else run.run_id
+    return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
 
 
 def _judged(
