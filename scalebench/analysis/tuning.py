@@ -128,8 +128,9 @@ def tuning_in_words(results: Results) -> str:
     by = "time to the target" if metric_of(results) == "time_to_target" else "the final metric"
     return (
         f"tuned for each strategy and worker count: {search}, by {by} on "
-        f"{100 * results.study['tune']['validation']:g} % of the training samples, held out; {counted(cost.trials, 'trial')} of "
-        f"{counted(cost.cells, 'point')} cost {cost.core_hours:.3g} core-hours (virtual)"
+        f"{100 * results.study['tune']['validation']:g} % of the training samples, held out; "
+        f"{counted(cost.trials, 'trial')} of {counted(cost.cells, 'point')} cost {cost.core_hours:.3g} "
+        "core-hours (virtual)"
     )
 
 
