@@ -50,8 +50,11 @@ class Tuning(Figure):
         wanted = canvas.wanted(_PANELS)
         counts = sorted(int(count) for count in course["workers"].unique()) if "trials" in wanted else []
         keys = _numeric(best["tuned"]) if "values" in wanted else []
-        columns = canvas.fits(min(_COLUMNS, max(len(counts), len(keys))), narrow=True)
-        grids = [(number, columns, _HEIGHT_IN) for number in (len(counts), len(keys)) if number]
+        grids = [
+            (number, canvas.fits(min(_COLUMNS, number), narrow=True), _HEIGHT_IN)
+            for number in (len(counts), len(keys))
+            if number
+        ]
         if not grids:
             raise EmptyFigureError("no value of the study that was tuned is a number")
         panels = [panel for grid in canvas.grids(*grids) for panel in grid]
@@ -60,19 +63,18 @@ class Tuning(Figure):
             panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False)
             panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.ax.set_xlabel("trials")
-            if by_time and course["best"].notna().any():
+            panel.ax.set_yscale("log" if by_time else "linear")
+        share_y(panels[: len(counts)])
+        for panel in panels[: len(counts)]:
+            if by_time:
                 panel.seconds_axis("y", "")
-            if panel.leftmost:
-                panel.ax.set_ylabel(name)
-        if counts and not by_time:
-            share_y(panels[: len(counts)])
+            panel.ax.set_ylabel(name if panel.leftmost else "")
         for panel, key in zip(panels[len(counts) :], keys, strict=True):
             panel.title(f"chosen {key}")
             values = pd.to_numeric(best["tuned"].map(lambda tuned, key=key: tuned.get(key)))
             panel.curve(best.assign(**{key: values}), key, look)
             panel.workers_axis(sorted(int(count) for count in best["workers"].unique()))
-            panel.ax.set_yscale("log")
-            panel.ax.set_ylabel(key)
+            panel.seconds_axis("y", key)
 
         canvas.legend_of_series(look)
         words = tuning_in_words(results)
