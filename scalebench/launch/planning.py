@@ -215,7 +215,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         DataError, ModelError, StudyError: the data are missing or corrupt, there are more workers than samples or
             blocks, or the model or optimizer has a name or option that does not exist.
     """
-    check_model(study.model)
+    check_model(study.model, trained=any(run.execution != "modelled" for run in runs))
     check_optimizer(study.optimizer)
     made = Preparation()
     for workers in sorted({run.workers for run in runs}):
