@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
@@ -12,12 +13,16 @@ from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
 from scalebench.figures import Request, plot_folder
+from scalebench.figures.timeline import draw_timeline
 from scalebench.formatting import EMPTY, counted
-from scalebench.papers.catalog import PUBLISHED, Paper, figure_rank
+from scalebench.launch.planning import plan_study
+from scalebench.launch.tracing import trace
+from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper, figure_rank
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, number, pair_up, with_interval
+from scalebench.papers.what_ifs import WhatIf, read_what_ifs
 
-_FIGURE = {"modelled": "strong-scaling"}  # by execution; of trained models convergence
+_FIGURE = {"modelled": "{scaling}-scaling"}  # by execution; of trained models convergence
 _HEADER = (
     "quantity",
     "strategy",
@@ -54,7 +59,10 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
         drawn = draw(own, folder, f"published-{figure.lower().replace(' ', '-')}")
         lines += [f"![published and ours, {figure}]({file.name})\n" for file in drawn if file.suffix == ".png"]
     for study, one in results.items():
-        lines += [f"## Study {study}", "", *_study(paper, study, one), *_pictures(one, folder / study), ""]
+        drawn_of = _timeline if len(one.runs) == 1 else _pictures
+        lines += [f"## Study {study}", "", *_study(paper, study, one), *drawn_of(paper, scale, one, folder / study), ""]
+    for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
+        lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{name}"), ""]
     page = folder / "index.md"
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return page
@@ -109,10 +117,27 @@ def _study(paper: Paper, study: str, results: Results) -> list[str]:
     ]
 
 
-def _pictures(results: Results, folder: Path) -> list[str]:
-    executions = dict.fromkeys(_FIGURE.get(name, "convergence") for name in results.completed["execution"])
+def _timeline(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+    """Draw the timeline of a study of one run, which is played again for it."""
+    plan = plan_study(paper.study_at(folder.name, scale))
+    with TemporaryDirectory(prefix="scalebench-trace-") as scratch:
+        timeline = trace(plan, Path(scratch))
+    draw_timeline(timeline, folder / "timeline", ("svg", "png"))
+    return [f"![timeline]({folder.name}/timeline.png)"]
+
+
+def _what_if(one: WhatIf, stem: Path) -> list[str]:
+    plane = one.price()
+    for kind in ("svg", "png"):
+        one.draw(plane, stem.with_name(f"{stem.name}.{kind}"))
+    return [one.description, "", *(f"- {line}" for line in plane.sentences()), "", f"![{stem.name}]({stem.name}.png)"]
+
+
+def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+    executions, scaling = results.completed["execution"], results.study.get("scaling", "strong")
+    names = dict.fromkeys(_FIGURE.get(name, "convergence").format(scaling=scaling) for name in executions)
     lines = []
-    for name in executions:
+    for name in names:
         with suppress(ResultsError):  # the study has no such figure
             drawn = plot_folder(results.folder, folder.parent, Request((name,), ("svg", "png")), place=folder)
             pictures = [file for figure in drawn for file in figure.files if file.suffix == ".png"]
