@@ -157,7 +157,7 @@ def _complete(
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
     key, workers = key_of(plan), {run.workers for run in runs}
-    sizes = plan.prepared.batch_sizes(plan.study.epochs, workers)
+    sizes = plan.batch_sizes(workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
     lacking = usable.lacking(sizes, most) if usable is not None else ""
