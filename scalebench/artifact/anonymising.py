@@ -21,12 +21,12 @@ from typing import Any
 
 from scalebench.cluster.load import load_cluster, own_file, preset
 from scalebench.errors import ClusterError, ResultsError
-from scalebench.models.own import is_own
 from scalebench.models.pinning import checksum
-from scalebench.records.cells import from_line, to_lines, to_text
+from scalebench.models.registry import is_own
 from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
+from scalebench.records.table import from_line, to_lines, to_text
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
 

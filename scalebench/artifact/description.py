@@ -29,11 +29,9 @@ from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.formatting import deviation
 from scalebench.report.answer import answer
-from scalebench.report.comparison import comparisons
-from scalebench.report.sentence import as_text
+from scalebench.report.comparison import as_text, comparisons
 from scalebench.study.spec import slug
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
 _ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")

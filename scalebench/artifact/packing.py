@@ -27,8 +27,7 @@ from scalebench.artifact.description import Description, Paper, describe, light_
 from scalebench.artifact.reproduction import SUMS, TIMES, changed_files, sha256
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
-from scalebench.records.durations import durations_in, timed
-from scalebench.records.folder import DURATIONS
+from scalebench.records.folder import DURATIONS, durations_in, timed
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import write_whole
 

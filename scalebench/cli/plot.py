@@ -13,7 +13,7 @@ from scalebench.figures import FORMATS, Request, plot_folder
 from scalebench.figures.place import place_for
 from scalebench.figures.selection import Selection
 from scalebench.figures.style import CAPTIONS, STYLES, Caption, choose_style, parse_width
-from scalebench.records.durations import timed
+from scalebench.records.folder import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 

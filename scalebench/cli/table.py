@@ -15,7 +15,7 @@ from scalebench.errors import ResultsError
 from scalebench.figures.caption_files import latex_lines, to_latex
 from scalebench.figures.selection import Selection
 from scalebench.formatting import EMPTY
-from scalebench.records.cells import to_cell
+from scalebench.records.table import to_cell
 
 if TYPE_CHECKING:
     import pandas as pd

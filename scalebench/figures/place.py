@@ -9,8 +9,8 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
-from scalebench.records.cells import to_text
 from scalebench.records.folder import RUNS
+from scalebench.records.table import to_text
 from scalebench.study.spec import slug
 
 _MARK = ".records"  # file with a hash of the path of the records

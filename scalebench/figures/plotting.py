@@ -17,7 +17,7 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_f
 from scalebench.figures.caption_files import write_caption
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
-from scalebench.records.cells import to_cell
+from scalebench.records.table import to_cell
 from scalebench.study.spec import slug
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
 

@@ -25,7 +25,7 @@ from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
 from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.reporter import Reporter
+from scalebench.launch.stopping_rule import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine

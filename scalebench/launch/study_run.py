@@ -15,10 +15,9 @@ from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
-from scalebench.launch.reporter import Reporter, Tally
-from scalebench.launch.stopping_rule import StoppingRule
+from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.pricing.machine import Machine
@@ -158,8 +157,7 @@ class StudyRun:
             failed_before = len(self.tally.failed)
             logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             try:
-                launch(
-                    runs,
+                Launcher(
                     self.plan.prepared.folders,
                     ranks=max(run.workers for run in runs),
                     work_dir=logs,
@@ -170,7 +168,7 @@ class StudyRun:
                     stopping=self._stopping,
                     more=self._next_block if self.rule.grows else None,
                     warmup_runs=self.plan.study.warmup_runs,
-                )
+                ).launch(runs)
             finally:
                 if len(self.tally.failed) == failed_before:
                     shutil.rmtree(logs, ignore_errors=True)

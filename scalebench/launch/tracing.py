@@ -12,7 +12,7 @@ from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
 from scalebench.launch.cost_model import cost_model_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
 from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
@@ -55,15 +55,14 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
 
 def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
-    launch(
-        [run],
+    Launcher(
         plan.prepared.folders,
         ranks=run.workers,
         work_dir=folder / "logs",
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.append(outcome),
         log=lambda text: None,
-    )
+    ).launch([run])
     return outcomes[0]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
-from scalebench.records.cells import to_text
 from scalebench.records.folder import PLANNED, RUNS
+from scalebench.records.table import to_text
 from scalebench.system.atomic_write import write_whole
 
 _PLANNED = ("run_id", "config_hash", "group")

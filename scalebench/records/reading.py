@@ -13,7 +13,6 @@ import pandas as pd
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
-from scalebench.records.cells import from_line, to_text
 from scalebench.records.limits import (
     LARGEST,
     METRICS,
@@ -25,7 +24,7 @@ from scalebench.records.limits import (
     range_of,
 )
 from scalebench.records.schema import RunRow, columns, kinds
-from scalebench.records.table import bad_cell, check_header, check_version
+from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}

@@ -18,10 +18,9 @@ from scalebench.analysis.methodology import check, evidence_in
 from scalebench.errors import ResultsError
 from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
-from scalebench.report.comparison import comparisons
+from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.drawings import draw_all
 from scalebench.report.origin import machines, recipe, study_facts
-from scalebench.report.sentence import as_text
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug

@@ -12,8 +12,7 @@ from scalebench.analysis import Results
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
-from scalebench.report.comparison import Comparison
-from scalebench.report.sentence import Phrase, Sentence, plain
+from scalebench.report.comparison import Comparison, Phrase, Sentence, plain
 
 Row = dict[Hashable, Any]
 

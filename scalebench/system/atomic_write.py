@@ -58,3 +58,8 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def cache_folder(kind: str) -> Path:
+    """Return `$XDG_CACHE_HOME/scalebench/<kind>`, by default below `~/.cache`, without creating it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / kind

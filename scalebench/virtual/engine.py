@@ -29,9 +29,8 @@ from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerRep
 from scalebench.training.replica import Replica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import Trace
-from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 
 Weights = dict[str, Tensor]

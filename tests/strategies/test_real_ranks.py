@@ -13,7 +13,7 @@ import pytest
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.records.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
@@ -113,8 +113,7 @@ def outcomes_of(runs, folder):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     outcomes = {}
-    launch(
-        runs,
+    Launcher(
         {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
         ranks=max(run.workers for run in runs),
         work_dir=folder / "work",
@@ -122,7 +121,7 @@ def outcomes_of(runs, folder):
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
-    )
+    ).launch(runs)
     return outcomes
 
 
