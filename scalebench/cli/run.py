@@ -131,7 +131,7 @@ def run(
         named = flags["model"] if isinstance(error, ModelError) else strategies
         raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
     if dry_run:
-        from scalebench.cli.run_common import show_plan
+        from scalebench.cli.dry_run import show_plan
         from scalebench.launch.cost_model import given_calibration
         from scalebench.launch.model_check import look_at_model
 

@@ -57,6 +57,8 @@ class ScalingLaws(Figure):
             raise EmptyFigureError("no law was fitted to the selected series")
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
         for panel, one in zip(panels, found, strict=True):
+            name = str(fitted.loc[_keys(fitted) == _key(one), "series"].iloc[0])
+            panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
             _draw_one(panel, one, fitted, look)
         canvas.legend_of_series(look)
         marks = pd.concat([panel.data() for panel in panels])
@@ -107,7 +109,6 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.title(f"{name}, {series.execution}")
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
@@ -147,6 +148,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         va="bottom" if falls else "top",
         fontsize=panel.style.small,
         color="#444444",
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},  # error bars may pass behind it
     )
     identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
     rows: list[dict[Hashable, object]] = [

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.grouping import PER_BATCH, listed
-from scalebench.analysis.loading import CONDITION
+from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted
 
@@ -31,7 +31,7 @@ def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
     """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
     rows = evidence.rows
     shared = [
-        *(name for name in CONDITION if name != "batch_policy"),
+        *(name for name in conditions(rows) if name != "batch_policy"),
         "dataset_sha256",
         "n_test",
         "parameters",

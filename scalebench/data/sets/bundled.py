@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
-from scalebench.data.partition import hold_out, standardised
+from scalebench.data.split import hold_out, standardised
 
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 0
@@ -38,6 +38,7 @@ class DigitsShifted(DatasetBuilder):
 
     name = "digits_shifted"
     summary = "digits, each training image also shifted by one pixel in 4 directions: 7,185 for training"
+    copies = 5
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         x_train, y_train, x_test, y_test = _digits()

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.dataset import Task
 from scalebench.data.files import only_file
-from scalebench.data.partition import hold_out, standardised
+from scalebench.data.split import hold_out, standardised
 from scalebench.errors import DataError, nearest
 
 

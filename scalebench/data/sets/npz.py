@@ -12,8 +12,8 @@ from pydantic import Field, NonNegativeInt
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file
-from scalebench.data.partition import hold_out
 from scalebench.data.sources import read_npz
+from scalebench.data.split import hold_out
 from scalebench.errors import DataError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalebench.data.builder import DATASETS
-from scalebench.data.partition import hold_out, standardised
+from scalebench.data.split import hold_out, standardised
 from scalebench.errors import DataError
 
 
