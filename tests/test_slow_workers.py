@@ -193,7 +193,7 @@ def test_slow_link_of_a_missing_cluster_node_is_refused():
             Cluster.model_validate(cluster | slow)
 
 
-def test_slow_links_of_a_study_are_charged(play, cost_model):
+def test_slow_links_of_a_study_are_charged(play, machine):
     study = load_study(None, {}, ["virtual.slow_links={1: 4, 2-0: 8}"])
     assert study.virtual.slow_links == {"1": 4.0, "0-2": 8.0}
     quiet = {"jitter": "none", "ties": "rank"}

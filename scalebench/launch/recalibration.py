@@ -25,7 +25,7 @@ import numpy as np
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
-from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
+from scalebench.launch.machine import at_the_speed_of, machine_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.stopping_rule import Reporter
 from scalebench.launch.study_run import StudyRun
@@ -153,7 +153,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    machine = cost_model_for(plan, runs, scratch, charged=keeps, note=reporter.note)
+    machine = machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
     if keeps:
         return machine
     references = results.completed.loc[results.completed["engine"] != "virtual", "reference_step_s"].dropna()

@@ -54,8 +54,8 @@ def virtual():
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
     for run in expand(said, cluster).runs:
         batch = BatchPlan.of(said, WORKERS, run.seed, dataset).batch_size
-        cost_model = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
-        outcomes[run.strategy.name], _ = simulate(run, dataset, cost_model)
+        machine = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
+        outcomes[run.strategy.name], _ = simulate(run, dataset, machine)
     return outcomes
 
 

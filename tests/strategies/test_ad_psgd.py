@@ -212,7 +212,7 @@ def real_run(workers, options):
 
 
 @pytest.mark.thorough
-def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
+def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
     """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -241,6 +241,6 @@ def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
         assert losses[1] < losses[0]
     dataset = open_dataset(prepare(runs[-1], 2))
     twin = runs[-1].model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = engine.simulate(twin, dataset, cost_model)
+    virtual, weights = engine.simulate(twin, dataset, machine)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(kept["final"], weights["final"].numpy(), rtol=0, atol=1e-12)

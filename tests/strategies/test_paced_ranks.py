@@ -106,7 +106,7 @@ def test_every_registered_strategy_is_here():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "engine"), PLACES)
-def test_pacing_changes_times_and_not_weights(launched, cost_model, name, engine):
+def test_pacing_changes_times_and_not_weights(launched, machine, name, engine):
     outcomes, folder = launched(engine)
     runs = {execution: make_run(name, engine, execution) for execution in EXECUTIONS}
     for run in runs.values():
@@ -127,7 +127,7 @@ def test_pacing_changes_times_and_not_weights(launched, cost_model, name, engine
         return
     dataset = open_dataset(prepare(paced, paced.workers))
     twin = paced.model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = simulate(twin, dataset, cost_model)
+    virtual, weights = simulate(twin, dataset, machine)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(found, weights["final"].numpy(), atol=EXACT, rtol=0)
     np.testing.assert_allclose(found, kept["native"]["final"], atol=EXACT, rtol=0)
