@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.cluster.load import load_cluster, own_file, preset
-from scalebench.errors import ClusterError, ResultsError
+from scalebench.errors import ClusterError, ResultsError, reading
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import is_own
 from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
@@ -252,7 +252,5 @@ def _comments_and_docstrings(tokens: list[tokenize.TokenInfo]) -> Iterator[token
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None

@@ -23,7 +23,7 @@ from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
 from scalebench.artifact.anonymising import Shipment, recorded_machines
-from scalebench.artifact.reproduction import Minutes, expected_again, expected_minutes
+from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
 from scalebench.data.catalog import describe_datasets
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names

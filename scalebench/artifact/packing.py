@@ -24,8 +24,8 @@ from scalebench.analysis import load
 from scalebench.artifact import rendering
 from scalebench.artifact.anonymising import ship_records
 from scalebench.artifact.description import Description, Paper, describe, light_requirements
-from scalebench.artifact.reproduction import SUMS, TIMES, changed_files, sha256
-from scalebench.errors import ResultsError
+from scalebench.artifact.verification import SUMS, TIMES, changed_files, sha256
+from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
 from scalebench.study.spec import slug
@@ -57,7 +57,7 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
     name = slug(str(load(results).runs["study"].iloc[-1]))
     folder = output / f"{name}-artifact"
     _refuse_if_changed(folder)
-    try:
+    with writing(folder, "choose another --output"):
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".artifact-", dir=output) as scratch:
             building = Path(scratch) / folder.name
@@ -74,8 +74,6 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
                 shutil.rmtree(folder)
             building.rename(folder)
             archive = archive.rename(output / archive.name)
-    except OSError as error:
-        raise ResultsError(f"cannot write {folder}: {error.strerror or error}; choose another --output") from None
     return Artifact(folder, archive, description, tuple(_remarks(description)))
 
 

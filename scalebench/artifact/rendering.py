@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scalebench.artifact.description import Author, Description
-from scalebench.artifact.reproduction import sha256
+from scalebench.artifact.verification import sha256
 
 CRATE = "ro-crate-metadata.json"
 _TEMPLATES = Path(__file__).with_name("templates")

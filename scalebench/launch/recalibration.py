@@ -24,7 +24,7 @@ import numpy as np
 
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.launch.machine import at_the_speed_of, machine_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.stopping_rule import Reporter
@@ -200,14 +200,12 @@ def _recorded(run: Run, row: Any, results: Results) -> Trace:
 def _keep_earlier(folder: Path) -> Path:
     """Copy the study in `folder` as it is to a numbered folder in it, which every command reads."""
     place = next(place for number in count(1) if not (place := folder / _EARLIER / str(number)).exists())
-    try:
+    with writing(place, "nothing was changed"):
         place.mkdir(parents=True)
         for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):
             if (folder / name).exists():
                 shutil.copy(folder / name, place / name)
         shutil.copytree(folder / PROVENANCE, place / PROVENANCE, dirs_exist_ok=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {place}: {error.strerror}; nothing was changed") from None
     return place
 
 

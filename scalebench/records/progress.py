@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import PLANNED, RUNS
 from scalebench.records.table import to_text
@@ -86,12 +86,8 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
         content["begun_in"] = _seen_from(folder, begun_in)
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
-    try:
+    with writing(folder / PLANNED, "choose another --output folder"):
         write_whole(folder / PLANNED, json.dumps(content) + "\n")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write {folder / PLANNED}: {error.strerror}; choose another --output folder"
-        ) from None
 
 
 def begun_in(folder: Path) -> Path | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, reading
 from scalebench.records.limits import (
     LARGEST,
     METRICS,
@@ -38,10 +38,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
             by file, line and column).
     """
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     data = data[: data.rfind(b"\n") + 1]
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.analysis.methodology import check, evidence_in
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
@@ -72,10 +72,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 
 @contextlib.contextmanager
 def _writing(output: Path) -> Iterator[None]:
-    try:
+    with writing(output, "choose another file with --output"):
         yield
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
 
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
