@@ -29,7 +29,7 @@ from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -94,7 +94,7 @@ def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, ear
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
         drawn = plot_folder(records, building / "plots", jobs=jobs)
     with suppress(OSError):  # the next artifact states the same time; a read-only folder is left as it is
-        write_whole(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
+        write_atomic(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
     (building / "software").mkdir()
     write_wheel(building / "software")
     description = describe(load(records), drawn, paper, shipment, earlier)

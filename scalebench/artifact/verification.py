@@ -1,4 +1,4 @@
-"""What a reviewer can reproduce: the figures, verified from the records; times and metrics of a rerun; its duration."""
+"""Verification by a reviewer: the figures, verified from the records; times and metrics of a rerun; its duration."""
 
 from __future__ import annotations
 

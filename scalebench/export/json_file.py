@@ -14,7 +14,7 @@ from scalebench.analysis import Results
 from scalebench.errors import writing
 from scalebench.export.tables import columns_of, tables
 from scalebench.records.schema import SCHEMA_VERSION
-from scalebench.system.atomic_write import whole_file
+from scalebench.system.atomic_write import atomic_file
 
 FORMAT_VERSION = 1
 _ROWS_AT_ONCE = 10_000
@@ -31,7 +31,7 @@ def write_json(results: Results, file: Path) -> Path:
     Raises:
         ResultsError: `file` cannot be written.
     """
-    with writing(file, "name another place"), whole_file(file) as stream:
+    with writing(file, "name another place"), atomic_file(file) as stream:
         stream.writelines(json_text(results))
     return file
 

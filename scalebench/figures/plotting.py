@@ -211,7 +211,7 @@ def _save(figure: Any, file: Path) -> None:
 
 @contextlib.contextmanager
 def house_style(style: Style = REPORT) -> Iterator[None]:
-    """Apply scalebench's style sheet and `style` to matplotlib's defaults, whatever the user's matplotlibrc says."""
+    """Apply scalebench's style sheet and `style` to matplotlib's defaults, independently of the user's matplotlibrc."""
     import matplotlib as mpl
 
     sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)

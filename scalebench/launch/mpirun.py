@@ -115,7 +115,7 @@ class _Part:
     ranks: int
 
     def only(self, more: Callable[[], Sequence[Run]]) -> Callable[[], list[Run]]:
-        """Of what `more` says, that which these processes can serve too."""
+        """Return `more` limited to runs that these processes can serve too."""
         return lambda: [run for run in more() if self._takes(run)]
 
     def _takes(self, run: Run) -> bool:
@@ -167,7 +167,7 @@ class _Launch:
         self._more = part.only(launcher.more) if launcher.more is not None else None
         self._folder = _new_folder(launcher.work_dir)
         self._startup_limit_s = launcher.startup_limit_s or 120.0 + 5.0 * launcher.ranks
-        self._last: Run | None = None  # the run that was under way when it was said to stop
+        self._last: Run | None = None  # the run that was under way at the request to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
 
@@ -222,7 +222,7 @@ class _Launch:
         pulse: Pulse,
         further: Further,
     ) -> Death | None:
-        """Pass on what the ranks say until they end, or have to be ended. None: it was said to stop."""
+        """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
         watched: Run | None = None
         while process.poll() is None:

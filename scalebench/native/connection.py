@@ -106,7 +106,7 @@ def _process_group(
 
 
 def _await_sole_owner(group: Any) -> None:
-    """Wait, a second at most, until nobody but the caller refers to `group`.
+    """Wait, a second at most, until only the caller refers to `group`.
 
     A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own thread, some time after their
     result is there. If that were the last reference the thread would join itself, and the process abort.

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scalebench.errors import ResultsError
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
 STUDY = "study.yaml"
@@ -55,7 +55,7 @@ def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
     known = durations_in(folder)
     seconds += known.get(command, 0.0) if added else 0.0
     with suppress(OSError):
-        write_whole(
+        write_atomic(
             folder / DURATIONS, json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True) + "\n"
         )
 

@@ -16,7 +16,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import PLANNED, RUNS
 from scalebench.records.table import to_text
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _PLANNED = ("run_id", "config_hash", "group")
 _NEWEST = 2000  # attempts from which the pace is estimated
@@ -87,7 +87,7 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
     with writing(folder / PLANNED, "choose another --output folder"):
-        write_whole(folder / PLANNED, json.dumps(content) + "\n")
+        write_atomic(folder / PLANNED, json.dumps(content) + "\n")
 
 
 def begun_in(folder: Path) -> Path | None:

@@ -103,8 +103,8 @@ def _hours(train_s: float | None, held: int | None) -> float | None:
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
     """Straggler factor max_i c_i / mean_i c_i with c_i = compute_s / optimizer_steps of worker i.
 
-    Per step, for who skips rounds or is chosen less often computes less, and is not faster for that. Over the workers
-    that took a step; None where compute is not told apart, or nobody computed.
+    Per step, as a worker that skips rounds or is chosen less often computes less, and is not faster for that. Over the
+    workers that took a step; None where compute is not measured apart, or no worker computed.
     """
     stepped = [worker for worker in workers if worker.optimizer_steps]
     each = [None if worker.compute_s is None else worker.compute_s / worker.optimizer_steps for worker in stepped]

@@ -18,7 +18,7 @@ from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 
 class Store:
@@ -143,7 +143,7 @@ class Store:
         """Replace a file atomically."""
         path = self.folder / name
         with writing(path):
-            write_whole(path, text)
+            write_atomic(path, text)
         return path
 
 
@@ -160,7 +160,7 @@ def drop_simulated(folder: Path) -> None:
         writer.writeheader()
         writer.writerows(row for run_id, row in _rows(folder / name) if run_id not in dropped)
         with writing(folder / name, ""):
-            write_whole(folder / name, text.getvalue())
+            write_atomic(folder / name, text.getvalue())
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:

@@ -11,7 +11,7 @@ from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.records.folder import STUDY
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 # Keys that may change while the study stays the same: they add points and leave the meaning of old ones.
 _MAY_CHANGE = {
@@ -41,7 +41,7 @@ def keep_study(folder: Path, study: Study) -> None:
 def replace_study(folder: Path, study: Study) -> None:
     """Write study.yaml, or raise ResultsError."""
     with writing(folder):
-        write_whole(folder / STUDY, dump_study(study))
+        write_atomic(folder / STUDY, dump_study(study))
 
 
 def changes(folder: Path, study: Study) -> list[str]:

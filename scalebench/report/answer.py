@@ -88,7 +88,7 @@ def spoken(results: Results) -> list[str]:
 
 
 def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
-    """What would show the saving and the difference of the metric that `one` does not show."""
+    """Runs that would show the saving and the difference of the metric that `one` does not show."""
     if steps := [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]:
         text = "; ".join(steps)
         yield plain(f"{text[:1].upper()}{text[1:]}.")

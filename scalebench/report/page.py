@@ -20,11 +20,11 @@ from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.drawings import draw_all
-from scalebench.report.origin import machines, recipe, study_facts
+from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 TEMPLATES = Path(__file__).with_name("templates")
 _SHORTEST = 6  # characters: shorter texts hold no path or secret
@@ -61,12 +61,12 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
             "method": check(evidence),
             "notes": results.notes,
             "machines": machines(evidence.rows, evidence.provenance),
-            "recipe": recipe(results, evidence.provenance),
+            "rerun": rerun_of(results, evidence.provenance),
         },
         sheet,
     )
     with _writing(output):
-        write_whole(output, text)
+        write_atomic(output, text)
     return output
 
 

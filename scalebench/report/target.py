@@ -87,7 +87,7 @@ def _course(time: float, cell: Row) -> str:
 
 
 def _counts(*cells: Row) -> str:
-    """How many runs reached the target, of the cells where some did not."""
+    """Numbers of runs that reached the target, of the cells where some did not."""
     torn = [cell for cell in cells if cell and cell["n_reached"] < cell["n_aimed"]]
     return " and ".join(f"{cell['n_reached']} of {counted(cell['n_aimed'], 'run')} of {cell['label']}" for cell in torn)
 

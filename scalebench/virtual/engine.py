@@ -78,7 +78,7 @@ def replay(run: Run, dataset: Dataset, machine: Machine, trace: Trace, recording
 
 
 def replays(run: Run) -> bool:
-    """Whether the arithmetic of `run` does not depend on time and moves no rows, so that times follow without it."""
+    """Return True if the arithmetic of `run` does not depend on time and moves no rows: it is priced without it."""
     return _virtual(run).deterministic and run.shuffle in ("none", "in_block")
 
 
@@ -315,7 +315,7 @@ def _worker_seed(run: Run, rank: int) -> int:
 
 
 def _draws_random_numbers(replica: Replica) -> bool:
-    """Whether a step of the model consumes random numbers (dropout): then every worker needs its own generator."""
+    """Return True if a step of the model consumes random numbers (dropout): every worker needs its own generator."""
     before = torch.get_rng_state()
     try:
         for batch in replica.batches(0):
