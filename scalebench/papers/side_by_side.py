@@ -76,7 +76,8 @@ def with_interval(one: Obtained) -> str:
 def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     """Draw published and obtained values against workers, a panel for each quantity with two published values or more.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG `picture`; returns False if there is no such quantity.
+    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG
+    `picture`; returns False if there is no such quantity.
     """
     panels: dict[str, list[Pair]] = {}
     for pair in pairs:

@@ -13,6 +13,7 @@ from scalebench.analysis.comparing import SPLIT_BASELINES
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
+from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.formatting import (
     EMPTY,
     digits,
@@ -51,6 +52,7 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     made = [
         _cost(compared),
         target_table(results),
+        _tuning(results),
         _cells(results),
         _laws(results),
         _split(results),
@@ -107,6 +109,33 @@ def _cost(compared: Sequence[Comparison]) -> Table:
         tuple(rows),
         (note,) if note else (),
     )
+
+
+def _tuning(results: Results) -> Table:
+    """Values of the best trial of every strategy and worker count."""
+    table = tuned_cells(results)
+    keys = list(dict.fromkeys(key for tuned in table["tuned"] for key in tuned)) if len(table) else []
+    by_time = metric_of(results) == "time_to_target"
+    columns = (
+        *(STRATEGY, WORKERS),
+        *(Column(key, "of the best trial; *: the least or the largest that was tried") for key in keys),
+        *([Column("time", "virtual time to the target on the validation split")] if by_time else []),
+        Column("metric", "final metric on the validation split"),
+        Column("reached", "trials that reached the target, of those made"),
+    )
+    rows = [
+        (
+            text_entry(row["label"]),
+            count_entry(row["workers"]),
+            *(text_entry(f"{row['tuned'].get(key, EMPTY)}{'*' * (key in row['edges'])}") for key in keys),
+            *([seconds_entry(row["value"])] if by_time else []),
+            number_entry(metric_with_interval(row["metric"], math.nan, math.nan), row["metric"]),
+            number_entry(f"{row['reached']} of {row['trials']}", row["reached"]),
+        )
+        for row in table.to_dict("records")
+    ]
+    words = tuning_in_words(results)
+    return Table("tuning", "Tuned values", columns, tuple(rows), (f"{words[:1].upper()}{words[1:]}.",))
 
 
 def _cells(results: Results) -> Table:
