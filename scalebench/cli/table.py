@@ -70,7 +70,11 @@ def table(results: Path | None, style: str, columns: str, selection: Selection, 
 
 
 def as_latex(table: Table, caption: str, label: str) -> str:
-    """Return a float with a table for booktabs; over two columns where one is too narrow."""
+    """Return a float with a table for booktabs; over two columns where one is too narrow.
+
+    The first sentence of `caption` stands above the table, where journals set titles; the rest are notes below.
+    """
+    title, _, notes = caption.partition(". ")
     names = [str(name) for name in table.keys.columns]
     header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
     rows = [
@@ -92,7 +96,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             r"% needs \usepackage{booktabs}",
             rf"\begin{{{kind}}}[t]",
             r"  \centering",
-            rf"  \caption{{{latex_lines(caption)}}}",
+            rf"  \caption{{{latex_lines(title)}}}",
             rf"  \label{{tab:{label}}}",
             r"  \smallskip",
             r"  \footnotesize",
@@ -104,6 +108,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
+            *([rf"  \par\smallskip\parbox{{\linewidth}}{{\scriptsize {latex_lines(notes)}}}"] if notes else []),
             rf"\end{{{kind}}}",
             "",
         ]

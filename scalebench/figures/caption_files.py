@@ -21,9 +21,9 @@ _LINE = 110
 
 
 def to_latex(text: str) -> str:
-    """Return `text` with LaTeX's special characters escaped; numbers keep their unit on their line."""
+    """Return `text` with LaTeX's special characters escaped; numbers keep their unit on their line, and 1 - T has a minus."""
     escaped = "".join(_ESCAPED.get(character, character) for character in text)
-    return escaped.replace(r" \%", r"\,\%")
+    return escaped.replace(r" \%", r"\,\%").replace(" - ", " $-$ ")
 
 
 def latex_lines(text: str) -> str:
