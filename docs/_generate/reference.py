@@ -62,7 +62,7 @@ def _help(text: str) -> Iterator[str]:
 def keys_of_a_study() -> Iterator[str]:
     """Yield the page of the keys of a study file, from its schema."""
     schema = Study.model_json_schema()
-    yield "# Keys of a study\n\nGenerated from the model that checks study files; `scalebench schema` prints it for editors.\n"
+    yield "# Keys of a study\n\nGenerated from the model of study files; `scalebench schema` prints it for editors.\n"
     yield from _keys(schema)
     for name, part in sorted(schema.get("$defs", {}).items()):
         if part.get("properties") and part.get("description"):

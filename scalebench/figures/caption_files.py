@@ -21,7 +21,7 @@ _LINE = 110
 
 
 def to_latex(text: str) -> str:
-    """Return `text` with LaTeX's special characters escaped; numbers keep their unit on their line, and 1 - T has a minus."""
+    """Return `text` with LaTeX's special characters escaped, minus signs, and numbers on one line with their unit."""
     escaped = "".join(_ESCAPED.get(character, character) for character in text)
     return escaped.replace(r" \%", r"\,\%").replace(" - ", " $-$ ")
 

@@ -1,4 +1,4 @@
-"""The strategy of docs/tutorials/own-model-data-strategy.md, found through an entry point as another package's is, trains on both kinds."""
+"""The strategy of the tutorial, found through an entry point as another package's is, trains on both kinds."""
 
 from __future__ import annotations
 
