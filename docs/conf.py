@@ -19,6 +19,8 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "_generate"]
 
+smartquotes = False  # "--set" is an option
+
 html_theme = "furo"
 html_title = "scalebench"
 html_theme_options = {"sidebar_hide_name": False}

@@ -1,9 +1,9 @@
 """The pages of the documentation: their commands run, every figure has its entry, pictures and links exist.
 
 A ```sh block of README.md and of the tutorials is executed unless a comment above it gives the reason why not:
-`<!-- not run: REASON -->`. `<!-- run with: FLAGS -->` makes `scalebench run` small, or `plot` quick: the n-th such comment
-belongs to the n-th of these commands (the last one to all that follow). A block whose first line is a comment with a file
-name is that file.
+`<!-- not run: REASON -->`. `<!-- run with: FLAGS -->` makes `scalebench run` small, or `plot` quick: the n-th such
+comment belongs to the n-th of these commands (the last one to all that follow). A block whose first line is a comment
+with a file name is that file.
 """
 
 from __future__ import annotations

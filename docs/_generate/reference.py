@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from scalebench.cli.main import COMMANDS
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.study.spec import Study
+
+_SIGNATURE_CHARACTERS = 60
 
 
 def write(folder: Path) -> None:
@@ -44,6 +46,7 @@ def commands() -> Iterator[str]:
                 yield f"- `{name} {each}`: {_cell(child.get_short_help_str(200))}"
             yield ""
         rows = [row for parameter in command.get_params(context) if (row := parameter.get_help_record(context))]
+        rows = [(option, text) for option, text in rows if text and option != "--help"]
         if rows:
             yield "| option | what it does |\n|---|---|"
             yield from (f"| {_cell(f'`{option}`')} | {_cell(text)} |" for option, text in rows)
@@ -98,7 +101,7 @@ def _entry(title: str, thing: Any, heading: str) -> Iterator[str]:
         return
     yield f"{heading} {title}\n"
     if inspect.isroutine(thing):
-        yield f"```python\n{title.rpartition('.')[2]}{inspect.signature(thing)}\n```\n"
+        yield f"```python\n{title.rpartition('.')[2]}{_signature(thing)}\n```\n"
     paragraphs = text.split("\n\n")
     for paragraph in paragraphs:
         head, _, rest = paragraph.partition("\n")
@@ -107,6 +110,16 @@ def _entry(title: str, thing: Any, heading: str) -> Iterator[str]:
             yield f"*{head[:-1]}*\n\n" + "\n".join(f"- {_plain(item)}" for item in items) + "\n"
         else:
             yield _plain(paragraph) + "\n"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Return the parameters and the result, a long list with one parameter to a line."""
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    if len(text) <= _SIGNATURE_CHARACTERS:
+        return text
+    inside, _, result = text[1:].rpartition(")")
+    lines = re.split(r", (?![^\[]*\])", inside)
+    return "\n".join(["(", *(f"    {line}," for line in lines), f"){result}"])
 
 
 def _plain(text: str) -> str:
