@@ -70,5 +70,6 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
-    made = f"{counted(tally.completed, 'run')} completed{done}{failed}{remain}"
+    trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
+    made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}{remain}"
     print_results(None, [f"{made}; results in {tally.folder}/"])

@@ -17,7 +17,9 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
+from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration, save_text
+from scalebench.pricing.devices import Stated, step_table
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
@@ -155,7 +157,7 @@ def _complete(
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
     key, workers = key_of(plan), {run.workers for run in runs}
-    sizes = plan.prepared.batch_sizes(plan.study.epochs, workers)
+    sizes = plan.batch_sizes(workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
     lacking = usable.lacking(sizes, most) if usable is not None else ""
@@ -246,7 +248,10 @@ def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) 
 
 def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
-    return stated_table(plan.study, plan.cluster, largest)
+    layers, seconds = layers_of(plan.study.model), plan.study.device_step_time
+    if layers is None or seconds is None:
+        return stated_table(plan.study, plan.cluster, largest)
+    return step_table(Stated(seconds, largest), layers, [1, largest], plan.cluster.node.workers_per_node)
 
 
 def measurement_of(study: Study) -> Measurement:

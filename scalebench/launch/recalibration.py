@@ -2,6 +2,8 @@
 
 The arithmetic of most strategies does not depend on time: their recorded schedules are priced again, without training.
 The others (servers, asynchronous merges, rows that move between workers, groups of another size) are trained again.
+Values that tuning chose are kept, and so are the rows of its trials.
+
 By other costs of the same machine the new rows are further attempts at the same runs. Another cluster or jitter makes
 another study of the folder: its study.yaml says so, its earlier files are kept in `earlier/`. Nothing is written before
 all runs have their times, so that an interrupted command changes nothing.
@@ -27,6 +29,7 @@ from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporter import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
@@ -75,6 +78,8 @@ def recalibrate(
         DisturbedError: nothing could be measured beside other programs.
     """
     results = load(folder)
+    plan = with_chosen(plan, results.trials)
+    before = before and with_chosen(before, results.trials)
     pairs = list(_pairs(plan, before or plan, results))
     if not pairs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
@@ -215,10 +220,9 @@ def _write(
     outcomes: dict[str, Outcome],
 ) -> None:
     with Store(folder) as store:
-        plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
         study_run = StudyRun(plan, store, reporter, interruption)
         study_run.collect_provenance()
         study_run.keep_plan()
-        numbered = {run.run_id: run for run in plan.sweep.simulated}
+        numbered = {run.run_id: run for run in study_run.plan.sweep.simulated}
         for run in runs:
             study_run.ended(numbered[run.run_id], outcomes[run.run_id])

@@ -26,18 +26,21 @@ class Reporter(Protocol):
 
 @dataclass
 class Tally:
-    """Counts of a study's runs. `interrupted`: the signal that ended the command early."""
+    """Counts of a study's runs, and of trials with a result. `interrupted`: the signal that ended the command early."""
 
     folder: Path
     done_before: int = 0
     completed: int = 0
+    trials: int = 0
     failed: list[tuple[Run, Outcome]] = field(default_factory=list)
     remaining: int = 0
     interrupted: int | None = None
 
     def count(self, run: Run, outcome: Outcome) -> None:
         """Add a run that ended."""
-        if outcome.status == "completed":
-            self.completed += 1
-        else:
+        if outcome.failed(run):
             self.failed.append((run, outcome))
+        elif run.trial is not None:
+            self.trials += 1
+        else:
+            self.completed += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from scalebench.errors import ModelError
 from scalebench.registry import Choice, Registry
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 class Architecture(Choice):
     """Builder of a model: its fields are its options."""
+
+    trainable: ClassVar[bool] = True  # False: it has no arithmetic, and can only be priced
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Return a module from (n, *input_shape) to (n, outputs). Raises ModelError for an unsuitable input."""

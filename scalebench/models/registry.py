@@ -27,12 +27,16 @@ def describe_models() -> list[tuple[str, str]]:
     return [*MODELS.describe(), ("file.py:factory", "your own: factory(input_shape, outputs, **options) -> nn.Module")]
 
 
-def check_model(component: Component) -> None:
-    """Raise ModelError for an unknown name or option, or a missing user file, without importing torch."""
+def check_model(component: Component, *, trained: bool = True) -> None:
+    """Check name and options of a model, and that it can be trained if it is to be, without importing torch.
+
+    Raises:
+        ModelError: an unknown name or option, a missing user file, or no arithmetic to train.
+    """
     if is_own(component.name):
         check_own(component.name)
-    else:
-        MODELS.create(component.name, component.options)
+    elif not MODELS.create(component.name, component.options).trainable and trained:
+        raise ModelError(f"model {component} can be priced but not trained; use execution: modelled, or another model")
 
 
 def build_model(

@@ -10,13 +10,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from scalebench.analysis import Results, load
-from scalebench.errors import ResultsError, StudyError
+from scalebench.analysis import Results
+from scalebench.errors import StudyError
 from scalebench.formatting import is_interval
 from scalebench.papers.catalog import CLAIMS, Paper
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.side_by_side import number, with_interval
-from scalebench.records.folder import RUNS
 from scalebench.study.strict import StrictModel
 from scalebench.study.validation import explain, read_mapping
 
@@ -128,22 +127,10 @@ def claims_page(papers: Iterable[Paper], scale: str, results: Path) -> str:
     ]
     for paper in papers:
         claims = read_claims(paper.folder / CLAIMS)
-        loaded = _loaded(paper, scale, results) if claims else {}
+        loaded = paper.load(paper.studies, scale, results) if claims else {}
         for claim in claims:
             lines += _section(paper, judge(claim, loaded))
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _loaded(paper: Paper, scale: str, results: Path) -> dict[str, Results]:
-    folders = {study: paper.folder_of(study, scale, results) for study in paper.studies}
-    found = {}
-    for study, folder in folders.items():
-        if (folder / RUNS).is_file():
-            try:
-                found[study] = load(folder)
-            except ResultsError as error:
-                raise ResultsError(f"{paper.name}: {error}") from None
-    return found
 
 
 def _section(paper: Paper, judged: Judged) -> list[str]:

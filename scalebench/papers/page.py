@@ -16,8 +16,10 @@ from scalebench.formatting import EMPTY, counted
 from scalebench.papers.catalog import PUBLISHED, Paper, figure_rank
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, number, pair_up, with_interval
+from scalebench.study.spec import slug
 
-_FIGURE = {"modelled": "strong-scaling"}  # by execution; of trained models convergence
+_FIGURES = {"modelled": ("strong-scaling",)}  # by execution
+_OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
     "strategy",
@@ -51,8 +53,8 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     for figure in sorted(by_figure, key=figure_rank):
         own = by_figure[figure]
         lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own), ""]
-        drawn = draw(own, folder, f"published-{figure.lower().replace(' ', '-')}")
-        lines += [f"![published and ours, {figure}]({file.name})\n" for file in drawn if file.suffix == ".png"]
+        picture = folder / f"published-{slug(figure.lower())}.svg"
+        lines += [f"![published and ours, {figure}]({picture.name})\n"] if draw(own, picture) else []
     for study, one in results.items():
         lines += [f"## Study {study}", "", *_study(paper, study, one), *_pictures(one, folder / study), ""]
     page = folder / "index.md"
@@ -110,11 +112,10 @@ def _study(paper: Paper, study: str, results: Results) -> list[str]:
 
 
 def _pictures(results: Results, folder: Path) -> list[str]:
-    executions = dict.fromkeys(_FIGURE.get(name, "convergence") for name in results.completed["execution"])
+    executions = dict.fromkeys(results.completed["execution"])
     lines = []
-    for name in executions:
+    for name in dict.fromkeys(figure for execution in executions for figure in _FIGURES.get(execution, _OF_TRAINED)):
         with suppress(ResultsError):  # the study has no such figure
-            drawn = plot_folder(results.folder, folder.parent, Request((name,), ("svg", "png")), place=folder)
-            pictures = [file for figure in drawn for file in figure.files if file.suffix == ".png"]
-            lines += [f"![{name}]({folder.name}/{file.name})" for file in pictures]
+            plot_folder(results.folder, folder.parent, Request((name,), ("svg",)), place=folder)
+            lines.append(f"![{name}]({folder.name}/{name}.svg)")
     return lines

@@ -73,10 +73,11 @@ def with_interval(one: Obtained) -> str:
     return number(one.value) + bounds
 
 
-def draw(pairs: Sequence[Pair], folder: Path, stem: str) -> list[Path]:
+def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     """Draw published and obtained values against workers, a panel for each quantity with two published values or more.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes SVG and PNG.
+    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG
+    `picture`; returns False if there is no such quantity.
     """
     panels: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -84,7 +85,7 @@ def draw(pairs: Sequence[Pair], folder: Path, stem: str) -> list[Path]:
             panels.setdefault(pair.published.quantity, []).append(pair)
     panels = {name: own for name, own in panels.items() if len({pair.published.workers for pair in own}) > 1}
     if not panels:
-        return []
+        return False
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     with house_style(REPORT):
@@ -99,10 +100,8 @@ def draw(pairs: Sequence[Pair], folder: Path, stem: str) -> list[Path]:
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-        files = [folder / f"{stem}.{kind}" for kind in ("svg", "png")]
-        for file in files:
-            figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
+        figure.savefig(picture, metadata={"Date": None})
+    return True
 
 
 def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]

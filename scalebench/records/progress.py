@@ -15,6 +15,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts
 from scalebench.records.cells import to_text
 from scalebench.records.folder import PLANNED, RUNS
+from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_whole
 
 _PLANNED = ("run_id", "config_hash", "group")
@@ -135,9 +136,9 @@ def progress_of(folder: Path) -> Progress:
         else:
             remaining[group] += 1
     failures = [
-        Failure(attempts.run_id[place], attempts.status[place], to_text(attempts.row(place)["error"]))
+        Failure(attempts.run_id[place], attempts.status[place], to_text(row["error"]))
         for place in ended
-        if attempts.status[place] != "completed"
+        if attempts.status[place] != "completed" and not _is_result(row := attempts.row(place))
     ]
     return Progress(
         study=to_text(newest[-1]["study"]) if newest else folder.name,
@@ -165,6 +166,11 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
     raise ResultsError(f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again")
+
+
+def _is_result(row: dict[str, str]) -> bool:
+    """Return True for a trial of tuning that diverged or timed out, which is not tried again."""
+    return bool(row["trial"]) and row["status"] in RESULTS_OF_A_TRIAL
 
 
 def _group(row: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import typing
 import warnings
 from pathlib import Path
@@ -65,6 +66,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         check_version(path, set(map(str, table["schema_version"].unique())))
         _check_engines(path, table)
         _check_start_times(path, table["started_utc"])
+        _check_tuned(path, table["tuned"])
         check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
         _check_parts(path, table)
     return table[columns(row_type)]
@@ -155,6 +157,20 @@ def _check_start_times(path: Path, moments: pd.Series[str]) -> None:
     dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
     expected = "ISO 8601 (2026-11-20T12:00:00+00:00)"
     _refuse(path, moments.to_frame("started_utc"), "started_utc", given & ~(read & dashed), expected)
+
+
+def _check_tuned(path: Path, texts: pd.Series[str]) -> None:
+    """Refuse cells that do not say which keys were tuned."""
+    valid = {text: _is_object(text) for text in texts.dropna().unique()}
+    bad = texts.notna() & ~texts.map(valid).fillna(True).astype(bool)
+    _refuse(path, texts.to_frame("tuned"), "tuned", bad, "a JSON object")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_parts(path: Path, table: pd.DataFrame) -> None:

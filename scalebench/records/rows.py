@@ -121,6 +121,8 @@ def _configured(run: Run, facts: RunFacts) -> dict[str, Any]:
         "repetition": run.repetition,
         "run_order": run.run_order,
         "warmup": run.warmup,
+        "trial": run.trial,
+        "tuned": run.tuned or None,
         "warmup_steps": run.warmup_steps,
     }
 

@@ -15,11 +15,10 @@ from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
-from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, is_lock_step, price
-from scalebench.pricing.recording import Recordings, RecordingWorker, record
+from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -103,13 +102,7 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_mod
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:
-    return next(_meta_model(run, dataset).buffers(), None) is not None
-
-
-def _meta_model(run: Run, dataset: Dataset) -> torch.nn.Module:
-    """Return the model of a run without memory."""
-    dtype = getattr(torch, run.dtype)
-    return build_model(run.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, run.seed).to("meta")
+    return next(meta_model(run, dataset).buffers(), None) is not None
 
 
 def _parameters(model: torch.nn.Module) -> int:
@@ -130,7 +123,7 @@ def alike(run: Run) -> str:
     arithmetic = _virtual(run).arithmetic(run.workers)
     stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
     shares = arithmetic and stays and run.execution == "virtual"
-    return f"{arithmetic} {run.workers} {run.seed}" if shares else run.run_id
+    return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
 
 
 def _judged(
@@ -209,7 +202,7 @@ class Simulation:
         return self._outcome(reports, [], 0.0, _parameters(model)), {}
 
     def _without_arithmetic(self) -> torch.nn.Module:
-        model = _meta_model(self.run, self.dataset)
+        model = meta_model(self.run, self.dataset)
         self.costs.gradients = gradients(model, self.table.release)
         return model
 
