@@ -97,7 +97,7 @@ def python() -> Iterator[str]:
 
 def _entry(title: str, thing: Any, heading: str) -> Iterator[str]:
     text = inspect.getdoc(thing)
-    if inspect.ismodule(thing) or not text:
+    if not text or not (inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, property)):
         return
     yield f"{heading} {title}\n"
     if inspect.isroutine(thing):
