@@ -64,14 +64,15 @@ Index: TypeAlias = dict[tuple[object, str, int], list[CellRuns]]  # by execution
 def ratios(results: Results) -> pd.DataFrame:
     """Speedups, efficiencies and time reductions, one row per cell and baseline.
 
-    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the ratio is
-    the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and the
-    scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
-    `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; against `horovod` and `ddp`,
-    `engine_part` and `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the run order, without the `left_out` rounds in which the two did not run
-    side by side; else from all repetitions, as independent samples. `interval` names the interval, which contains the
-    noise of both. `median_ratio` is the median of the pairs' ratios, with an interval from six pairs. Where a baseline
-    is missing or oversubscribed the numbers are empty and `note` gives the reason.
+    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the
+    ratio is the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N)
+    and the scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is
+    T_baseline / T. `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; against `horovod` and
+    `ddp`, `engine_part` and `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the run
+    order, without the `left_out` rounds in which the two did not run side by side; else from all repetitions, as
+    independent samples. `interval` names the interval, which contains the noise of both. `median_ratio` is the
+    median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing or oversubscribed the
+    numbers are empty and `note` gives the reason.
     """
     table, comparer = sorted(runs_by_cell(results), key=_rank), Comparer(results)
     index: Index = {}
