@@ -22,7 +22,13 @@ import pytest
 from scalebench.figures import figure_names
 
 ROOT = Path(__file__).parents[1]
-TUTORIALS = ("first-study", "own-model-data-strategy", "laptop-to-slurm", "reading-the-numbers", "figure-for-a-paper")
+# Pages of one folder, in the order in which they are read.
+PAGES = {
+    "readme": ["README.md"],
+    "one study": [f"docs/tutorials/{name}.md" for name in ("first-study", "reading-the-numbers", "figure-for-a-paper")],
+    "own": ["docs/tutorials/own-model-data-strategy.md"],
+    "slurm": ["docs/tutorials/laptop-to-slurm.md"],
+}
 SHRUNK = ("run", "plot", "predict")
 FENCE = re.compile(r"((?:<!--.*?-->\n)*)```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"[#%] ([\w-]+\.(?:py|yaml|tex))\n")
@@ -59,7 +65,7 @@ def commands_of(block: Block) -> Iterator[list[str]]:
         yield words
 
 
-@pytest.mark.parametrize("pages", [["README.md"], [f"docs/tutorials/{name}.md" for name in TUTORIALS]], ids=str)
+@pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scalebench.cli.plot._MOST_JOBS", 1)  # starting a process takes longer than drawing one figure
@@ -76,6 +82,12 @@ def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
                     subprocess.run([found, *words[1:]], check=True, capture_output=True, stdin=subprocess.DEVNULL)
                 else:
                     assert f"<!-- needs: {words[0]} -->" in block.comments, f"{page}: no {words[0]} on this machine"
+
+
+def test_every_tutorial_is_run():
+    assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} == {
+        Path(page).name for pages in PAGES.values() for page in pages if page.startswith("docs")
+    }
 
 
 def test_every_figure_of_the_registry_is_in_the_gallery():
