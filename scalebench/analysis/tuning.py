@@ -60,7 +60,7 @@ def chosen(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def tuned_cells(results: Results) -> pd.DataFrame:
-    """One row per cell: `execution`, `engine`, `label`, `workers`, and how many `trials` were made, completed, reached.
+    """One row per cell, named as in `cells`, with how many `trials` were made, `completed`, and `reached` the target.
 
     Of its best trial: number `trial`, `value`, final `metric`, and `tuned`, a dict; `edges` names the ranges of which
     it has the least or the largest tried value.
@@ -73,7 +73,7 @@ def tuned_cells(results: Results) -> pd.DataFrame:
         best = own.iloc[0]
         rows.append(
             {
-                **{name: best[name] for name in ("execution", "engine")},
+                **{name: best[name] for name in ("execution", "engine", "strategy")},
                 "label": label,
                 "workers": int(best["workers"]),
                 "trials": len(own),
@@ -126,11 +126,11 @@ def tuning_in_words(results: Results) -> str:
         return ""
     cost = tuning_cost(results)
     by = "time to the target" if metric_of(results) == "time_to_target" else "the final metric"
+    share = 100 * results.study["tune"]["validation"]
     return (
-        f"tuned for each strategy and worker count: {search}, by {by} on "
-        f"{100 * results.study['tune']['validation']:g} % of the training samples, held out; "
-        f"{counted(cost.trials, 'trial')} of {counted(cost.cells, 'point')} cost {cost.core_hours:.3g} "
-        "core-hours (virtual)"
+        f"tuned for each strategy and worker count: {search}, by {by} on {share:g} % of the training samples, held "
+        f"out; {counted(cost.trials, 'trial')} of {counted(cost.cells, 'point')} cost {cost.core_hours:.3g} core-hours "
+        "(virtual)"
     )
 
 

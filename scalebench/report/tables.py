@@ -15,6 +15,7 @@ from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.formatting import (
     EMPTY,
     digits,
@@ -49,6 +50,7 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     made = [
         _cost(compared),
         _target(results),
+        _tuning(results),
         _cells(results),
         _laws(results),
         _split(results),
@@ -147,6 +149,33 @@ def _target(results: Results) -> Table:
     note = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
     some = bool(table["time_to_target_s"].eq(math.inf).any())
     return Table("target", f"Time and epochs to {metric} {goal}", columns, tuple(rows), (note,) if some else ())
+
+
+def _tuning(results: Results) -> Table:
+    """Values of the best trial of every strategy and worker count."""
+    table = tuned_cells(results)
+    keys = list(dict.fromkeys(key for tuned in table["tuned"] for key in tuned)) if len(table) else []
+    by_time = metric_of(results) == "time_to_target"
+    columns = (
+        *(STRATEGY, WORKERS),
+        *(Column(key, "of the best trial; *: the least or the largest that was tried") for key in keys),
+        *([Column("time", "virtual time to the target on the validation split")] if by_time else []),
+        Column("metric", "final metric on the validation split"),
+        Column("reached", "trials that reached the target, of those made"),
+    )
+    rows = [
+        (
+            text_entry(row["label"]),
+            count_entry(row["workers"]),
+            *(text_entry(f"{row['tuned'].get(key, EMPTY)}{'*' * (key in row['edges'])}") for key in keys),
+            *([number_entry(seconds(row["value"]), row["value"])] if by_time else []),
+            number_entry(metric_with_interval(row["metric"], math.nan, math.nan), row["metric"]),
+            number_entry(f"{row['reached']} of {row['trials']}", row["reached"]),
+        )
+        for row in table.to_dict("records")
+    ]
+    words = tuning_in_words(results)
+    return Table("tuning", "Tuned values", columns, tuple(rows), (f"{words[:1].upper()}{words[1:]}.",))
 
 
 def _time_to_target(row: dict[Hashable, Any]) -> str:
