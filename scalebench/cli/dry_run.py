@@ -35,6 +35,13 @@ def show_plan(plan: StudyPlan, jobs: int | None) -> None:
         f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
         "calibration come on top",
     ]
+    if study.tune:
+        spaces = ", ".join(f"{key} {values}" for key, values in study.tune.over.items())
+        held_out = f"{100 * study.tune.validation:g} % of the training samples"
+        lines.append(
+            f"before them {counted(len(plan.trials), 'trial')}: {study.tune.trials} of each strategy and worker count "
+            f"over {spaces}, judged by {study.tune.metric} on {held_out}"
+        )
     if study.until:
         width = 100 * study.until.ci_width
         lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")

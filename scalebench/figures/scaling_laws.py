@@ -46,24 +46,19 @@ class ScalingLaws(Figure):
 
         from scalebench.analysis import cells
         from scalebench.analysis.laws import band_name, no_band, scaling_laws
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
-        from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
+        from scalebench.figures.drawing.styles import NEUTRAL, knee
         from scalebench.study.spec import SIMULATED
 
         found = [one for one in scaling_laws(results) if not one.refusal]
-        table = canvas.selection.of(name_series(cells(results)))
-        look = looks(list(table["series"]))
+        table, look, _ = canvas.series_of(cells(results))
         fitted = table[_keys(table).isin([_key(one) for one in found])]
         found = [one for one in found if _key(one) in set(_keys(fitted))]
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
         for panel, one in zip(panels, found, strict=True):
+            name = str(fitted.loc[_keys(fitted) == _key(one), "series"].iloc[0])
+            panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
             _draw_one(panel, one, fitted, look)
         canvas.legend_of_series(look)
         marks = pd.concat([panel.data() for panel in panels])
@@ -81,10 +76,9 @@ class ScalingLaws(Figure):
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
-        canvas.say(
-            describe_study(results, fitted),
-            describe_executions(results, fitted),
-            describe_machines(results, fitted),
+        canvas.describe(
+            results,
+            fitted,
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
@@ -92,7 +86,6 @@ class ScalingLaws(Figure):
             "more efficiency than it brings speed."
             if knees
             else "",
-            describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 
 
@@ -116,7 +109,6 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.title(f"{name}, {series.execution}")
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
@@ -156,6 +148,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         va="bottom" if falls else "top",
         fontsize=panel.style.small,
         color="#444444",
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},  # error bars may pass behind it
     )
     identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
     rows: list[dict[Hashable, object]] = [

@@ -16,7 +16,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
 from scalebench.papers.catalog import Paper
-from scalebench.papers.laws import fitted
+from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
 
@@ -44,7 +44,7 @@ def pair_up(paper: Paper, rows: Iterable[Published], results: Mapping[str, Resul
     for row in rows:
         if row.study == "":
             pairs.append(Pair(row, None, "no counterpart"))
-        elif (law := fitted(paper.folder, row)) is not None:
+        elif (law := without_run(paper.folder, row.study, row.quantity, row.workers)) is not None:
             pairs.append(Pair(row, law))
         elif row.study not in results:
             pairs.append(Pair(row, None, "not run"))

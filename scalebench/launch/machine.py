@@ -1,4 +1,4 @@
-"""The cost model of a study's virtual runs: measured once, kept beside the results, used again by later commands."""
+"""The machine that charges virtual runs: measured once, kept beside the results, used again by later commands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from scalebench.errors import ClusterError, EngineError, ResultsError
 from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
+from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration, save_text
+from scalebench.pricing.devices import Stated, step_table
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
 
@@ -36,7 +38,7 @@ _OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
 Note = Callable[[str], None]
 
 
-def cost_model_for(
+def machine_for(
     plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
 ) -> Machine:
     """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
@@ -62,28 +64,28 @@ def cost_model_for(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
-        return _cost_model(_keep_given(study, given, runs, path, note), plan, runs)
+        return _machine(_keep_given(study, given, runs, path, note), plan, runs)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
     complete = _complete_engines if study.device_step_time is not None else _complete
-    return _cost_model(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+    return _machine(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
-def at_the_speed_of(study: Study, cost_model: Machine, references: Sequence[float], folder: Path) -> Machine:
+def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
     """Scale the calibration in `folder` to the machine speed of the study's real runs.
 
     `references` are the times of the reference step beside those runs, in seconds.
     """
     path = folder / CALIBRATION
     if not references or study.calibration is not None or study.device_step_time is not None or not path.exists():
-        return cost_model
+        return machine
     calibration = read_calibration(path).at(fmean(references))
     calibration.save(path)
     return replace(
-        cost_model,
+        machine,
         engines=calibration.engines,
         tables=calibration.tables,
         operations=calibration.operations,
@@ -155,7 +157,7 @@ def _complete(
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
     key, workers = key_of(plan), {run.workers for run in runs}
-    sizes = plan.prepared.batch_sizes(plan.study.epochs, workers)
+    sizes = plan.batch_sizes(workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
     lacking = usable.lacking(sizes, most) if usable is not None else ""
@@ -236,7 +238,7 @@ def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
     return joined([inside, between])
 
 
-def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
+def _machine(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
     if plan.study.device_step_time is not None:
         return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
     return Machine(
@@ -246,7 +248,10 @@ def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) 
 
 def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
-    return stated_table(plan.study, plan.cluster, largest)
+    layers, seconds = layers_of(plan.study.model), plan.study.device_step_time
+    if layers is None or seconds is None:
+        return stated_table(plan.study, plan.cluster, largest)
+    return step_table(Stated(seconds, largest), layers, [1, largest], plan.cluster.node.workers_per_node)
 
 
 def measurement_of(study: Study) -> Measurement:
