@@ -65,8 +65,8 @@ def _letter(character: str) -> str:
 
 
 def to_latex(text: str) -> str:
-    """Return `escape_latex(text)` in which numbers keep their unit on their line."""
-    return escape_latex(text).replace(r" \%", r"\,\%")
+    """Return `escape_latex(text)` with minus signs, and numbers on one line with their unit."""
+    return escape_latex(text).replace(r" \%", r"\,\%").replace(" - ", " $-$ ")
 
 
 def latex_lines(text: str) -> str:

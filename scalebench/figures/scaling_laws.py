@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
+_LINES = 0.03  # share of a panel's height that the two lines of text take, for each point of their size
 
 
 @FIGURES.add
@@ -139,6 +140,9 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
     falls = band.centre[-1] < band.centre[0]
+    low, high = panel.ax.get_ylim()
+    room = (high / low) ** (_LINES * panel.style.small / panel.style.height)
+    panel.ax.set_ylim(low / room if falls else low, high if falls else high * room)
     panel.ax.text(
         0.03 if falls else 0.97,
         0.03 if falls else 0.97,
@@ -148,7 +152,6 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         va="bottom" if falls else "top",
         fontsize=panel.style.small,
         color="#444444",
-        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},  # error bars may pass behind it
     )
     identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
     rows: list[dict[Hashable, object]] = [
