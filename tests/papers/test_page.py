@@ -134,3 +134,25 @@ def test_the_command_lists_papers_and_names_an_unknown_one(paper, capsys):
         main.main(["reproduce", "mina", *where], prog_name="scalebench")
     assert end.value.code == 2
     assert "unknown paper 'mina'" in capsys.readouterr().err
+
+
+def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
+    (paper.folder / "what_if.yaml").write_text(
+        "planes:\n  links:\n    description: By the speed of links.\n    model: alexnet\n    cluster: juwels-booster\n"
+        "    step_time: 0.1\n    samples: 4096\n    vary: ['link-bandwidth=0.001,1']\n"
+    )
+    page = write_page(paper, {}, "laptop", tmp_path / "plots")
+    text = page.read_text()
+    assert "## What if: links\n\nBy the speed of links.\n\n- 2 cells, modelled:" in text
+    assert "- bound by network bandwidth: 50 % of the cells" in text
+    assert (page.parent / "what-if-links.svg").is_file()
+
+
+def test_a_check_with_both_bounds_is_a_range(results):
+    check = {"study": "fig1", "quantity": "largest_workers", "strategy": "epoch_average"}
+    claim = {"claim": "a", "source": "b", "why": ""}
+    within = Claim(**claim, checks=[{**check, "at_least": 32, "at_most": 64}])
+    below = Claim(**claim, checks=[{**check, "at_least": 2, "at_most": 32}])
+    assert judge(within, {"fig1": results}).verdict == "reproduced"
+    assert judge(below, {"fig1": results}).verdict == "not reproduced"
+    assert within.checks[0].bound == "32 to 64"
