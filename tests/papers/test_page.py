@@ -8,8 +8,8 @@ from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
 from scalebench.papers.catalog import find_paper
-from scalebench.papers.claims import Claim, judge
-from scalebench.papers.obtained import obtain
+from scalebench.papers.claims import Check, Claim, judge
+from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.page import write_page
 from scalebench.papers.published import COLUMNS, read_published
 from scalebench.records.store import Store
@@ -148,11 +148,8 @@ def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
     assert (page.parent / "what-if-links.svg").is_file()
 
 
-def test_a_check_with_both_bounds_is_a_range(results):
-    check = {"study": "fig1", "quantity": "largest_workers", "strategy": "epoch_average"}
-    claim = {"claim": "a", "source": "b", "why": ""}
-    within = Claim(**claim, checks=[{**check, "at_least": 32, "at_most": 64}])
-    below = Claim(**claim, checks=[{**check, "at_least": 2, "at_most": 32}])
-    assert judge(within, {"fig1": results}).verdict == "reproduced"
-    assert judge(below, {"fig1": results}).verdict == "not reproduced"
-    assert within.checks[0].bound == "32 to 64"
+def test_a_check_with_both_bounds_is_a_range():
+    check = Check(study="fig1", quantity="efficiency", at_least=0.85, at_most=0.95)
+    assert check.bound == "0.850 to 0.950"
+    for low, high, holds in ((0.86, 0.94, True), (0.96, 0.99, False), (0.7, 0.8, False), (0.9, 0.99, None)):
+        assert check.holds(Obtained((low + high) / 2, low, high, "modelled", 3)) is holds
