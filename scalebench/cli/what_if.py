@@ -72,17 +72,14 @@ def what_if(
 def _write(path: Path, plane: Plane) -> None:
     from itertools import product
 
-    from scalebench.errors import ResultsError
+    from scalebench.errors import writing
 
     names = [axis.name.replace("-", "_") for axis in plane.axes]
     header = ["execution", *names, "train_s", "samples_per_s", "efficiency", "bound_by"]
     cells = product(*(axis.values for axis in plane.axes))
     numbers = (each.ravel() for each in (plane.train_s, plane.throughput, plane.efficiency, plane.bound))
-    try:
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            for cell, seconds, rate, efficiency, bound in zip(cells, *numbers, strict=True):
-                writer.writerow(["modelled", *cell, seconds, rate, efficiency, plane.components[bound]])
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
+    with writing(path, ""), path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for cell, seconds, rate, efficiency, bound in zip(cells, *numbers, strict=True):
+            writer.writerow(["modelled", *cell, seconds, rate, efficiency, plane.components[bound]])

@@ -17,8 +17,7 @@ from scalebench.papers.catalog import CLAIMS, Paper
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.side_by_side import number, with_interval
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
 
