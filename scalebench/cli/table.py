@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import completed_study, results_argument, selection_options
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
 from scalebench.figures.selection import Selection
 from scalebench.formatting import EMPTY
-from scalebench.records.cells import to_cell
+from scalebench.records.table import to_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,9 +201,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
 
 
 def _write(output: Path, text: str) -> None:
-    try:
+    with writing(output, "choose another file with --output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
     click.echo(str(output))

@@ -47,18 +47,11 @@ class ScalingLaws(Figure):
 
         from scalebench.analysis import cells
         from scalebench.analysis.laws import band_name, no_band, scaling_laws
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
-        from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
+        from scalebench.figures.drawing.styles import NEUTRAL, knee
         from scalebench.study.spec import SIMULATED
 
         found = [one for one in scaling_laws(results) if not one.refusal]
-        table = canvas.selection.of(name_series(cells(results)))
-        look = looks(list(table["series"]))
+        table, look, _ = canvas.series_of(cells(results))
         fitted = table[_keys(table).isin([_key(one) for one in found])]
         found = [one for one in found if _key(one) in set(_keys(fitted))]
         if not found:
@@ -84,10 +77,9 @@ class ScalingLaws(Figure):
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
-        canvas.say(
-            describe_study(results, fitted),
-            describe_executions(results, fitted),
-            describe_machines(results, fitted),
+        canvas.describe(
+            results,
+            fitted,
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
@@ -95,7 +87,6 @@ class ScalingLaws(Figure):
             "more efficiency than it brings speed."
             if knees
             else "",
-            describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 
 

@@ -23,8 +23,14 @@ from pathlib import Path
 
 from scalebench.comm.engines import cores
 from scalebench.errors import EngineError, ScalebenchError
-from scalebench.install.toolchain import Toolchain, find_toolchain
-from scalebench.install.wheels import default_cache, find_wheel, make_relocatable, store_wheel
+from scalebench.install.wheels import (
+    Toolchain,
+    default_cache,
+    find_toolchain,
+    find_wheel,
+    make_relocatable,
+    store_wheel,
+)
 
 VERSION = "0.28.1"
 _TIMED = "build.json"  # beside the wheel

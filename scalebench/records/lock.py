@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 
 FILE = "lock"
 
@@ -67,13 +67,9 @@ def owner_of(folder: Path) -> Owner | None:
 
 def _take(path: Path) -> int:
     while True:
-        try:
+        with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ResultsError(
-                f"cannot write results to {path.parent}: {error.strerror}; choose another folder with --output"
-            ) from None
         try:
             held = not _flock(descriptor)
             owner = _read(path)
@@ -109,11 +105,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _write(path: Path, descriptor: int) -> None:
-    try:
+    with writing(path):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
 
 
 def _read(path: Path) -> Owner | None:

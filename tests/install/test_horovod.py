@@ -14,10 +14,9 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import EngineError
-from scalebench.install import horovod, toolchain
+from scalebench.install import horovod, wheels
 from scalebench.install.horovod import BuildError, build_environment, check_horovod, install_horovod
-from scalebench.install.toolchain import find_toolchain
-from scalebench.install.wheels import default_cache, find_wheel, relative_runpath, store_wheel
+from scalebench.install.wheels import default_cache, find_toolchain, find_wheel, relative_runpath, store_wheel
 from tests.conftest import needs_mpi
 
 HERE = find_toolchain()
@@ -81,7 +80,7 @@ def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
 def test_missing_requirement_names_the_command_that_adds_it(
     monkeypatch: pytest.MonkeyPatch, path: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr(toolchain, path, value)
+    monkeypatch.setattr(wheels, path, value)
     with pytest.raises(EngineError, match=message):
         install_horovod()
 

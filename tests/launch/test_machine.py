@@ -20,18 +20,18 @@ STATED = (*RUN, "--device-step-time", "0.002")
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, invoke, cost_model):
+def scalebench(tmp_path, monkeypatch, invoke, machine):
     """The command on a machine whose engines take `invoke.factor` times as long as those of the fixture."""
     monkeypatch.chdir(tmp_path)
 
     def measured(*_, **__):
         entries = [
             cost.model_copy(update={"points": [(size, invoke.factor * seconds) for size, seconds in cost.points]})
-            for cost in cost_model.engines.entries
+            for cost in machine.engines.entries
         ]
-        return cost_model.engines.model_copy(update={"entries": entries})
+        return machine.engines.model_copy(update={"entries": entries})
 
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", measured)
+    monkeypatch.setattr("scalebench.launch.machine.measure_engine_costs", measured)
 
     invoke.factor = 1.0
     return invoke
@@ -132,7 +132,7 @@ def test_strategy_operations_are_measured_once_and_kept(scalebench):
 
 
 @pytest.fixture
-def calibration(cost_model, tmp_path):
+def calibration(machine, tmp_path):
     """Writes a calibration for the study of RUN, with changes to its JSON."""
 
     def write(change=lambda raw: None, **measured):
@@ -141,8 +141,8 @@ def calibration(cost_model, tmp_path):
         own = Calibration(
             key="made up",
             measured=Measurement(**facts | measured),
-            tables=cost_model.tables,
-            engines=cost_model.engines,
+            tables=machine.tables,
+            engines=machine.engines,
         )
         raw = own.model_dump(mode="json")
         change(raw)

@@ -1,4 +1,4 @@
-"""The cost model of a study's virtual runs: measured once, kept beside the results, used again by later commands."""
+"""The machine that charges virtual runs: measured once, kept beside the results, used again by later commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
 
@@ -38,7 +38,7 @@ _OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
 Note = Callable[[str], None]
 
 
-def cost_model_for(
+def machine_for(
     plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
 ) -> Machine:
     """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
@@ -64,28 +64,28 @@ def cost_model_for(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
-        return _cost_model(_keep_given(study, given, runs, path, note), plan, runs)
+        return _machine(_keep_given(study, given, runs, path, note), plan, runs)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
     complete = _complete_engines if study.device_step_time is not None else _complete
-    return _cost_model(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+    return _machine(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
-def at_the_speed_of(study: Study, cost_model: Machine, references: Sequence[float], folder: Path) -> Machine:
+def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
     """Scale the calibration in `folder` to the machine speed of the study's real runs.
 
     `references` are the times of the reference step beside those runs, in seconds.
     """
     path = folder / CALIBRATION
     if not references or study.calibration is not None or study.device_step_time is not None or not path.exists():
-        return cost_model
+        return machine
     calibration = read_calibration(path).at(fmean(references))
     calibration.save(path)
     return replace(
-        cost_model,
+        machine,
         engines=calibration.engines,
         tables=calibration.tables,
         operations=calibration.operations,
@@ -238,7 +238,7 @@ def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
     return joined([inside, between])
 
 
-def _cost_model(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
+def _machine(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
     if plan.study.device_step_time is not None:
         return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
     return Machine(

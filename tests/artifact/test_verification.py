@@ -8,7 +8,7 @@ from scalebench.analysis import load
 from scalebench.artifact import Paper
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import describe
-from scalebench.artifact.reproduction import expected_again, expected_minutes
+from scalebench.artifact.verification import expected_again, expected_minutes
 from scalebench.records.store import Store
 from scalebench.study.spec import Study
 from tests.records_factory import run_row
@@ -17,7 +17,7 @@ from tests.records_factory import run_row
 @pytest.fixture
 def timeless(tmp_path, monkeypatch):
     """A study without durations.json, on a machine where no Horovod was built."""
-    monkeypatch.setattr("scalebench.artifact.reproduction.build_seconds", lambda: None)
+    monkeypatch.setattr("scalebench.artifact.verification.build_seconds", lambda: None)
     with Store(tmp_path / "mine", fsync=False) as store:
         for number in range(10):
             began = f"2026-11-21T08:{number:02d}:00.000+00:00"
@@ -38,7 +38,7 @@ def test_minutes_come_from_durations_and_step_times(timeless, tmp_path, monkeypa
     (timeless / "durations.json").write_text('{"run": 900.5, "plot": 61}')
     minutes = expected_minutes(load(timeless))
     assert (minutes.execution, minutes.analysis, minutes.setup) == (16, 2, None)
-    monkeypatch.setattr("scalebench.artifact.reproduction.build_seconds", lambda: 170.0)
+    monkeypatch.setattr("scalebench.artifact.verification.build_seconds", lambda: 170.0)
     minutes = expected_minutes(load(timeless))
     assert minutes.text("setup_rerun") == "not timed, but for building Horovod: 3"
     (tmp_path / "times.csv").write_text("step,seconds\ninstall,50\ndraw,200\ninstall again,2\ninstall to run,250\n")

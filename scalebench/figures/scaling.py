@@ -1,4 +1,4 @@
-"""The weak-scaling figure: time, efficiency and metric against workers, samples per worker fixed."""
+"""The strong-scaling figure: time, efficiency and metric against workers, samples per epoch fixed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from scalebench.figures.base import FIGURES, Figure
 if TYPE_CHECKING:
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
+
+
+@FIGURES.add
+class StrongScaling(Figure):
+    name = "strong-scaling"
+    summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
+    panels = ("time", "efficiency", "metric")
+
+    def absent(self, results: Results) -> str:
+        weak = not (results.completed["scaling"] == "strong").any()
+        return super().absent(results) or ("the study scales weakly; see weak-scaling" if weak else "")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.figures.drawing.scaling import draw_scaling
+
+        draw_scaling(results, canvas, weak=False)
 
 
 @FIGURES.add

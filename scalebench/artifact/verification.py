@@ -1,4 +1,4 @@
-"""What a reviewer can reproduce: the figures, verified from the records; times and metrics of a rerun; its duration."""
+"""Verification by a reviewer: the figures, verified from the records; times and metrics of a rerun; its duration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scalebench.artifact.anonymising import Shipment
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
 from scalebench.install.horovod import build_seconds
-from scalebench.records.cells import to_text
-from scalebench.records.durations import durations_in
+from scalebench.records.folder import durations_in
 from scalebench.records.progress import group_of, progress_of
+from scalebench.records.table import to_text
 from scalebench.strategies.registry import is_deterministic
 from scalebench.study.spec import SIMULATED
 
