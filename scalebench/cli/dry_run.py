@@ -29,9 +29,10 @@ def show_plan(plan: StudyPlan, jobs: int | None) -> None:
 
     study = plan.study
     expected = estimate(plan, jobs or cores())
+    rate = "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
     lines = [
         f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
-        f"{study.optimizer} at lr {study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
+        f"{study.optimizer} at {rate} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
         f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
         "calibration come on top",
     ]

@@ -65,7 +65,7 @@ def _letter(character: str) -> str:
 
 
 def to_latex(text: str) -> str:
-    """Return `escape_latex(text)` with minus signs, in which numbers keep their unit on their line."""
+    """Return `escape_latex(text)` with minus signs, and numbers on one line with their unit."""
     return escape_latex(text).replace(r" \%", r"\,\%").replace(" - ", " $-$ ")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scalebench.analysis.grouping import listed
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
-from scalebench.analysis.tuning import tuned_cells
+from scalebench.analysis.tuning import metric_of, tuned_cells
 from scalebench.formatting import counted
 
 
@@ -37,25 +37,25 @@ def tuning_edge(evidence: Evidence) -> Iterator[Finding]:
         values = listed(sorted({values[key] for values in own["tuned"]}))
         yield finding(
             "warning",
-            f"the best {key} is the least or the largest that was tried ({values}) in "
+            f"the best {key} is the least or the largest that was tried ({values}) at "
             f"{len(own)} of {counted(len(table), 'point')}",
             own,
             f"widen the range of {key} (tune.over), and give the study another name",
         )
 
 
-@rule("where trials are chosen by time to the target, one of each point reached it")
+@rule("where trials are chosen by time to the target, one at each point reached it")
 def target_in_trials(evidence: Evidence) -> Iterator[Finding]:
     """Where no trial reached the target, trials were chosen by their final metric instead."""
     trials = evidence.results.trials
-    if not len(trials) or not trials["target_metric"].notna().any():
+    if not len(trials) or metric_of(evidence.results) != "time_to_target":
         return
     table = tuned_cells(evidence.results)
     never = table[table["reached"] == 0]
     if len(never):
         yield finding(
             "warning",
-            f"no trial reached the target in {len(never)} of {counted(len(table), 'point')}: the best final metric "
+            f"no trial reached the target at {len(never)} of {counted(len(table), 'point')}: the best final metric "
             "chose there",
             never,
             "widen tune.over, train for more epochs or lower target_metric, under another name",
