@@ -1,7 +1,8 @@
-"""`scalebench validate --published` prints errors beside linear scaling and writes predictions and the figure."""
+"""`scalebench validate` prints errors beside linear scaling and writes predictions and the figure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,9 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.cli.validate import validate
+from scalebench.pricing.calibration_file import Calibration
+from scalebench.pricing.machine import Machine
+from tests.conftest import needs_mpi
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 
@@ -42,3 +46,32 @@ def test_a_missing_file_leaves_with_2_and_one_line(tmp_path: Path, capsys: pytes
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "not a readable CSV of published measurements" in error
+
+
+@needs_mpi
+def test_own_runs_are_predicted_by_the_calibration_that_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost_model: Machine, invoke: Callable[..., str]
+) -> None:
+    """Native runs of 1 and 2 workers: steps of 1 ms and an allreduce of 100 ms by the file, whatever they took."""
+    monkeypatch.chdir(tmp_path)
+    slow = [entry.model_copy(update={"points": [(4, 0.1), (1 << 20, 0.1)]}) for entry in cost_model.engines.entries]
+    costs = cost_model.engines.model_copy(update={"entries": slow})
+    Path("mine.json").write_text(Calibration(key="made up", tables=cost_model.tables, engines=costs).model_dump_json())
+    invoke(
+        *("run", "--dataset", "wine", "--epochs", "1", "--execution", "native", "--engine", "mpi"),
+        *("--workers", "1,2", "--strategy", "allreduce", "--name", "mine", "--repetitions", "2"),
+    )
+    assert "no calibration.json to predict by; measure one" in invoke("validate", "results/mine", code=2)
+    said = invoke("validate", "results/mine", "--calibration", "mine.json", "--output", "out")
+    assert "mine: native, mpi" in said
+    table = pd.read_csv("out/prediction-error.csv").set_index("workers")
+    assert set(table["execution"]) == {"native"}
+    for workers, expected in ((1, 18 * 1e-3), (2, 9 * (1e-3 + 0.1))):  # 142 samples in batches of 8
+        assert table["predicted"][workers] == pytest.approx(expected, rel=0.01)
+        assert table["error"][workers] == pytest.approx(expected / table["measured"][workers] - 1, rel=0.1)
+    assert table["linear"].isna().tolist() == [True, False]
+    assert table["linear"][2] == pytest.approx(table["measured"][1] / 2)
+
+
+def test_runs_and_published_rows_exclude_each_other(invoke: Callable[..., str]) -> None:
+    assert "leave RESULTS and --calibration out" in invoke("validate", "results", "--published", str(FILE), code=2)
