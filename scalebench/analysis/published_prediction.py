@@ -57,7 +57,7 @@ Buckets = tuple[tuple[float, float], ...]  # share of the bytes, share of the ba
 
 
 class Overheads(NamedTuple):
-    """What base rows say of all series: e, s with its range, and the standard deviation of ln T for a doubling."""
+    """Parameters of all series by base rows: e, s with its range, and the standard deviation of ln T for a doubling."""
 
     unhidden: float
     jitter: float

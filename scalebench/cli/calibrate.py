@@ -64,7 +64,7 @@ def calibrate(
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))
     plan = plan_study(wanted)
-    sizes = set(batches) or plan.prepared.batch_sizes(wanted.epochs, {run.workers for run in plan.sweep.simulated})
+    sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
     with watching() as watcher:
         watcher.phase("calibration", 0)
         found = measure(plan, output, sizes, note=watcher.note)

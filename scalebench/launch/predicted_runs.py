@@ -30,7 +30,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError
 from scalebench.formatting import counted
-from scalebench.launch.cost_model import THIS_MACHINE, Note, machine_of
+from scalebench.launch.machine import THIS_MACHINE, Note, machine_of
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine

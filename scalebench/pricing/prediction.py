@@ -16,6 +16,7 @@ from scalebench.cluster.network import Network
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
+from scalebench.models.zoo.layers import without_values
 from scalebench.pricing.costs import Costs, GradientTensor
 from scalebench.pricing.devices import TimeModel, gradients_of, step_table
 from scalebench.pricing.equal_workers import COLUMNS, Machines, Program, Serving, walk
@@ -105,12 +106,7 @@ class Predictor:
     @cached_property
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""
-        model, dtype = torch.nn.Module(), getattr(torch, self.workload.dtype)
-        for place, layer in enumerate(self.workload.layers.layers):
-            if layer.parameters:
-                tensor = torch.empty(_shape(layer.parameters, layer.n), dtype=dtype, device="meta")
-                model.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
-        return model
+        return without_values(self.workload.layers).to(getattr(torch, self.workload.dtype))
 
     @cached_property
     def _gradients(self) -> list[GradientTensor]:
@@ -256,13 +252,6 @@ class Predictor:
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
         return self._steps[key][1]
-
-
-def _shape(parameters: int, columns: int) -> tuple[int, ...]:
-    """Return the shape of a layer's matrix, or of a vector where the sizes of its table give none."""
-    if columns and parameters % columns == 0:
-        return (columns, parameters // columns)
-    return (parameters,)
 
 
 def optimizer_states(optimizer: Component) -> int:
