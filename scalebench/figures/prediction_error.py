@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.errors import writing
+from scalebench.errors import ResultsError, writing
 from scalebench.figures.plotting import FORMATS, write_figure
 
 if TYPE_CHECKING:
