@@ -49,7 +49,7 @@ _LEAST_CONFIGURATIONS = 3
 
 
 class Overheads(NamedTuple):
-    """What base rows say of all series: e, s with its range, and the standard deviation of ln T for a doubling."""
+    """Parameters of all series by base rows: e, s with its range, and the standard deviation of ln T for a doubling."""
 
     unhidden: float
     jitter: float

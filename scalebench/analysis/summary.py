@@ -41,7 +41,7 @@ def summary_header(results: Results) -> tuple[str, ...]:
 
 
 def summary_rows(results: Results) -> list[tuple[str, ...]]:
-    """One row of text per cell, under `summary_header`."""
+    """Rows of the table of `scalebench run --full`, one per cell, as text."""
     table, compared = cells(results), ratios(results)
     if table.empty:
         return []
@@ -56,7 +56,7 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def summary_table(results: Results) -> pd.DataFrame:
-    """`summary_rows` under `summary_header`."""
+    """Table of `scalebench run --full`, as text."""
     return pd.DataFrame(summary_rows(results), columns=list(summary_header(results)))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
+from scalebench.cli.options import folder_option, verbosity_options
 
 if TYPE_CHECKING:
     from scalebench.papers.catalog import Paper
@@ -29,27 +29,9 @@ ALL = "all"
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie, at scale cluster."
 )
-@click.option(
-    "--experiments",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("experiments"),
-    show_default=True,
-    help="Folder with one folder per paper.",
-)
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
-)
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("plots"),
-    show_default=True,
-    help="Folder that gets one folder per paper.",
-)
+@folder_option("--experiments", "experiments", "Folder with one folder per paper.")
+@folder_option("--results", "results", "Folder that gets one folder per study.")
+@folder_option("--output", "plots", "Folder that gets one folder per paper.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @verbosity_options
 def reproduce(

@@ -13,7 +13,7 @@ from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
-    from scalebench.launch.reporter import Tally
+    from scalebench.launch.stopping_rule import Tally
 
 
 def run_plan(
@@ -31,7 +31,7 @@ def run_plan(
     The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
     """
     from scalebench.launch.study_run import run_study
-    from scalebench.records.durations import timed
+    from scalebench.records.folder import timed
 
     with timed(output / plan.study.name, "run", added=True), watching() as watcher:
         tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)

@@ -18,7 +18,7 @@ from pydantic import (
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _NOISE = 1.05  # factor below the lower bound from which a cost is measured again
 MARK = "scalebench-costs "  # prefix of the output line of a probe, among other lines of mpirun
@@ -39,8 +39,11 @@ class EngineCost(BaseModel):
     points: list[tuple[NonNegativeFloat, NonNegativeFloat]] = Field(
         default_factory=list, description="(bytes, seconds) of one blocking allreduce, ascending in bytes"
     )
-    negotiation_s: NonNegativeFloat = Field(0.0, description="negotiation of ready tensors, per operation (Horovod)")
+    negotiation_s: NonNegativeFloat = Field(
+        0.0, description="one worker's part of a turn that reduces: waking up, queues, copies (Horovod)"
+    )
     cycle_s: NonNegativeFloat = Field(0.0, description="cycle time between checks for ready tensors (Horovod)")
+    cycle_spread_s: NonNegativeFloat = Field(0.0, description="standard deviation of a cycle's length (Horovod)")
     per_step_s: NonNegativeFloat = Field(
         0.0, description="bookkeeping per training step, such as DDP's hooks and copies"
     )
@@ -165,7 +168,7 @@ class EngineCosts(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the costs atomically as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+        write_atomic(path, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> EngineCosts:

@@ -19,7 +19,7 @@ from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, 
 from scalebench.data.split import validation_split
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 
 __all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare", "prepare_validation"]
 

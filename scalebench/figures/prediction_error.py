@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.figures.plotting import FORMATS, write_figure
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
         ResultsError: a file cannot be written.
     """
     data = output / f"{_NAME}.csv"
-    try:
+    with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         files = write_figure(_NAME, lambda canvas: draw_prediction_error(errors, canvas), output / _NAME, FORMATS)
         errors.to_csv(data, index=False, lineterminator="\n")
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another folder with --output") from None
     return [*files, data]
 
 

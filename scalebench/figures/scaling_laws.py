@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
+_LINES = 0.03  # share of a panel's height that the two lines of text take, for each point of their size
 
 
 @FIGURES.add
@@ -46,18 +47,11 @@ class ScalingLaws(Figure):
 
         from scalebench.analysis import cells
         from scalebench.analysis.laws import band_name, no_band, scaling_laws
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
-        from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
+        from scalebench.figures.drawing.styles import NEUTRAL, knee
         from scalebench.study.spec import SIMULATED
 
         found = [one for one in scaling_laws(results) if not one.refusal]
-        table = canvas.selection.of(name_series(cells(results)))
-        look = looks(list(table["series"]))
+        table, look, _ = canvas.series_of(cells(results))
         fitted = table[_keys(table).isin([_key(one) for one in found])]
         found = [one for one in found if _key(one) in set(_keys(fitted))]
         if not found:
@@ -83,10 +77,9 @@ class ScalingLaws(Figure):
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
-        canvas.say(
-            describe_study(results, fitted),
-            describe_executions(results, fitted),
-            describe_machines(results, fitted),
+        canvas.describe(
+            results,
+            fitted,
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
@@ -94,7 +87,6 @@ class ScalingLaws(Figure):
             "more efficiency than it brings speed."
             if knees
             else "",
-            describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 
 
@@ -148,6 +140,9 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
     falls = band.centre[-1] < band.centre[0]
+    low, high = panel.ax.get_ylim()
+    room = (high / low) ** (_LINES * panel.style.small / panel.style.height)
+    panel.ax.set_ylim(low / room if falls else low, high if falls else high * room)
     panel.ax.text(
         0.03 if falls else 0.97,
         0.03 if falls else 0.97,
@@ -157,7 +152,6 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         va="bottom" if falls else "top",
         fontsize=panel.style.small,
         color="#444444",
-        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},  # error bars may pass behind it
     )
     identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
     rows: list[dict[Hashable, object]] = [

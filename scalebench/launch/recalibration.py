@@ -24,10 +24,10 @@ import numpy as np
 
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ResultsError
-from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
+from scalebench.errors import ResultsError, writing
+from scalebench.launch.machine import at_the_speed_of, machine_for
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.reporter import Reporter
+from scalebench.launch.stopping_rule import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import read_calibration
@@ -153,7 +153,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    machine = cost_model_for(plan, runs, scratch, charged=keeps, note=reporter.note)
+    machine = machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
     if keeps:
         return machine
     references = results.completed.loc[results.completed["engine"] != "virtual", "reference_step_s"].dropna()
@@ -200,14 +200,12 @@ def _recorded(run: Run, row: Any, results: Results) -> Trace:
 def _keep_earlier(folder: Path) -> Path:
     """Copy the study in `folder` as it is to a numbered folder in it, which every command reads."""
     place = next(place for number in count(1) if not (place := folder / _EARLIER / str(number)).exists())
-    try:
+    with writing(place, "nothing was changed"):
         place.mkdir(parents=True)
         for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):
             if (folder / name).exists():
                 shutil.copy(folder / name, place / name)
         shutil.copytree(folder / PROVENANCE, place / PROVENANCE, dirs_exist_ok=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {place}: {error.strerror}; nothing was changed") from None
     return place
 
 

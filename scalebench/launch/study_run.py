@@ -14,12 +14,11 @@ from typing import Any
 from scalebench.analysis.loading import read_trials
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
+from scalebench.launch.machine import at_the_speed_of, given_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
-from scalebench.launch.reporter import Reporter, Tally
-from scalebench.launch.stopping_rule import StoppingRule
+from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import Sweep, is_simulated, is_trial
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
@@ -136,15 +135,15 @@ class StudyRun:
         with suppress(AbandonedError):
             charged = any(is_simulated(run_id) for run_id, _ in self._store.tried())
             scaled = any(is_simulated(run_id) and not is_trial(run_id) for run_id, _ in self._store.completed())
-            cost_model = self._cost_model(charged=charged)
+            machine = self._machine(charged=charged)
             with self._interruption.runs_under_way():
-                if self.trials.left() and not self._tune(cost_model, jobs):
+                if self.trials.left() and not self._tune(machine, jobs):
                     return
                 self._make_real()
-                if cost_model is not None:
+                if machine is not None:
                     if not scaled:
-                        cost_model = at_the_speed_of(self.plan.study, cost_model, self._references, self.folder)
-                    self._make_virtual(cost_model, jobs)
+                        machine = at_the_speed_of(self.plan.study, machine, self._references, self.folder)
+                    self._make_virtual(machine, jobs)
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
@@ -156,30 +155,28 @@ class StudyRun:
         runs = [Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in self._planned()]
         keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
 
-    def _cost_model(self, *, charged: bool) -> Machine | None:
-        """Measure or read the cost model of virtual runs; None if no such run is left, or it cannot be measured now."""
+    def _machine(self, *, charged: bool) -> Machine | None:
+        """Measure or read the machine of virtual runs; None if no such run is left, or it cannot be measured now."""
         if not self._left(virtual=True) and not self.trials.left():
             return None
         if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
         try:
-            return cost_model_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+            return machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
         except DisturbedError as error:
             self._reporter.note(f"nothing is simulated: {error}")
             return None
 
-    def _tune(self, cost_model: Machine | None, jobs: int) -> bool:
+    def _tune(self, machine: Machine | None, jobs: int) -> bool:
         """Make the trials; return True if all have their results and the runs the values of the best."""
-        if cost_model is None:
+        if machine is None:
             return False
 
         def announce(runs: Sequence[Run]) -> None:
             self._reporter.phase("trials of tuning", len(runs))
 
-        self._simulate(
-            self.trials.left, announce, Simulator(cost_model, self.plan.validation.folders, self.folder), jobs
-        )
+        self._simulate(self.trials.left, announce, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
         if self.trials.left() or self._only_failed or self.tally.failed:
             return False
         self.rule = self._take_over()
@@ -193,8 +190,7 @@ class StudyRun:
             failed_before = len(self.tally.failed)
             logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             try:
-                launch(
-                    runs,
+                Launcher(
                     self.plan.prepared.folders,
                     ranks=max(run.workers for run in runs),
                     work_dir=logs,
@@ -205,7 +201,7 @@ class StudyRun:
                     stopping=self._stopping,
                     more=self._next_block if self.rule.grows else None,
                     warmup_runs=self.plan.study.warmup_runs,
-                )
+                ).launch(runs)
             finally:
                 if len(self.tally.failed) == failed_before:
                     shutil.rmtree(logs, ignore_errors=True)
@@ -214,16 +210,16 @@ class StudyRun:
                 else:
                     _redact_logs(logs)
 
-    def _make_virtual(self, cost_model: Machine, jobs: int) -> None:
+    def _make_virtual(self, machine: Machine, jobs: int) -> None:
         """Make the virtual runs, `jobs` at a time."""
-        simulator = Simulator(cost_model, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
+        simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
         self._simulate(lambda: self._left(virtual=True), self._announce, simulator, jobs)
 
     def _simulate(
         self, left: Callable[[], list[Run]], announce: Callable[[Sequence[Run]], None], simulator: Simulator, jobs: int
     ) -> None:
         """Simulate the runs that are `left`, except those on engines whose costs could not be measured."""
-        unknown = frozenset() if self.plan.study.noisy else simulator.cost_model.engines.disturbed
+        unknown = frozenset() if self.plan.study.noisy else simulator.machine.engines.disturbed
         if unknown:
             self._reporter.note(
                 f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "

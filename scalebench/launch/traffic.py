@@ -14,7 +14,7 @@ from scalebench.pricing.recording import meta_model, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.records.schema import RunRow
 from scalebench.strategies import registry
-from scalebench.study.spec import Run, Study
+from scalebench.study.spec import Run
 
 
 @dataclass(frozen=True)

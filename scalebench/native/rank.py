@@ -22,11 +22,11 @@ import torch
 
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import EngineError, RunError, in_one_line
+from scalebench.native.connection import meet
 from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import REFUSED, EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
-from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome

@@ -15,10 +15,10 @@ from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 from scalebench.study.validation import read_mapping
 
-PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
+PUBLISHED, SCALES, CLAIMS, WHAT_IFS = "published.csv", "scales.yaml", "claims.yaml", "what_if.yaml"
 SCALE_NAMES = ("smoke", "laptop", "cluster")
 _OWN = "laptop"  # the scale at which a study keeps its own name
-_NOT_STUDIES = (SCALES, CLAIMS, "machine.yaml")
+_NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, "machine.yaml", "device.yaml")
 
 
 @dataclass(frozen=True)

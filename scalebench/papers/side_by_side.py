@@ -16,7 +16,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
 from scalebench.papers.catalog import Paper
-from scalebench.papers.laws import fitted
+from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
 
@@ -44,7 +44,7 @@ def pair_up(paper: Paper, rows: Iterable[Published], results: Mapping[str, Resul
     for row in rows:
         if row.study == "":
             pairs.append(Pair(row, None, "no counterpart"))
-        elif (law := fitted(paper.folder, row)) is not None:
+        elif (law := without_run(paper.folder, row.study, row.quantity, row.workers)) is not None:
             pairs.append(Pair(row, law))
         elif row.study not in results:
             pairs.append(Pair(row, None, "not run"))
@@ -74,15 +74,16 @@ def with_interval(one: Obtained) -> str:
 
 
 def draw(pairs: Sequence[Pair], picture: Path) -> bool:
-    """Draw published and obtained values against workers, a panel for each quantity with two published values or more.
+    """Draw published and obtained values, a panel for each quantity: against workers, or by strategy at one count.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG `picture`; returns False if there is no such quantity.
+    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG `picture`;
+    returns False if there is no such quantity.
     """
     panels: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.published.workers and math.isfinite(pair.published.value) and pair.obtained is not None:
             panels.setdefault(pair.published.quantity, []).append(pair)
-    panels = {name: own for name, own in panels.items() if len({pair.published.workers for pair in own}) > 1}
+    panels = {name: own for name, own in panels.items() if len({_place(pair) for pair in own}) > 1}
     if not panels:
         return False
     columns = min(3, len(panels))
@@ -92,7 +93,8 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
         for axis, (name, own) in zip(axes, panels.items(), strict=False):
-            _panel(axis, name, own, labels)
+            draw_panel = _by_strategy if len({pair.published.workers for pair in own}) == 1 else _panel
+            draw_panel(axis, name, own, labels)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         handles = {
@@ -101,6 +103,25 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
         figure.savefig(picture, metadata={"Date": None})
     return True
+
+
+def _place(pair: Pair) -> tuple[str, int | None]:
+    return pair.published.strategy, pair.published.workers
+
+
+def _by_strategy(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+    colour = _COLOURS[labels.setdefault("", len(labels)) % len(_COLOURS)]
+    strategies = list(dict.fromkeys(pair.published.strategy for pair in own))[::-1]
+    for pair in own:
+        if pair.obtained is not None:
+            y, kind = strategies.index(pair.published.strategy), pair.obtained.execution.split()[0]
+            axis.plot(pair.published.value, y, "x", color=colour, alpha=0.5, markeredgewidth=3, label="published")
+            axis.plot(pair.obtained.value, y, "o", color=colour, fillstyle=FILLS.get(kind, "none"),
+                      label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
+            if is_interval(pair.obtained.low, pair.obtained.high):
+                axis.hlines(y, pair.obtained.low, pair.obtained.high, color=colour, linewidth=1)
+    axis.set_yticks(range(len(strategies)), strategies)
+    axis.set_title(f"{name.replace('_', ' ').replace('@', ' ')}, {own[0].published.workers} workers")
 
 
 def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 
 class Measurement(BaseModel):
@@ -95,7 +95,7 @@ class Calibration(BaseModel):
 def save_text(text: str, path: Path) -> None:
     """Write `text` whole, or raise ResultsError."""
     try:
-        write_whole(path, text)
+        write_atomic(path, text)
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
 

@@ -11,12 +11,12 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.records.attempts import Attempts
-from scalebench.records.cells import to_text
 from scalebench.records.folder import PLANNED, RUNS
+from scalebench.records.table import to_text
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _PLANNED = ("run_id", "config_hash", "group")
 _NEWEST = 2000  # attempts from which the pace is estimated
@@ -86,12 +86,8 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
         content["begun_in"] = _seen_from(folder, begun_in)
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
-    try:
-        write_whole(folder / PLANNED, json.dumps(content) + "\n")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write {folder / PLANNED}: {error.strerror}; choose another --output folder"
-        ) from None
+    with writing(folder / PLANNED, "choose another --output folder"):
+        write_atomic(folder / PLANNED, json.dumps(content) + "\n")
 
 
 def begun_in(folder: Path) -> Path | None:

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from scalebench.errors import ResultsError
-from scalebench.records.cells import from_line, to_text
+from scalebench.errors import ResultsError, reading
 from scalebench.records.limits import (
     LARGEST,
     METRICS,
@@ -26,7 +25,7 @@ from scalebench.records.limits import (
     range_of,
 )
 from scalebench.records.schema import RunRow, columns, kinds
-from scalebench.records.table import bad_cell, check_header, check_version
+from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
@@ -39,10 +38,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
             by file, line and column).
     """
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     data = data[: data.rfind(b"\n") + 1]
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:

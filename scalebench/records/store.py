@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, reading, writing
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 
 class Store:
@@ -142,10 +142,8 @@ class Store:
     def _replace(self, name: str, text: str) -> Path:
         """Replace a file atomically."""
         path = self.folder / name
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
+        with writing(path):
+            write_atomic(path, text)
         return path
 
 
@@ -161,16 +159,11 @@ def drop_simulated(folder: Path) -> None:
         writer = csv.DictWriter(text, columns(row_type), lineterminator="\n")
         writer.writeheader()
         writer.writerows(row for run_id, row in _rows(folder / name) if run_id not in dropped)
-        try:
-            write_whole(folder / name, text.getvalue())
-        except OSError as error:
-            raise ResultsError(f"cannot write {folder / name}: {error.strerror}") from None
+        with writing(folder / name, ""):
+            write_atomic(folder / name, text.getvalue())
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
     """Return (run_id, cells) of each row of `path`."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return [(row["run_id"], row) for row in csv.DictReader(file)]
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        return [(row["run_id"], row) for row in csv.DictReader(file)]

@@ -98,7 +98,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
     return found
 
 
-def recipe(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
+def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
     """Return the commands, files and checksums for repeating the study."""
     folder = results.folder
     study = redact(_text(folder / "study.yaml"), names=False)

@@ -20,8 +20,8 @@ from pydantic import (
 
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.parsing import parse_share, parse_workers
-from scalebench.study.strict import StrictModel
 from scalebench.study.tuning import Tune, unknown_key
+from scalebench.study.validation import StrictModel
 
 Execution = Literal["native", "paced", "virtual", "modelled"]
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price

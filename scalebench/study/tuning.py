@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
 from scalebench.errors import nearest
 from scalebench.study.parsing import parse_share
-from scalebench.study.strict import StrictModel
+from scalebench.study.validation import StrictModel
 
 TUNABLE = ("lr", "lr_decay", "lr_decay_every", "lr_warmup_epochs")  # keys of a study; the others are options
 RESULTS_OF_A_TRIAL = ("completed", "diverged", "timeout")  # statuses after which a trial is not repeated

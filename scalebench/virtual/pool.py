@@ -30,7 +30,7 @@ class Simulator:
     `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them.
     """
 
-    cost_model: Machine
+    machine: Machine
     folders: dict[int, Path]
     weights_folder: Path
     fail_fast: bool = False
@@ -42,7 +42,7 @@ class Simulator:
             return found
         try:
             for run, outcome, weights in simulate_alike(
-                runs, open_dataset(self.folders[runs[0].workers]), self.cost_model
+                runs, open_dataset(self.folders[runs[0].workers]), self.machine
             ):
                 if run.save_weights and weights:
                     save_weights(self.weights_folder, run.run_id, weights["initial"], weights["final"])

@@ -81,6 +81,7 @@ def test_latex_table_has_rules_caption_and_label(folder, invoke):
         r"\begin{tabular}{lrrr}",
         r"\label{tab:mine}",
         r"\caption{Strong",
+        r"\parbox{\linewidth}{\scriptsize ",
     ):
         assert part in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]

@@ -18,8 +18,8 @@ KILLS = int(os.environ.get("SCALEBENCH_KILLS", "12"))
 RUNS, EPOCHS = 2 * (1 + 5 * 3), 2
 AIMS = ("any moment", "a run", "a run", "a row")
 PHASES = {  # what stands in the stack of a command that is killed -> what it was doing; the first that is found
-    "calibrating": ("in cost_model_for",),
-    "writing": ("in append", "in _write", "in write_whole"),
+    "calibrating": ("in machine_for",),
+    "writing": ("in append", "in _write", "in write_atomic"),
     "in a run": ("in simulate_alike",),
     "between runs": ("in run_virtual",),
     "done": ("in _summarise",),
