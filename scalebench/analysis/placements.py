@@ -97,6 +97,7 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "source": f"placements: {name}",
                     "series": f"{name} on {row.placement}",
                     "system": "",
+                    "execution": "published",
                     "strategy": "data parallel",
                     "model": name,
                     "quantity": "step_time",

@@ -56,6 +56,7 @@ def calibrate(
     goes on with what is missing; further sizes (--batch) are added to the file.
     """
     from scalebench.cli.progress import watching
+    from scalebench.cluster.fitting import fit_engine
     from scalebench.launch.machine_file import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
@@ -74,4 +75,7 @@ def calibrate(
         f"{output}: {found.measured}; {counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside "
         f"{loads} busy workers; {', '.join(engines) or 'no engine'}"
     )
+    for engine in engines:
+        if (fit := fit_engine(found.engines, engine)) is not None:
+            click.echo(f"{engine} between nodes: {fit}")
     return 0

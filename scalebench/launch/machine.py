@@ -64,14 +64,14 @@ def machine_for(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
-        return _machine(_keep_given(study, given, runs, path, note), plan, runs)
+        return machine_of(_keep_given(study, given, runs, path, note), plan, runs)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
     complete = _complete_engines if study.device_step_time is not None else _complete
-    return _machine(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+    return machine_of(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
 def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
@@ -238,8 +238,9 @@ def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
     return joined([inside, between])
 
 
-def _machine(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
-    if plan.study.device_step_time is not None:
+def machine_of(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
+    """Return what charges virtual `runs`: `calibration`, and the step times that the study or its cluster states."""
+    if plan.study.device_step_time is not None or plan.cluster.compute != "this-machine":
         return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
     return Machine(
         plan.cluster, calibration.engines, calibration.tables, calibration.operations, calibration.reference_s
