@@ -139,9 +139,9 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
             reduce = partial(torch.distributed.all_reduce, bucket)
             samples += rounds.together(("reduce alone", 0), reduce, engine)
         else:
-            reduce = _lone_allreduce()
-            samples += rounds.one_by_one(("cycle", 4), reduce, _CYCLES)
-            samples += rounds.after_computing(("horovod alone", 4), reduce)
+            allreduce = _lone_allreduce()
+            samples += rounds.one_by_one(("cycle", 4), allreduce, _CYCLES)
+            samples += rounds.after_computing(("horovod alone", 4), allreduce)
         del wrapped
     group.Free()
     return samples
