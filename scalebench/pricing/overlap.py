@@ -85,7 +85,8 @@ class Stream:
     def _next_share(self, workers: int) -> float:
         """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
         self.steps += 1
-        return (self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1))
+        share: float = (self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1))
+        return share
 
     def _buckets(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
