@@ -92,9 +92,12 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
         figure = Figure(figsize=(3.2 * columns, 2.5 * rows + 0.5), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
+        variants = {pair.published.strategy for own in panels.values() for pair in own}
         for axis, (name, own) in zip(axes, panels.items(), strict=False):
-            draw_panel = _by_strategy if len({pair.published.workers for pair in own}) == 1 else _panel
-            draw_panel(axis, name, own, labels)
+            if len({pair.published.workers for pair in own}) == 1:
+                _by_strategy(axis, name, own, labels)
+            else:
+                _panel(axis, name, own, labels, variants)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         handles = {
@@ -124,20 +127,27 @@ def _by_strategy(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -
     axis.set_title(f"{name.replace('_', ' ').replace('@', ' ')}, {own[0].published.workers} workers")
 
 
-def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+def _label(strategy: str, variants: Iterable[str], what: str) -> str:
+    """Return the legend's text, with the options of `strategy` only where another of its `variants` is drawn."""
+    bare = strategy.partition("(")[0]
+    alone = sum(other.partition("(")[0] == bare for other in variants) == 1
+    return ", ".join(filter(None, [bare if alone else strategy, what]))
+
+
+def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variants: Iterable[str]) -> None:  # type: ignore[no-untyped-def]
     for strategy in dict.fromkeys(pair.published.strategy for pair in own):
         pairs = [pair for pair in own if pair.published.strategy == strategy]
         colour = _COLOURS[labels.setdefault(strategy, len(labels)) % len(_COLOURS)]
         x = [pair.published.workers or 0 for pair in pairs]
         axis.plot(x, [pair.published.value for pair in pairs], "x-", color=colour, alpha=0.5, linewidth=3,
-                  label=f"{strategy}, published")  # fmt: skip
+                  label=_label(strategy, variants, "published"))  # fmt: skip
         for execution in dict.fromkeys(pair.obtained.execution for pair in pairs if pair.obtained):
             some = [(pair.published.workers or 0, pair.obtained) for pair in pairs
                     if pair.obtained and pair.obtained.execution == execution]  # fmt: skip
             kind = execution.split()[0]
             axis.plot([at for at, _ in some], [one.value for _, one in some], "o:", color=colour,
                       fillstyle=FILLS.get(kind, "none"),
-                      label=f"{strategy}, ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
+                      label=_label(strategy, variants, f"ours: {EXECUTION_WORDS.get(kind, kind)}"))  # fmt: skip
             for at, one in some:
                 if is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)

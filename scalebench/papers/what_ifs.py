@@ -18,8 +18,7 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.spec import Component
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 
 class WhatIf(StrictModel):

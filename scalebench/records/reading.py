@@ -158,8 +158,8 @@ def _check_start_times(path: Path, moments: pd.Series[str]) -> None:
 
 def _check_tuned(path: Path, texts: pd.Series[str]) -> None:
     """Refuse cells that do not say which keys were tuned."""
-    valid = {text: _is_object(text) for text in texts.dropna().unique()}
-    bad = texts.map(lambda text: pd.notna(text) and not valid[text]).astype(bool)
+    wrong = {text for text in texts.dropna().unique() if not _is_object(text)}
+    bad = texts.isin(wrong)
     _refuse(path, texts.to_frame("tuned"), "tuned", bad, "a JSON object")
 
 

@@ -25,7 +25,7 @@ def rows_of(
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
     overrun = _mean(worker.paced_overrun for worker in workers)
-    measured = {
+    measured: dict[str, Any] = {
         "attempt": attempt,
         "status": outcome.status,
         "error": outcome.error or None,

@@ -10,8 +10,8 @@ from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
 from scalebench.papers.catalog import find_paper
-from scalebench.papers.claims import Claim, judge
-from scalebench.papers.obtained import obtain
+from scalebench.papers.claims import Check, Claim, judge
+from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.page import write_page
 from scalebench.papers.published import COLUMNS, read_published
 from scalebench.records.store import Store
@@ -173,3 +173,22 @@ def test_redraw_runs_nothing_and_writes_a_page_of_each_paper(paper, results, tmp
     page = (tmp_path / "plots" / "mine" / "index.md").read_text()
     assert "1 study at scale laptop" in page
     assert "not run" in page
+
+
+def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
+    (paper.folder / "what_if.yaml").write_text(
+        "planes:\n  links:\n    description: By the speed of links.\n    model: alexnet\n    cluster: juwels-booster\n"
+        "    step_time: 0.1\n    samples: 4096\n    vary: ['link-bandwidth=0.001,1']\n"
+    )
+    page = write_page(paper, {}, "laptop", tmp_path / "plots")
+    text = page.read_text()
+    assert "## What if: links\n\nBy the speed of links.\n\n- 2 cells, modelled:" in text
+    assert "- bound by network bandwidth: 50 % of the cells" in text
+    assert (page.parent / "what-if-links.svg").is_file()
+
+
+def test_a_check_with_both_bounds_is_a_range():
+    check = Check(study="fig1", quantity="efficiency", at_least=0.85, at_most=0.95)
+    assert check.bound == "0.850 to 0.950"
+    for low, high, holds in ((0.86, 0.94, True), (0.96, 0.99, False), (0.7, 0.8, False), (0.9, 0.99, None)):
+        assert check.holds(Obtained((low + high) / 2, low, high, "modelled", 3)) is holds
