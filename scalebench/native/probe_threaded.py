@@ -136,7 +136,7 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
         samples += _over_reference(rounds, ("together", 0), wrapped)
         if engine == "gloo":
             bucket = torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
-            reduce = partial(torch.distributed.all_reduce, bucket)
+            reduce: Operation = partial(torch.distributed.all_reduce, bucket)
             samples += rounds.together(("reduce alone", 0), reduce, engine)
         else:
             allreduce = _lone_allreduce()
