@@ -16,11 +16,14 @@ from scalebench.cluster.network import Network
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
-from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.charges import EqualWorkers
+from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import TimeModel, gradients_of, step_table
-from scalebench.pricing.equal_workers import COLUMNS, Machines, Program, Serving, walk
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
+from scalebench.pricing.price import Ledger, walk
+from scalebench.pricing.program import Program, is_lock_step, programs_of
+from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
@@ -28,9 +31,11 @@ from scalebench.strategies.base import Setting, Strategy
 from scalebench.strategies.parameter_server import ParameterServerStrategy
 from scalebench.strategies.server_rules import Elastic
 from scalebench.study.spec import Component, Run
+from scalebench.system.clock import Task
 
 Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
+_COLUMNS = 7  # of Times, without `queued`
 SERIAL = Component(name="serial")
 SGD = Component(name="sgd", options={"momentum": 0.9})
 
@@ -73,11 +78,15 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of whole trainings, each (cases,): see `equal_workers.COLUMNS`; `queued` where a queue binds."""
+    """Seconds of whole trainings, each (cases,): that of the last worker, of others the mean; see `price.Ledger`.
+
+    `other` are those of operations of the strategy; `queued` is True where a queue binds.
+    """
 
     time: Floats
     compute: Floats
     data: Floats
+    other: Floats
     comm: Floats
     wait: Floats
     transfer: Floats
@@ -85,10 +94,13 @@ class Times(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The programs of an excerpt, one for each length of an epoch, and a schedule for its memory."""
+    """The programs of the recorded workers in an excerpt, for each length of an epoch, and a schedule of one."""
 
     excerpt: Excerpt
-    programs: list[Program]
+    programs: list[list[Program]]
+    workers: int
+    recorded: int
+    serving: Serving | None
     schedule: Schedule
 
 
@@ -126,7 +138,7 @@ class Predictor:
             UsageError: the strategy, or the batch, does not suit this number of workers.
         """
         shapes = [self.workload.batches(workers, case.batch) for case in cases]
-        columns, queued = np.empty((len(COLUMNS), len(cases))), np.zeros(len(cases), dtype=bool)
+        columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
         groups: dict[object, tuple[Recorded, list[int]]] = {}
         for place, (steps, _) in enumerate(shapes):
             recorded = self._recorded(strategy, workers, steps)
@@ -137,13 +149,11 @@ class Predictor:
             machines = self._machines(strategy, recorded, chosen, sizes)
             if recorded.excerpt.joined:
                 machines = machines.with_joined(steps_of)
-            walks = [walk(program, machines) for program in recorded.programs]
-            ledgers = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
-            columns[:, places] = ledgers
+            walks = [_walked(programs, recorded, machines) for programs in recorded.programs]
+            columns[:, places] = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
-        time, compute, data, comm, wait, transfer = columns
-        return Times(time, compute, data, comm, wait, transfer, queued)
+        return Times(*columns, queued)
 
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""
@@ -176,11 +186,12 @@ class Predictor:
                 gate = strategy.gate(workers, total)
                 in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
                 serving = Serving(strategy.servers(workers), in_rounds)
-            programs = []
-            for length in excerpt.steps:
-                schedules = self._schedules(run, strategy, EvenPlan(workers, length), per_node)
-                programs.append(Program.of(schedules, workers, serving))
-            self._programs[key] = Recorded(excerpt, programs, schedules[0])
+            schedules = [
+                self._schedules(run, strategy, EvenPlan(workers, length), per_node) for length in excerpt.steps
+            ]
+            programs = [programs_of(each) for each in schedules]
+            count = len(schedules[0])
+            self._programs[key] = Recorded(excerpt, programs, workers, count, serving, schedules[0][0])
         return self._programs[key]
 
     def _schedules(self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int) -> list[Schedule]:
@@ -224,17 +235,19 @@ class Predictor:
 
     def _machines(
         self, component: Component, recorded: Recorded, cases: Sequence[Case], sizes: Sequence[float]
-    ) -> Machines:
+    ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine = self.strategy(component).engines[0]
-        operations = recorded.programs[0].operations[0]
-        overlaps = any(op.event is not None and op.event.overlap is not None for op in operations)
+        overlaps = any(event.overlap is not None for event in recorded.schedule.events)
         costs = [self._costs_on(case.platform, engine, overlaps=overlaps) for case in cases]
         seconds = [self._step_seconds(case.platform.device, size) for case, size in zip(cases, sizes, strict=True)]
-        forward, backward, update = np.array(seconds).T
+        tasks = np.zeros((len(Task), len(cases)))
+        steps = np.array(seconds).T
+        tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]] = steps
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
-        data = np.maximum(0.0, reading - (forward + backward + update))
-        return Machines(costs, forward, backward, update, data, np.array([case.platform.jitter for case in cases]))
+        tasks[Task.DATA] = np.maximum(0.0, reading - steps.sum(axis=0))
+        jitter = np.array([case.platform.jitter for case in cases])
+        return EqualWorkers(Prices(costs), tasks, jitter, [{}] * len(cases))
 
     def _costs_on(self, platform: Platform, engine: str, *, overlaps: bool) -> Costs:
         links, engines = platform.cluster.links, id(platform.engines)
@@ -256,6 +269,26 @@ class Predictor:
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
         return self._steps[key][1]
+
+
+def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return cumulative columns of `Times` after each epoch and after the end, (epochs + 1, columns, M), and where a
+    queue binds."""
+    queue = None
+    if not is_lock_step(recorded.schedule):
+        update = machines.tasks[Task.UPDATE]
+        queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
+    ledgers = walk(programs, machines, recorded.recorded, queue)
+    bound = queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
+    return np.array([_columns(ledger) for ledger in ledgers]), bound
+
+
+def _columns(ledger: Ledger) -> Floats:
+    seconds = ledger.seconds.mean(axis=-1)
+    compute = seconds[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
+    data = seconds[Task.DATA] + seconds[Task.SHUFFLE]
+    means = ledger.wait.mean(axis=-1), ledger.transfer.mean(axis=-1)
+    return np.array([ledger.now.max(axis=-1), compute, data, seconds[Task.OTHER], seconds[Task.COMM], *means])
 
 
 def _shape(parameters: int, columns: int) -> tuple[int, ...]:

@@ -111,16 +111,18 @@ class StepTimes:
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
     def _task_seconds(self, task: Task, samples: int) -> float:
-        """Return seconds of `task` on a batch of `samples`, linear between and beyond the measured sizes."""
+        """Return seconds of `task` on a batch of `samples`."""
+        return float(self.seconds(task, np.array(samples)))
+
+    def seconds(self, task: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond."""
         if task == Task.SHUFFLE:
             return self.table.shuffle_s_per_sample * samples
         if task not in STEP_TASKS:
-            return 0.0
-        column = self._seconds[:, STEP_TASKS.index(task)]
-        largest = float(self._sizes[-1])
-        if samples > largest:
-            return float(column[-1]) * samples / largest
-        return float(np.interp(samples, self._sizes, column))
+            return np.zeros(samples.shape)
+        column = self._seconds[:, STEP_TASKS.index(Task(task))]
+        beyond = np.maximum(1.0, samples / float(self._sizes[-1]))
+        return np.interp(samples, self._sizes, column) * beyond
 
 
 def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,7 +18,8 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.price import NotLockStepError, is_lock_step, price
+from scalebench.pricing.price import NotLockStepError, price
+from scalebench.pricing.program import is_lock_step
 from scalebench.pricing.recording import Recordings, RecordingWorker, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
