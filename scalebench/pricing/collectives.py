@@ -13,6 +13,7 @@ from scipy.special import ndtri
 from scalebench.pricing.charges import Machines
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.overlap import Stream, buckets_end
+from scalebench.pricing.program import Step
 from scalebench.pricing.schedule import Event, Ints, Partition
 
 Floats = NDArray[np.float64]
@@ -127,6 +128,32 @@ class Collectives:
         here = ready[groups.labels]
         for kept, found in ((meeting.latest, latest), (meeting.ends, ends), (meeting.costs, cost)):
             kept[:, here] = found[:, groups.labels[here]]
+
+    def ends_together(
+        self, steps: Sequence[Step], taken: Floats, latest: Floats, seconds: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the ends and costs of collectives of all workers, (steps, M), from the end of the one before each.
+
+        `taken` (steps, M, workers) is the compute before each, which lasts until `latest` (steps, M) on the last one;
+        `seconds` are those of the events of the epoch.
+        """
+        ends, costs = np.empty_like(latest), np.empty_like(latest)
+        kinds: dict[object, list[int]] = defaultdict(list)
+        for place, (event, *_) in enumerate(steps):
+            assert event is not None
+            kinds[event.kind, event.amount, event.root, event.overlap].append(place)
+        for places in kinds.values():
+            event = steps[places[0]].event
+            assert event is not None
+            ends[places], costs[places] = latest[places], self._cost(event, event.members)
+            if event.overlap is not None and len(event.members) > 1:
+                backward = seconds[[steps[place].backward for place in places]]
+                begins = taken[places] + (latest[places] - taken[places].max(axis=2))[:, :, None] - backward
+                end, costs[places] = buckets_end((begins, backward), event.overlap, self.prices, event.members)
+                ends[places] = np.maximum(latest[places], end)
+            else:
+                ends[places] += costs[places]
+        return ends, costs
 
     def _cost(self, event: Event, members: Sequence[int]) -> Floats:
         """Return the seconds of a collective among `members`, (M,)."""

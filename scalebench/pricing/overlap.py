@@ -67,17 +67,17 @@ class Stream:
 
 
 def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequence[int]) -> tuple[Floats, Floats]:
-    """Return the end of DDP's averages on each machine and their cost, (M,), of `passes` (M, workers).
+    """Return the end of DDP's averages on each machine and their cost, (..., M), of `passes` (..., M, workers).
 
     Buckets are fixed in backward order, each reduced when it is complete and the stream is free.
     """
     begins, seconds = passes
-    free = cost = np.zeros(len(prices))
+    free, cost = np.full(len(prices), -np.inf), np.zeros(len(prices))
     for nbytes, release in bucket_plan(tuple(prices.distinct[0].gradients), overlap):
         each = prices.engine_allreduce(nbytes, ranks, overlap.engine)
-        free = np.maximum(free, (begins + release * seconds).max(axis=1)) + each
+        free = np.maximum(free, (begins + release * seconds).max(axis=-1)) + each
         cost = cost + each
-    return np.maximum(free, (begins + seconds).max(axis=1)) + prices.of_engine(overlap.engine, "per_step_s"), cost
+    return np.maximum(free, (begins + seconds).max(axis=-1)) + prices.of_engine(overlap.engine, "per_step_s"), cost
 
 
 @lru_cache(maxsize=64)

@@ -16,8 +16,8 @@ import numpy as np
 
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
-from scalebench.pricing.collectives import Collectives, Meeting
-from scalebench.pricing.program import Program, is_lock_step, programs_of
+from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
+from scalebench.pricing.program import Program, Step, is_lock_step, programs_of
 from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
@@ -123,9 +123,12 @@ class _Walk:
         now = self.ledger.now
         calls: dict[int, int] = defaultdict(int)
         started: dict[int, Meeting] = {}
-        for number, compute, steps in program.epochs:
+        for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
             stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
+            if together and isinstance(at, slice) and not self.machines.slowness:
+                self._all_together(steps, seconds, stretches)
+                steps = []
             for event, place, low, high, stretch, forwards, backward in steps:
                 self.progress += 1
                 if stretch >= 0:
@@ -167,6 +170,36 @@ class _Walk:
                 self.ledger.seconds[task][:, at] += seconds[compute.of_task(task)].sum(axis=0)
             if number is not None:
                 self._close_epoch(number, at)
+
+    def _all_together(self, steps: Sequence[Step], seconds: Floats, stretches: Floats) -> None:
+        """Advance all workers through an epoch whose collectives they leave together.
+
+        With s the compute before a collective of cost c, it ends max(s) + c after the one before.
+        """
+        ledger, spread = self.ledger, self.machines.spread
+        self.progress += len(steps)
+        exchanges = [step for step in steps if step.event is not None]
+        if exchanges:
+            own = np.array([step.stretch for step in exchanges])
+            taken = np.zeros((len(own), *ledger.now.shape))
+            taken[own >= 0] = stretches[own[own >= 0]]
+            began = ledger.now.max(axis=1, keepdims=True)
+            behind = ledger.now - began
+            ledger.now += taken.sum(axis=0)
+            taken[0] += behind
+            latest = taken.max(axis=2)
+            if spread is not None:
+                variance = np.array([step.forwards for step in exchanges])[:, None] * spread**2
+                variance[0] += self.variance.max(axis=1)
+                latest = latest + np.sqrt(variance) * expected_largest(len(exchanges[0].event.members))
+                self.variance[:] = 0.0
+            ends, costs = self.collectives.ends_together(exchanges, taken, latest, seconds)
+            waited = np.maximum(0.0, latest[:, :, None] - taken).sum(axis=0)
+            self._record(slice(None), began + ends.sum(axis=0)[:, None], waited, costs.sum(axis=0)[:, None])
+        if steps and steps[-1].event is None:
+            ledger.now += stretches[steps[-1].stretch]
+            if spread is not None:
+                self.variance += (steps[-1].forwards * spread**2)[:, None]
 
     def _slowly(self, seconds: Floats, ranks: Ints, at: Ints | slice) -> None:
         """Advance event by event, by `seconds` times the slowness at its beginning, which is kept in them."""

@@ -51,11 +51,16 @@ class Step(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """Part of a program up to the end of epoch `number`; None for what follows the last one."""
+    """Part of a program up to the end of epoch `number`; None for what follows the last one.
+
+    `together` is True if every exchange is a collective of all workers that they wait for and leave at the same time,
+    which does not depend on the time before.
+    """
 
     number: int | None
     compute: Compute
     steps: list[Step]
+    together: bool
 
 
 @dataclass(frozen=True)
@@ -136,4 +141,10 @@ def _epoch(number: int | None, events: Sequence[Event], places: range, amounts: 
     close(None, places.stop)
     stretches = np.array(starts, dtype=np.int64)
     compute = Compute(np.array(tasks, dtype=np.int64), amounts[own], numbers, tuple(names), stretches)
-    return Epoch(number, compute, steps)
+    return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
+
+
+def _together(event: Event) -> bool:
+    everyone = event.partition is not None and len(event.partition.sizes) == 1
+    in_cycles = event.overlap is not None and event.overlap.cycle_s > 0 and len(event.members) > 1
+    return everyone and event.blocking and event.kind != "merge" and not in_cycles
