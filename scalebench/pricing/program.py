@@ -81,20 +81,26 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
 
     Worker i has the i-th schedule.
     """
+    keys: dict[int, object] = {}  # of lists of events, which workers share
     alike: dict[object, list[int]] = defaultdict(list)
     for rank, schedule in enumerate(schedules):
-        key: object = rank
-        if len(schedules) > 1 and not any(event.kind == "send" for event in schedule.events):
-            key = tuple([(e.kind, e.blocking, e.name, id(e.partition), e.root) for e in schedule.events])
-        alike[key].append(rank)
+        events = schedule.events
+        if id(events) not in keys:
+            sends = any(event.kind == "send" for event in events)
+            operations = [(e.kind, e.blocking, e.name, id(e.partition), e.root) for e in events]
+            keys[id(events)] = rank if sends else tuple(operations)
+        alike[keys[id(events)]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
 
 
 def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
     events = schedules[0].events
-    amounts = np.array([[event.amount for event in schedule.events] for schedule in schedules]).T
-    if len(schedules) > 1 and (amounts == amounts[:, :1]).all():
-        amounts = amounts[:, :1]
+    distinct = {id(schedule.events): schedule.events for schedule in schedules}
+    rows = {key: np.array([event.amount for event in own]) for key, own in distinct.items()}
+    if len(rows) == 1:
+        amounts = rows[id(events)][:, None]
+    else:
+        amounts = np.stack([rows[id(schedule.events)] for schedule in schedules], axis=1)
     step, begin = 0, 0
     seen_data = False
     ends = [place for place, event in enumerate(events) if event.kind == "epoch"]
