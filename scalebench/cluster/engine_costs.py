@@ -39,8 +39,11 @@ class EngineCost(BaseModel):
     points: list[tuple[NonNegativeFloat, NonNegativeFloat]] = Field(
         default_factory=list, description="(bytes, seconds) of one blocking allreduce, ascending in bytes"
     )
-    negotiation_s: NonNegativeFloat = Field(0.0, description="negotiation of ready tensors, per operation (Horovod)")
+    negotiation_s: NonNegativeFloat = Field(
+        0.0, description="one worker's part of a turn that reduces: waking up, queues, copies (Horovod)"
+    )
     cycle_s: NonNegativeFloat = Field(0.0, description="cycle time between checks for ready tensors (Horovod)")
+    cycle_spread_s: NonNegativeFloat = Field(0.0, description="standard deviation of a cycle's length (Horovod)")
     per_step_s: NonNegativeFloat = Field(
         0.0, description="bookkeeping per training step, such as DDP's hooks and copies"
     )

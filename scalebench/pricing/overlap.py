@@ -1,10 +1,18 @@
 """Completion of gradient averages overlapped with the backward pass, by the rules of Horovod and DDP.
 
 Both have one serial communication stream. A tensor is ready when the slowest worker has computed it.
+
+Horovod's loop turns on each worker by a timer of that worker, once a cycle after its last turn or at the end of that if
+it took longer (RunLoopOnce of Horovod 0.28.1). Turns of equal number meet in a negotiation, which begins with the last
+worker and takes the tensors that were ready on every worker when its own turn began. Timers overshoot by random amounts,
+so that the turns of p workers drift apart, each to any moment of the window that a turn leaves of a cycle: in front of
+the last, the first of the other p - 1 is ahead by a u^(1/(p - 1)) of the window, u uniform. Successive steps have evenly
+distributed u (multiples of the golden ratio): their mean is a continuous function of the time that a step computes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,16 +26,21 @@ from scalebench.pricing.costs import Costs, GradientTensor, Prices
 Floats = NDArray[np.float64]
 Passes = tuple[Floats, Floats]  # begin and seconds of each worker's backward pass, (workers,)
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
+_READY_BITS = 16  # bytes of the negotiation: one bit for each tensor known to all workers
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass
 class Stream:
     """Communication stream of a group.
 
-    `next_cycle` is the next turn of Horovod's loop, `transferred_s` the cost of all its allreduces so far.
+    `next_cycle` is the next turn of Horovod's loop on the last worker, `turn_s` the length of the last one with
+    allreduces, `steps` the number of ends so far, `transferred_s` the cost of all allreduces so far.
     """
 
     next_cycle: float = 0.0
+    turn_s: float = 0.0
+    steps: int = 0
     transferred_s: float = 0.0
 
     def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
@@ -46,24 +59,34 @@ class Stream:
     def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         measured = costs.cost_of(overlap.engine)
-        negotiation = measured.negotiation_s * _growth(len(ranks)) if measured else 0.0
-        slack = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
-        period = overlap.cycle_s + slack
+        overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
+        period = overlap.cycle_s + overshoot
+        spread = math.sqrt(12) * measured.cycle_spread_s if measured else 0.0  # width of a uniform distribution
+        software = measured.negotiation_s if measured else 0.0
+        negotiation = software + costs.allreduce(_READY_BITS, ranks, overlap.engine)
+        share = self._next_share(len(ranks))
         releases = np.array([tensor.release for tensor in costs.gradients])
         sizes = [_travelling(tensor.nbytes, overlap) for tensor in costs.gradients]
         waiting = sorted(zip(_all_ready(passes, releases), sizes, strict=True))
         moment = self.next_cycle
         while waiting:
-            if moment < waiting[0][0]:
-                moment += period * -(-(waiting[0][0] - moment) // period)
-            ready = [nbytes for at, nbytes in waiting if at <= moment]
+            ahead = share * max(period - self.turn_s, spread)
+            if (late := waiting[0][0] + ahead - moment) > 0:
+                moment += period * math.ceil(late / period)
+            ready = [nbytes for at, nbytes in waiting if at + ahead <= moment]
             waiting = waiting[len(ready) :]
             finished = moment + negotiation
             for nbytes in _fused(ready, overlap.bucket_bytes):
                 finished += self._allreduce(nbytes, overlap, costs, ranks)
+            self.turn_s = finished - moment
             moment = max(moment + period, finished)
         self.next_cycle = moment
         return finished + (measured.per_step_s if measured else 0.0)
+
+    def _next_share(self, workers: int) -> float:
+        """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
+        self.steps += 1
+        return (self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1))
 
 
 def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequence[int]) -> tuple[Floats, Floats]:
@@ -121,8 +144,3 @@ def _all_ready(passes: Passes, shares: Floats) -> list[float]:
 
 def _travelling(nbytes: int, overlap: Overlap) -> int:
     return nbytes // 2 if overlap.wire else nbytes
-
-
-def _growth(ranks: int) -> float:
-    """Return the negotiation among p ranks relative to two: ceil(lg p), an assumption; its range is 1 to p / 2."""
-    return float(max(1, (ranks - 1).bit_length()))

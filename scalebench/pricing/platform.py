@@ -84,7 +84,7 @@ def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:
 
 
 def _with_engines(engines: EngineCosts, factor: float) -> EngineCosts:
-    times = ("alpha_s", "message_s", "negotiation_s", "cycle_s", "per_step_s", "alone_s")
+    times = ("alpha_s", "message_s", "negotiation_s", "cycle_s", "cycle_spread_s", "per_step_s", "alone_s")
     entries = []
     for entry in engines.entries:
         scaled: dict[str, object] = {name: value * factor for name in times if (value := getattr(entry, name))}
