@@ -16,6 +16,12 @@ BASELINES = ["allreduce", "horovod", "ddp"]
 VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
 
 
+def numbers(report):
+    """All numbers of a report and its epochs by name; sums in another order differ in their last bits."""
+    epochs = {f"{epoch.epoch} {key}": value for epoch in report.epochs for key, value in asdict(epoch).items()}
+    return {key: value for key, value in (asdict(report) | epochs).items() if isinstance(value, int | float)}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_replay_equals_a_computed_run(make_run, blobs, cost_model, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
@@ -26,16 +32,10 @@ def test_replay_equals_a_computed_run(make_run, blobs, cost_model, workers):
         assert torch.equal(weights["final"], alone_weights["final"])
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
-            assert _numbers(asdict(report)) == pytest.approx(_numbers(asdict(expected)), rel=1e-9, abs=1e-15)
+            assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
         assert [each.metric for each in outcome.evaluations] == [each.metric for each in alone.evaluations]
         assert outcome.facts == alone.facts
         assert outcome.run_id == run.run_id
-
-
-def _numbers(report):
-    """All values of a report by their place; a sum in another order differs in its last bits."""
-    epochs = {f"{n} {key}": value for n, epoch in enumerate(report["epochs"]) for key, value in epoch.items()}
-    return {key: value for key, value in (report | epochs).items() if isinstance(value, int | float)}
 
 
 def test_runs_with_equal_arithmetic_share_it(make_run):
@@ -81,8 +81,8 @@ def test_strategy_is_replayed_or_refuses(make_run, blobs, cost_model, name):
     found = replay(run, blobs, cost_model, Trace.of(computed))
     for report, expected in zip(found.workers, computed.workers, strict=True):
         report.peak_rss_mib = expected.peak_rss_mib = None
-        assert report == expected  # times, synchronisations and bytes, of each epoch too
-    assert found.evaluations == computed.evaluations
+        assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
+    assert [each.metric for each in found.evaluations] == [each.metric for each in computed.evaluations]
     assert found.facts == computed.facts
     slower = replace(cost_model, tables=[table.scaled(2.0) for table in cost_model.tables])
     twice = replay(run, blobs, slower, Trace.of(computed))
