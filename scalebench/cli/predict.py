@@ -43,7 +43,7 @@ _COLUMNS = (  # name, importance for a narrow terminal: the largest is left out 
 )
 @verbosity_options
 def predict(
-    model: str,
+    model: str | None,
     workers: str,
     strategies: tuple[str, ...],
     budget: float | None,
@@ -244,6 +244,7 @@ def _row(predictor: Predictor, point: Point, price: float | None, epochs: float 
         "efficiency": point.efficiency,
         "compute_s": point.compute_s,
         "data_s": point.data_s,
+        "other_s": point.other_s,
         "comm_s": point.exposed_s,
         "hidden_comm_s": point.hidden_s,
         "wait_s": point.wait_s,

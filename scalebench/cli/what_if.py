@@ -35,7 +35,7 @@ _FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
 @click.option("--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="All cells.")
 @verbosity_options
 def what_if(
-    model: str,
+    model: str | None,
     strategy: str,
     workers: int,
     varied: tuple[str, ...],

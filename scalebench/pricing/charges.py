@@ -119,6 +119,7 @@ class EqualWorkers:
     tasks: Floats
     jitter: Floats
     operations: Sequence[Mapping[str, OperationTime]]
+    joined: Floats | None = None  # steps for which one stands, (M,)
     slowness: Mapping[int, Callable[[float], float]] = field(default_factory=dict)
 
     @property
@@ -131,13 +132,16 @@ class EqualWorkers:
         """Return the machines on which a step takes the time of `steps` (M,)."""
         tasks = self.tasks * steps
         tasks[Task.SHUFFLE] = self.tasks[Task.SHUFFLE]
-        return replace(self, tasks=tasks, jitter=self.jitter / np.sqrt(steps))
+        return replace(self, tasks=tasks, jitter=self.jitter / np.sqrt(steps), joined=steps)
 
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, M, 1)."""
         found = self.tasks[compute.tasks]
+        last_update = compute.of_task(Task.UPDATE).max(initial=-1)
         for place in compute.of_task(Task.OTHER).tolist():
             found[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
+            if self.joined is not None and place < last_update:  # a part of the step
+                found[place] *= self.joined
         return found[:, :, None]
 
     def operation_s(self, name: str, messages: int) -> Floats:

@@ -16,9 +16,11 @@ from scalebench.cluster.network import Network
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
-from scalebench.pricing.charges import EqualWorkers
+from scalebench.models.registry import build_model
+from scalebench.pricing.calibration_file import Trained
+from scalebench.pricing.charges import EqualWorkers, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
-from scalebench.pricing.devices import TimeModel, gradients_of, step_table
+from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import Ledger, walk
@@ -51,6 +53,7 @@ class Workload:
     in_all: bool = False
     optimizer: Component = SGD
     dtype: str = "float32"
+    trained: Trained | None = None  # the model itself, where it is more than its layers
 
     def batches(self, workers: int, batch: int | None = None) -> tuple[int, float]:
         """Return the steps of an epoch, and the mean samples of a worker's batch.
@@ -117,16 +120,24 @@ class Predictor:
     @cached_property
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""
-        model, dtype = torch.nn.Module(), getattr(torch, self.workload.dtype)
+        model, dtype, trained = torch.nn.Module(), getattr(torch, self.workload.dtype), self.workload.trained
+        if trained is not None:
+            return build_model(trained.model, trained.input_shape, trained.outputs, trained.task, dtype, 0).to("meta")
         for place, layer in enumerate(self.workload.layers.layers):
             if layer.parameters:
                 tensor = torch.empty(_shape(layer.parameters, layer.n), dtype=dtype, device="meta")
                 model.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
         return model
 
-    @cached_property
-    def _gradients(self) -> list[GradientTensor]:
+    def _gradients(self, workers: int) -> list[GradientTensor]:
         """Gradients, released as on the platform at its batch."""
+        device = self._device(self.platform, workers)
+        if isinstance(device, Measured):
+            return gradients(self._model, device.tables[0].release)
+        return self._modelled_gradients
+
+    @cached_property
+    def _modelled_gradients(self) -> list[GradientTensor]:
         _, samples = self.workload.batches(1)
         table = step_table(self.platform.device, self.workload.layers, [max(1, round(samples))])
         return gradients_of(self.workload.layers, table.release, self.workload.dtype)
@@ -239,33 +250,50 @@ class Predictor:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine = self.strategy(component).engines[0]
         overlaps = any(event.overlap is not None for event in recorded.schedule.events)
-        costs = [self._costs_on(case.platform, engine, overlaps=overlaps) for case in cases]
-        seconds = [self._step_seconds(case.platform.device, size) for case, size in zip(cases, sizes, strict=True)]
+        workers = recorded.workers
+        costs = [self._costs_on(case.platform, engine, workers if overlaps else 0) for case in cases]
+        devices = [self._device(case.platform, workers) for case in cases]
+        seconds = [self._step_seconds(device, size) for device, size in zip(devices, sizes, strict=True)]
         tasks = np.zeros((len(Task), len(cases)))
         steps = np.array(seconds).T
-        tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]] = steps
+        tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE, Task.DATA]] = steps
+        tasks[Task.SHUFFLE] = (
+            self.workload.samples
+            / workers
+            * np.array([device.shuffle_s_per_sample if isinstance(device, Measured) else 0.0 for device in devices])
+        )
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
-        tasks[Task.DATA] = np.maximum(0.0, reading - steps.sum(axis=0))
+        tasks[Task.DATA] += np.maximum(0.0, reading - steps.sum(axis=0))
         jitter = np.array([case.platform.jitter for case in cases])
-        return EqualWorkers(Prices(costs), tasks, jitter, [{}] * len(cases))
+        operations = [case.platform.operations.get(str(component), {}) for case in cases]
+        return EqualWorkers(Prices(costs), tasks, jitter, operations)
 
-    def _costs_on(self, platform: Platform, engine: str, *, overlaps: bool) -> Costs:
+    @staticmethod
+    def _device(platform: Platform, workers: int) -> TimeModel:
+        """Return the device under the load that `workers` put on a node."""
+        if isinstance(platform.device, Measured):
+            return platform.device.under(min(workers, platform.cluster.node.workers_per_node))
+        return platform.device
+
+    def _costs_on(self, platform: Platform, engine: str, overlapping: int = 0) -> Costs:
+        """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""
+        busy = min(overlapping, platform.cluster.node.workers_per_node)
         links, engines = platform.cluster.links, id(platform.engines)
         numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
-        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", overlaps)
+        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy)
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
-            gradients = self._gradients if overlaps else []
-            self._costs[key] = Costs(network, platform.engines, engine, gradients)
+            tensors = self._gradients(overlapping) if overlapping else []
+            self._costs[key] = Costs(network, platform.engines, engine, tensors)
         return self._costs[key]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
-        """Return seconds of the forward pass, the backward pass and the update, between whole batches linear."""
+        """Return seconds of the forward pass, the backward pass, the update and the data, between batches linear."""
         key = (id(device), samples)
         if key not in self._steps:
             low = max(1, math.floor(samples))
             times = [device.times(self.workload.layers, size) for size in sorted({low, max(low, math.ceil(samples))})]
-            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s] for each in times])
+            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s, each.data_s] for each in times])
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
         return self._steps[key][1]
