@@ -44,12 +44,21 @@ class Meeting:
 
     def __init__(self, event: Event, key: tuple[int, int], groups: Groups, shape: tuple[int, int]) -> None:
         self.event, self.key, self.groups = event, key, groups
+        self.others: dict[int, Event] = {}  # of groups whose collective of this number is another one
         self.missing = groups.sizes.copy()
         self.settled = np.zeros(len(self.missing), dtype=bool)
         self.arrivals = np.empty(shape)
         self.late = np.zeros((len(self.missing), shape[0]))  # variance of the slowest member, (groups, M)
         self.passes: Floats | None = None  # seconds of the last backward passes
         self.latest = self.ends = self.costs = self.arrivals
+
+    def kinds(self, labels: Ints) -> list[tuple[Event, Ints]]:
+        """Return the collectives of the groups `labels`, each with its groups."""
+        found: dict[object, tuple[Event, list[int]]] = {}
+        for label in labels.tolist() if self.others else []:
+            event = self.others.get(label, self.event)
+            found.setdefault(_cost_key(event), (event, []))[1].append(label)
+        return [(event, np.array(own)) for event, own in found.values()] or [(self.event, labels)]
 
     def is_complete(self, ranks: Ints) -> bool:
         """Return True if all members of the groups of `ranks` have joined."""
@@ -83,6 +92,8 @@ class Collectives:
             groups = self._groups[id(partition)]
             meeting = self._meetings[key] = Meeting(event, key, groups, self.shape)
         labels = meeting.groups.labels[ranks]
+        if event is not meeting.event and _cost_key(event) != _cost_key(meeting.event):
+            meeting.others |= dict.fromkeys(labels.tolist(), event)
         meeting.arrivals[:, ranks] = now[:, ranks]
         meeting.missing -= np.bincount(labels, minlength=len(meeting.missing))
         if passes is not None:
@@ -115,9 +126,10 @@ class Collectives:
                 for label in labels[ready[labels]].tolist():
                     ends[:, label], cost[:, label] = self._overlapped(meeting, label, latest[:, label])
                 continue
-            seconds = self._cost(event, members)
-            cost[:, labels] = seconds[:, None]
-            ends[:, labels] = latest[:, labels] + seconds[:, None]
+            for each, own in meeting.kinds(labels):
+                seconds = self._cost(each, members)[:, None]
+                cost[:, own] = seconds
+                ends[:, own] = latest[:, own] + seconds
         if len(ready) == 1:
             meeting.latest, meeting.ends, meeting.costs = (
                 np.broadcast_to(each, self.shape) for each in (latest, ends, cost)
@@ -141,7 +153,7 @@ class Collectives:
         kinds: dict[object, list[int]] = defaultdict(list)
         for place, (event, *_) in enumerate(steps):
             assert event is not None
-            kinds[event.kind, event.amount, event.root, event.overlap].append(place)
+            kinds[_cost_key(event)].append(place)
         for places in kinds.values():
             event = steps[places[0]].event
             assert event is not None
@@ -219,6 +231,10 @@ class Collectives:
             message = self.prices.message(nbytes, int(sources[first]), int(ranks[first]))
             seconds[:, inside == same] = message[:, None]
         return seconds
+
+
+def _cost_key(event: Event) -> object:
+    return event.kind, event.amount, event.root, event.overlap
 
 
 @lru_cache

@@ -126,12 +126,12 @@ class StepTimes:
     def seconds(self, task: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond."""
         if task == Task.SHUFFLE:
-            return self.table.shuffle_s_per_sample * samples
+            return np.asarray(self.table.shuffle_s_per_sample * samples, dtype=np.float64)
         if task not in STEP_TASKS:
             return np.zeros(samples.shape)
         column = self._seconds[:, STEP_TASKS.index(Task(task))]
         beyond = np.maximum(1.0, samples / float(self._sizes[-1]))
-        return np.interp(samples, self._sizes, column) * beyond
+        return np.asarray(np.interp(samples, self._sizes, column) * beyond)
 
 
 def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
