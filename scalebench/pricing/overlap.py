@@ -86,7 +86,7 @@ class Stream:
     def _next_share(self, workers: int) -> float:
         """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
         self.steps += 1
-        return (self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1))
+        return float((self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1)))
 
 
 def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequence[int]) -> tuple[Floats, Floats]:

@@ -38,7 +38,7 @@ def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, cost_mo
 def test_groups_that_call_different_collectives_pay_their_own(make_run, blobs, cost_model):
     """DASO's devices take turns, so that the n-th exchange of one group is another one than that of the next."""
     options = {"warm_up_epochs": 1, "cool_down_epochs": 2}
-    run = make_run({"daso-heat": options}, 4, epochs=8, batch_per_worker=2, virtual={"jitter": "none"})
+    run = make_run({"daso-heat": options}, 4, epochs=8, batch_per_worker=3, virtual={"jitter": "none"})
     computed, _ = simulate(run, blobs, cost_model)
     modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, cost_model)
     for found, expected in zip(modelled.workers, computed.workers, strict=True):
