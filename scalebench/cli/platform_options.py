@@ -78,8 +78,13 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
 
     path = flags["calibration"]
     found = read_calibration(Path(path))
-    if found.trained is None or found.measured is None or not found.tables:
-        raise ClusterError(f"calibration: {path} has no step times of a model; write it with: scalebench calibrate")
+    if not found.tables:
+        raise ClusterError(f"calibration: {path} has no step times; write one with: scalebench calibrate")
+    if found.trained is None or found.measured is None:
+        raise ClusterError(
+            f"calibration: {path} does not say what data its model takes, as an earlier version wrote it; "
+            "write another with: scalebench calibrate"
+        )
     own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
     if model is not None and model not in (found.trained.model.name, str(found.trained.model)):
         raise UsageError(f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out")
@@ -152,7 +157,7 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
             raise UsageError(f"--{flag.replace('_', '-')}: expected a number of 0 or more, got {flags[flag]:g}")
     device: TimeModel
     if measured is not None:
-        device = Measured(tuple(measured.tables))
+        device = Measured(tuple(measured.tables), measured.measured.machine if measured.measured else "")
     elif flags["device"] is not None:
         device = Roofline(load_device(flags["device"]), workload.dtype, optimizer_states(workload.optimizer))
     else:

@@ -57,7 +57,8 @@ def predict(
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
 
     Schedules of the strategies are recorded and priced on the cluster, with step times that are stated or a device's
-    roofline. Every number is modelled. Exit code 1 where no point could be predicted.
+    roofline, or as `scalebench calibrate` measured them: --calibration FILE says the model too. Every number is
+    modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
     """
     from scalebench.cli.terminal_table import print_results
     from scalebench.errors import UsageError
@@ -76,6 +77,8 @@ def predict(
     print_results(_table(predictor, grid), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
+    if grid.points and all(point.lacking for point in grid.points):
+        return 2
     return 0 if grid.points else 1
 
 

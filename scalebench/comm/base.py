@@ -73,6 +73,7 @@ class Communicator(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+
     collectives: int
     bytes_sent: int
     calls: int | None

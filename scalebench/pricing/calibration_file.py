@@ -30,8 +30,13 @@ class Measurement(BaseModel):
     cores: int
     torch: str
 
+    @property
+    def machine(self) -> str:
+        """Processor, its cores, and torch."""
+        return f"{self.cpu} ({self.cores} cores, torch {self.torch})"
+
     def __str__(self) -> str:
-        return f"{self.model} in {self.dtype} on {self.cpu} ({self.cores} cores, torch {self.torch})"
+        return f"{self.model} in {self.dtype} on {self.machine}"
 
     def differences(self, other: Measurement, names: Sequence[str]) -> list[str]:
         """Return `name OWN, not OTHER` for each of `names` in which they differ."""

@@ -216,7 +216,8 @@ class Collectives:
         assert event.partition is not None
         levels = range((len(event.partition.labels) - 1).bit_length())
         messages = [self.prices.message(event.amount, 0, 1 << power) for power in levels]
-        return 2 * np.sum(messages, axis=0) + len(levels) * self._machines.operation_s(event.name, 2)
+        merging = len(levels) * self._machines.operation_s(event.name, 2)
+        return np.asarray(2 * np.sum(messages, axis=0) + merging)
 
     def _messages(self, nbytes: int, sources: Ints, ranks: Ints) -> Floats:
         """Return the seconds of a message for each pair (M, pairs), equal for all on one node and for all others."""

@@ -88,10 +88,11 @@ class Measured:
     """
 
     tables: tuple[StepTable, ...]
+    where: str = ""
 
     @property
     def source(self) -> str:
-        return self.tables[0].source.partition(" with ")[0].replace("this machine, measured", "measured")
+        return f"measured{' on ' * bool(self.where)}{self.where}"
 
     @property
     def sizes(self) -> list[int]:
@@ -106,7 +107,7 @@ class Measured:
     def under(self, workers: int) -> Measured:
         """Return the times under the load of so many busy workers of a node."""
         table = table_under(self.tables, workers)
-        return self._alone.setdefault(id(table), Measured((table,)))
+        return self._alone.setdefault(id(table), Measured((table,), self.where))
 
     @cached_property
     def _alone(self) -> dict[int, Measured]:
@@ -118,7 +119,7 @@ class Measured:
 
     def scaled(self, factor: float) -> Measured:
         """Return the times of a machine that takes `factor` times as long."""
-        return Measured(tuple(table.scaled(factor) for table in self.tables))
+        return Measured(tuple(table.scaled(factor) for table in self.tables), self.where)
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)

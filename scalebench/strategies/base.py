@@ -40,6 +40,7 @@ class Worker(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+
     epochs: int
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
