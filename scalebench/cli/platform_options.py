@@ -105,7 +105,7 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
     from scalebench.models.layer_counting import count_model
     from scalebench.models.layers import load_layers
     from scalebench.models.registry import build_model
-    from scalebench.pricing.prediction import Workload
+    from scalebench.pricing.prediction import SGD, Workload
     from scalebench.study.spec import Component
 
     if flags["batch"] is not None and flags["batch_global"] is not None:
@@ -127,8 +127,8 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
         return Workload(layers, samples, epochs, batch, in_all, own.optimizer, dtype, own)
     shape = tuple(int(side) for side in (flags["input_shape"] or "").split("x") if side.isdigit())
     layers = load_layers(flags["layers"] or model, shape)
-    chosen = {"optimizer": Component.model_validate(flags["optimizer"])} if flags["optimizer"] else {}
-    return Workload(layers, flags["samples"] or _SAMPLES, epochs, batch, in_all, **chosen, dtype=dtype)
+    optimizer = Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
+    return Workload(layers, flags["samples"] or _SAMPLES, epochs, batch, in_all, optimizer, dtype)
 
 
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:

@@ -191,7 +191,8 @@ class _Walk:
             if spread is not None:
                 variance = np.array([step.forwards for step in exchanges])[:, None] * spread**2
                 variance[0] += self.variance.max(axis=1)
-                latest = latest + np.sqrt(variance) * expected_largest(len(exchanges[0].event.members))
+                largest = [expected_largest(len(step.event.members)) for step in exchanges if step.event is not None]
+                latest = latest + np.sqrt(variance) * np.array(largest)[:, None]
                 self.variance[:] = 0.0
             ends, costs = self.collectives.ends_together(exchanges, taken, latest, seconds)
             waited = np.maximum(0.0, latest[:, :, None] - taken).sum(axis=0)
