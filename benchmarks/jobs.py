@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ratios import Finding, Goal, finding, show
-from virtual_overhead import make_run, stated_scenery
+from virtual_overhead import make_run, stated_machine
 
 from scalebench.comm.engines import cores
 from scalebench.data.catalog import prepare
@@ -48,7 +48,7 @@ def seconds_of(runs: list[Run], folders: dict[int, Path], jobs: int) -> float:
         began = time.perf_counter()
         run_virtual(
             runs,
-            Simulator(stated_scenery(), folders, Path(folder)),
+            Simulator(stated_machine(), folders, Path(folder)),
             jobs=jobs,
             on_start=lambda run: None,
             on_outcome=lambda run, outcome: ended.append(outcome),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from ratios import Finding, Goal, finding, show
-from virtual_overhead import make_run, stated_scenery
+from virtual_overhead import make_run, stated_machine
 
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
@@ -50,7 +50,7 @@ def simulate_here(strategy: str) -> dict[str, float]:
     from scalebench.virtual.engine import simulate
 
     run = make_run(TRAINING, strategy).model_copy(update={"workers": WORKERS})
-    outcome, _ = simulate(run, open_dataset(prepare(TRAINING, WORKERS)), stated_scenery())
+    outcome, _ = simulate(run, open_dataset(prepare(TRAINING, WORKERS)), stated_machine())
     if outcome.status != "completed":
         raise SystemExit(f"{strategy}: {outcome.status}: {outcome.error}")
     used = resource.getrusage(resource.RUSAGE_SELF)

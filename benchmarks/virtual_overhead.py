@@ -54,12 +54,12 @@ def main(wanted: Sequence[str] = ()) -> Iterator[Finding]:
     torch.set_num_threads(1)
     training = Training(epochs=EPOCHS, evaluate_every=0)
     dataset = open_dataset(prepare(training, WORKERS))
-    cost_model = stated_scenery()
+    machine = stated_machine()
     bare = make_run(training, "allreduce")
     for strategy in strategies(wanted):
         run = make_run(training, strategy.name).model_copy(update={"strategy": strategy})
         comparison = compare(
-            lambda run=run: completed(run, dataset, cost_model),
+            lambda run=run: completed(run, dataset, machine),
             lambda: bare_loop(bare, dataset),
             PAIRS,
             time.process_time,
@@ -75,8 +75,8 @@ def strategies(wanted: Sequence[str] = ()) -> list[Component]:
     return [component for component in every if not wanted or component.name in wanted]
 
 
-def completed(run: Run, dataset: Dataset, cost_model: Machine) -> None:
-    outcome, _ = simulate(run, dataset, cost_model)
+def completed(run: Run, dataset: Dataset, machine: Machine) -> None:
+    outcome, _ = simulate(run, dataset, machine)
     if outcome.status != "completed":
         raise SystemExit(f"{run.strategy}: {outcome.status}: {outcome.error}")
 
@@ -106,7 +106,7 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
             optimizer.step()
 
 
-def stated_scenery() -> Machine:
+def stated_machine() -> Machine:
     """Costs do not matter here: only the wall time of the simulation is looked at."""
     batch = BatchTimes(samples=8, data_s=[1e-6], forward_s=[1e-4], backward_s=[1e-4], update_s=[5e-5])
     table = StepTable(

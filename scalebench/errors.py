@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
@@ -66,6 +67,24 @@ class DivergedError(RunError):
     def __init__(self, message: str, *, everywhere: bool = False) -> None:
         super().__init__(message)
         self.everywhere = everywhere
+
+
+@contextmanager
+def writing(path: object, step: str = "choose another folder with --output") -> Iterator[None]:
+    """Replace an OSError inside by a ResultsError that names `path`, the reason and the next step."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror or error}{step and f'; {step}'}") from None
+
+
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Replace an OSError inside by a ResultsError that names `path` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:

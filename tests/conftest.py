@@ -121,7 +121,7 @@ def make_run() -> Callable[..., Run]:
 
 
 @pytest.fixture
-def cost_model() -> Machine:
+def machine() -> Machine:
     """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
     batch = BatchTimes(samples=8, data_s=[5e-5], forward_s=[3e-4], backward_s=[6e-4], update_s=[5e-5])
     table = StepTable(
@@ -143,13 +143,13 @@ def cost_model() -> Machine:
 
 @pytest.fixture
 def play(
-    make_run: Callable[..., Run], blobs: Dataset, cost_model: Machine
+    make_run: Callable[..., Run], blobs: Dataset, machine: Machine
 ) -> Callable[..., tuple[Outcome, dict[str, Any]]]:
     """Simulate a run on the blobs: `outcome, weights = play("epoch_average", 4, epochs=3)`."""
 
     def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
         dataset = values.pop("data", blobs)
-        place = values.pop("cost_model", cost_model)
+        place = values.pop("machine", machine)
         outcome, weights = simulate(make_run(strategy, workers, **values), dataset, place)
         assert outcome.status == "completed", outcome.error
         return outcome, weights

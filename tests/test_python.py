@@ -45,9 +45,9 @@ def test_unknown_attribute_raises_attribute_error() -> None:
         scalebench.plto  # noqa: B018
 
 
-def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, capsys, cost_model) -> None:
+def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, capsys, machine) -> None:
     monkeypatch.chdir(tmp_path)
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     Path("given.json").write_text(given.model_dump_json())
     Path("study.yaml").write_text(STUDY)
     with pytest.raises(SystemExit) as end:

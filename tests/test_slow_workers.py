@@ -14,13 +14,12 @@ from pydantic import ValidationError
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
-from scalebench.comm.counters import SlowLinks
+from scalebench.comm.counters import SlowLinks, numbers
 from scalebench.comm.engines import available
-from scalebench.comm.event_log import numbers
 from scalebench.comm.in_flight import InFlight
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import expand
 from scalebench.records.rows import rows_of
@@ -194,7 +193,7 @@ def test_slow_link_of_a_missing_cluster_node_is_refused():
             Cluster.model_validate(cluster | slow)
 
 
-def test_slow_links_of_a_study_are_charged(play, cost_model):
+def test_slow_links_of_a_study_are_charged(play, machine):
     study = load_study(None, {}, ["virtual.slow_links={1: 4, 2-0: 8}"])
     assert study.virtual.slow_links == {"1": 4.0, "0-2": 8.0}
     quiet = {"jitter": "none", "ties": "rank"}
@@ -256,11 +255,10 @@ def paced(tmp_path_factory):
     links = expand(linked, load_cluster("ethernet-10g")).runs
     workers = expand(slowed, load_cluster("this-machine")).runs
     outcomes = {}
-    launch(
-        [*links, *workers], {2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
+    Launcher({2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
         on_start=lambda run: None, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
-    )  # fmt: skip
+    ).launch([*links, *workers])  # fmt: skip
     assert {(outcome.status, outcome.error) for outcome in outcomes.values()} == {("completed", "")}
     assert len(outcomes) == len(links) + len(workers)
     return [{run.strategy.name: (run, outcomes[run.run_id]) for run in runs} for runs in (links, workers)]

@@ -47,9 +47,10 @@ def bootstrap_interval(
 
 
 def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Bootstrap intervals of cells of measured times: CELL, `n`, `trimmed_s`, `low_s`, `high_s`, `interval`, `note`.
+    """Trimmed means of measured times with bootstrap intervals, one row per cell.
 
-    Cells below BOOTSTRAP_FROM repetitions have a note instead of numbers.
+    Columns: CELL, `n`, `trimmed_s`, `low_s`, `high_s`, `interval`, `note`. Cells below
+    BOOTSTRAP_FROM repetitions have a note instead of numbers.
 
     Raises:
         UsageError: no cell has enough repetitions.

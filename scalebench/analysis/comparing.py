@@ -62,16 +62,17 @@ Index: TypeAlias = dict[tuple[object, str, int], list[CellRuns]]  # by execution
 
 @cached
 def ratios(results: Results) -> pd.DataFrame:
-    """One row per cell and baseline, under COLUMNS.
+    """Speedups, efficiencies and time reductions, one row per cell and baseline.
 
-    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the ratio is
-    the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N) and the
-    scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is T_baseline / T.
-    `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; `engine_part` and `frequency_part` as
-    above. `paired`: from `n` common rounds of the run order, without the `left_out` rounds in which the two did not run
-    side by side; else from all repetitions, as independent samples. `interval` names the interval, which contains the
-    noise of both. `median_ratio` is the median of the pairs' ratios, with an interval from six pairs. Where a baseline
-    is missing or oversubscribed the numbers are empty and `note` gives the reason.
+    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the
+    ratio is the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N)
+    and the scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is
+    T_baseline / T. `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; against `horovod` and
+    `ddp`, `engine_part` and `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the run
+    order, without the `left_out` rounds in which the two did not run side by side; else from all repetitions, as
+    independent samples. `interval` names the interval, which contains the noise of both. `median_ratio` is the
+    median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing or oversubscribed the
+    numbers are empty and `note` gives the reason.
     """
     table, comparer = sorted(runs_by_cell(results), key=_rank), Comparer(results)
     index: Index = {}
@@ -83,7 +84,7 @@ def ratios(results: Results) -> pd.DataFrame:
 
 
 def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd.DataFrame:
-    """Differences of strategy `a` from `b`, one row per execution, engine and worker count, under DIFFERENCES.
+    """Differences of strategy `a` from `b` in time and metric, one row per execution, engine and worker count.
 
     `ratio` is T(a) / T(b) with `paired`, `left_out` and `interval` as in `ratios`. `test`, `p`, `p_adjusted` (Holm over
     the worker counts) and `significant` are empty where no test is offered; then `repetitions_needed` is the number of
@@ -99,7 +100,7 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
 
 
 def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALPHA) -> pd.DataFrame:
-    """`differences` of every other strategy from `baseline`, concatenated; empty if the baseline did not run.
+    """Differences of every other strategy from `baseline`, as `differences` gives them; empty if that did not run.
 
     The worker counts of each strategy are a family of their own.
     """

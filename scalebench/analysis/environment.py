@@ -101,7 +101,7 @@ def states_steps(results: Results) -> bool:
 
 
 def stated_in_words(results: Results) -> str:
-    """What virtual times at stated step times leave out; empty where step times were measured or nothing is virtual."""
+    """Costs that virtual times at stated step times leave out, as text; empty where step times were measured."""
     several = ((results.runs["execution"] == "virtual") & (results.runs["workers"] > 1)).any()
     return STATED_STEPS if several and states_steps(results) else ""
 

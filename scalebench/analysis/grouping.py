@@ -8,23 +8,28 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
+    LEVEL,
     MEDIAN_FROM,
     METRIC_FROM,
     METRIC_RANGE,
     SAME_METRIC,
     Array,
+    Interval,
     Part,
     half_width,
     interval_name,
     level_of,
+    mean_interval,
     median_interval,
     t_quantile,
 )
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results, cached
+from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.analysis.validation import virtual_error
@@ -167,3 +172,66 @@ def crowding(marked: pd.DataFrame) -> str:
 
 def _workers(counts: tuple[int, ...]) -> str:
     return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"
+
+
+SHARES = ("exposed", "transfer", "waiting")
+
+
+def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame:
+    """The rows of `cells` on several workers whose split was measured, with shares of `train_s` between 0 and 1.
+
+    `exposed` is comm_s / train_s, `waiting` wait_s / train_s (for the last worker to arrive), and `transfer` the
+    difference; each the mean over repetitions, with `_low` and `_high` of a t interval for measured executions, ending
+    at 0 and 1. Communication that compute hides is not in the records.
+    """
+    runs = timed(results)
+    runs = runs[(runs["workers"] > 1) & runs["comm_s"].notna()]
+    runs = runs.assign(exposed=runs["comm_s"] / runs["train_s"], waiting=runs["wait_s"] / runs["train_s"])
+    runs = runs.assign(transfer=runs["exposed"] - runs["waiting"])
+    rows = []
+    for key, own in runs.groupby(CELL, dropna=False, sort=False):
+        row = dict(zip(CELL, key, strict=True))
+        for share in SHARES:
+            found: Interval = mean_interval(own[share], level)
+            row[share] = found.centre
+            if row["execution"] in MEASURED:
+                row |= {f"{share}_low": max(found.low, 0.0), f"{share}_high": min(found.high, 1.0)}
+        rows.append(row)
+    columns = [*CELL, *(f"{share}{end}" for share in SHARES for end in ("", "_low", "_high"))]
+    shares = pd.DataFrame(rows).reindex(columns=columns)
+    return cells(results).merge(shares.astype(dict.fromkeys(CELL[-2:], "Int64")), on=CELL)
+
+
+COSTS = {"time": "train_s", "core-hours": "core_hours"}
+
+
+def non_dominated(cost: ArrayLike, metric: ArrayLike) -> NDArray[np.bool_]:
+    """Mark points (n,) that no other point beats in one of cost and metric and equals or beats in the other.
+
+    Points without a cost or a metric (NaN) are not marked; of equal points all or none are.
+    """
+    x, y = np.asarray(cost, dtype=np.float64), np.asarray(metric, dtype=np.float64)
+    as_good = (x[:, None] <= x) & (y[:, None] >= y)
+    better = as_good & ((x[:, None] < x) | (y[:, None] > y))
+    return np.asarray(np.isfinite(x) & np.isfinite(y) & ~better.any(axis=0))
+
+
+def metric_by_cost(results: Results) -> pd.DataFrame:
+    """The rows of `cells` that have a metric, with core-hours and membership of the fronts.
+
+    `core_hours` with `core_hours_low`, `core_hours_high` are `train_s` and its bounds times the cores of the run; they
+    are NaN where the cores are not known. `train_s_front` and `core_hours_front` mark the non-dominated rows of an
+    execution and engine.
+    """
+    table = cells(results)
+    table = table[table["metric"].notna()].reset_index(drop=True)
+    hours_per_s = table["cost_core_hours"] / table["mean_s"]
+    bounds = {"core_hours": "train_s", "core_hours_low": "low_s", "core_hours_high": "high_s"}
+    table = table.assign(**{name: table[seconds] * hours_per_s for name, seconds in bounds.items()})
+    compared = table[~table["oversubscribed"].astype(bool)]
+    for cost in COSTS.values():
+        marked = pd.Series(False, table.index)
+        for _, own in compared.groupby(["execution", "engine"], sort=False):
+            marked[own.index] = non_dominated(own[cost], own["metric"])
+        table[f"{cost}_front"] = marked
+    return table

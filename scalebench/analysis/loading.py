@@ -35,9 +35,10 @@ T = TypeVar("T")
 class Results:
     """Latest attempts at the runs of one study, with any status, and their epochs.
 
-    `runs` has the columns of runs.csv and `label`, the strategy with its options; `oversubscribed` includes paced runs
-    that missed their pace. `epochs` has the columns of epochs.csv. Do not change either in place: statistics are
-    computed once per Results (`cached`). `repeated` are further rows of runs that `runs` contains.
+    `runs` has the columns of runs.csv and `label`, the strategy with its options except tuned ones; `oversubscribed`
+    includes paced runs that missed their pace. `epochs` has the columns of epochs.csv. Do not change either in place:
+    statistics are computed once per Results (`cached`). `repeated` are further rows of runs that `runs` contains.
+    `trials`, with the columns of `runs`, are the trials of tuning, which are in no other table.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Results:
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     repeated: pd.DataFrame = field(default_factory=pd.DataFrame)
+    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def completed(self) -> pd.DataFrame:
@@ -83,7 +85,8 @@ def load(folder: Path | str) -> Results:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
     """
     folder = Path(folder)
-    runs = read_runs(folder)
+    rows = _read_rows(folder)
+    runs = _runs_in(rows, folder)
     doubled = runs[runs.duplicated(["run_id", "attempt"], keep="last")]
     runs = runs.iloc[sorted(latest_places(runs["run_id"].tolist(), runs["attempt"].tolist()).values())]
     runs, notes = _one_configuration(runs)
@@ -100,24 +103,46 @@ def load(folder: Path | str) -> Results:
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
     epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
     runs, epochs = runs.reset_index(drop=True), epochs.reset_index(drop=True)
-    return Results(folder, runs, epochs, _read_study(folder), notes, repeated)
+    return Results(folder, runs, epochs, _read_study(folder), notes, repeated, _trials_in(rows))
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    """Read all rows of `folder`/runs.csv, with `label` and `oversubscribed` as in Results.
+    """Read all rows of `folder`/runs.csv except trials, with `label` and `oversubscribed` as in Results.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
     """
+    return _runs_in(_read_rows(folder), folder)
+
+
+def read_trials(folder: Path) -> pd.DataFrame:
+    """Read the latest attempt at each trial of tuning, as `read_runs`; empty without any."""
+    return _trials_in(_read_rows(folder))
+
+
+def _runs_in(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    runs = rows[rows["trial"].isna()]
+    if runs.empty:
+        more = f" but {counted(len(rows), 'trial')} of tuning" if len(rows) else ""
+        raise ResultsError(f"{folder / RUNS} holds no runs yet{more}; `scalebench run` fills it")
+    return runs
+
+
+def _trials_in(rows: pd.DataFrame) -> pd.DataFrame:
+    trials = rows[rows["trial"].notna()]
+    places = latest_places(trials["run_id"].tolist(), trials["attempt"].tolist())
+    return trials.iloc[sorted(places.values())].reset_index(drop=True)
+
+
+def _read_rows(folder: Path) -> pd.DataFrame:
     path = folder / RUNS
     if not path.is_file():
         raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
-    runs = read_table(path, RunRow)
-    if runs.empty:
-        raise ResultsError(f"{path} holds no runs yet; `scalebench run` fills it")
-    runs["oversubscribed"] = runs["oversubscribed"].astype(bool) | (runs["paced_overrun"] > PACE_OVERRUN_LIMIT)
-    runs["label"] = list(map(_label, runs["strategy"].tolist(), runs["strategy_options"].tolist()))
-    return runs
+    rows = read_table(path, RunRow)
+    rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (rows["paced_overrun"] > PACE_OVERRUN_LIMIT)
+    texts = (rows[name].tolist() for name in ("strategy", "strategy_options", "tuned"))
+    rows["label"] = list(map(label_of, *texts))
+    return rows
 
 
 def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
@@ -130,7 +155,7 @@ def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
 def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     last = runs.iloc[-1]
     notes: list[str] = []
-    for column in CONDITION:
+    for column in conditions(runs):
         other = (runs[column].notna() & (runs[column] != last[column])).fillna(False)
         other |= runs[column].isna() != pd.isna(last[column])
         if other.any():
@@ -155,6 +180,12 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return runs, notes
 
 
+def conditions(runs: pd.DataFrame) -> list[str]:
+    """Return the columns that all of `runs` have to share: CONDITION without what was tuned for each point."""
+    tuned = {key.partition(".")[0] for text in runs["tuned"].dropna().unique() for key in json.loads(text)}
+    return [column for column in CONDITION if column not in tuned]
+
+
 def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
     """Identity of the cluster of each run: its name, and the checksum of a cluster file."""
     content = " (sha256 " + runs["cluster_sha256"].astype(TEXT).str[:_OF_A_CHECKSUM] + ")"
@@ -162,16 +193,19 @@ def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
 
 
 @lru_cache(maxsize=4096)
-def _label(strategy: str, options: object) -> str:
+def label_of(strategy: str, options: object, tuned: object = None) -> str:
+    """Return the name of a strategy with its options (JSON), without those that were `tuned` (JSON)."""
     if not isinstance(options, str):  # an empty cell, from other writers
         return strategy
     try:
         chosen = json.loads(options)
+        given = json.loads(tuned) if isinstance(tuned, str) else {}
     except ValueError:
-        chosen = {"options": options}
+        chosen, given = {"options": options}, {}
     if not chosen or not isinstance(chosen, dict):
         return strategy
-    return f"{strategy}({', '.join(f'{key}={value}' for key, value in sorted(chosen.items()))})"
+    left = {key: value for key, value in sorted(chosen.items()) if f"{strategy}.{key}" not in given}
+    return f"{strategy}({', '.join(f'{key}={value}' for key, value in left.items())})" if left else strategy
 
 
 def _read_study(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _NBYTES = 1e8  # nominal; the fitted bandwidth is relative to it
 
 
 class _Model(NamedTuple):
-    """What the rows of fewer nodes say of a model."""
+    """Parameters of a model, from its rows of fewer nodes."""
 
     one_worker: pd.Series[float]  # seconds by batch
     inside: LinkFit
@@ -50,7 +50,7 @@ def is_placements(path: Path) -> bool:
 
 
 def read_placements(path: Path) -> pd.DataFrame:
-    """Read a CSV of placements; a column `held` says which rows are predicted.
+    """Read a CSV of placements; the column `held` marks the rows to predict.
 
     Raises:
         ResultsError: unreadable, non-positive numbers, or a model with too few rows to calibrate on.
@@ -97,6 +97,7 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "source": f"placements: {name}",
                     "series": f"{name} on {row.placement}",
                     "system": "",
+                    "execution": "published",
                     "strategy": "data parallel",
                     "model": name,
                     "quantity": "step_time",

@@ -1,4 +1,8 @@
-"""Errors of predictions against measurements: signed error, skill over linear scaling, coverage, order."""
+"""Errors of predictions against measurements: signed error, skill over linear scaling, coverage, order.
+
+A row is a measurement, published or of a study (`execution`), beside its prediction, which is modelled. Linear scaling
+is empty where the measurement itself is its base.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 PREDICTION_COLUMNS = (
-    *("source", "series", "system", "strategy", "model", "workers", "nodes", "quantity", "unit", "measured"),
-    *("predicted", "low", "high", "linear", "doublings", "configuration", "seconds", "predicted_s", "linear_s"),
+    *("source", "series", "system", "execution", "strategy", "model", "workers", "nodes"),
+    *("quantity", "unit", "measured", "predicted", "low", "high", "linear", "doublings", "configuration"),
+    *("seconds", "predicted_s", "linear_s"),
 )
 CLEARLY = 0.10  # strategies that differ by more are compared in their order
 
@@ -27,8 +32,9 @@ def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def skill(errors: pd.DataFrame) -> float:
     """Return 1 - MAPE / MAPE of linear scaling: 1 is perfect, 0 as good as linear scaling, below 0 worse."""
-    linear = errors["linear_error"].abs().mean()
-    return float(1 - errors["error"].abs().mean() / linear) if linear > 0 else float("nan")
+    scaled = errors[errors["linear_error"].notna()]
+    linear = scaled["linear_error"].abs().mean()
+    return float(1 - scaled["error"].abs().mean() / linear) if linear > 0 else float("nan")
 
 
 def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
@@ -57,7 +63,7 @@ def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
 
 def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
     """Return points, MAPE, MAPE of linear scaling and coverage by whole doublings from the calibration."""
-    doublings = np.ceil(errors["doublings"]).astype(int).rename("doublings")
+    doublings = np.ceil(errors["doublings"].round(1)).astype(int).rename("doublings")
     grouped = errors.assign(size=errors["error"].abs(), linear_size=errors["linear_error"].abs()).groupby(doublings)
     found = grouped.agg(
         points=("size", "size"), mape=("size", "mean"), linear_mape=("linear_size", "mean"), held=("held", "mean")

@@ -74,6 +74,7 @@ def prediction_row(
         **{
             name: getattr(row, name) for name in ("source", "series", "system", "strategy", "model", "quantity", "unit")
         },
+        "execution": "published",
         "workers": int(row.workers),
         "nodes": int(row.nodes),
         "measured": float(row.value),

@@ -6,9 +6,10 @@ T(p) = c (1 + s sqrt(2 ln p)) + ideal + e (whole - ideal)
 
 c seconds of compute, from the base rows of the series; sqrt(2 ln p) waiting for the slowest of p workers; `whole`
 seconds of communication by the network model (`cluster.network`) on the stated links; `ideal` what is left of it if
-buckets overlap with backward, fwd + max(t, done) + update. s (jitter) and e (share of the hidden part that delays the
-step all the same) are fitted to configurations with base rows at one worker and at several, over the whole file. No
-row of split=hold takes part.
+buckets overlap with backward, fwd + max(t, done) + update, each released as `scalebench predict` does at a stated step
+time: by the layers' shares of the backward pass, or evenly where no layer table is of the model. s (jitter) and e
+(share of the hidden part that delays the step all the same) are fitted to configurations with base rows at one worker
+and at several, over the whole file. No row of split=hold takes part.
 
 An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of their stated speed that base rows
 of collectives reached, s over its range among the base rows, and widens with the square root of the doublings from the
@@ -18,7 +19,9 @@ base.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,16 +43,21 @@ from scalebench.analysis.published_collectives import (
     predict_collectives,
     prediction_row,
 )
+from scalebench.comm.base import Overlap
+from scalebench.models.layers import LayerTable, layer_table_names, load_layers
+from scalebench.pricing.devices import Stated, gradients_of, step_table
+from scalebench.pricing.overlap import bucket_plan
+from scalebench.pricing.step_times import BACKWARD_SHARE
 
 _BUCKET = 25e6  # bytes; DDP's default
-_BACKWARD = 2 / 3  # of compute; two matrix products for each one of the forward pass
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling
 _ASSUMED = (0.5, 0.02, (0.0, 0.05), 0.03)  # e, s, its range, deviation: without configurations to fit them to
 _LEAST_CONFIGURATIONS = 3
+Buckets = tuple[tuple[float, float], ...]  # share of the bytes, share of the backward pass
 
 
 class Overheads(NamedTuple):
-    """What base rows say of all series: e, s with its range, and the standard deviation of ln T for a doubling."""
+    """Parameters of all series by base rows: e, s with its range, and the standard deviation of ln T for a doubling."""
 
     unhidden: float
     jitter: float
@@ -65,23 +73,44 @@ class Overheads(NamedTuple):
         return self.configurations >= _LEAST_CONFIGURATIONS
 
 
+@lru_cache(maxsize=64)
+def buckets_of(model: str, nbytes: float) -> Buckets:
+    """Return the buckets of a model's gradients in the order in which they are complete."""
+    layers = _layers(model)
+    if layers is None:
+        count = max(1, round(nbytes / _BUCKET))
+        return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))
+    release = step_table(Stated(1.0, 1), layers, [1]).release
+    gradients = tuple(gradients_of(layers, release))
+    own = sum(gradient.nbytes for gradient in gradients)
+    size = round(_BUCKET * own / nbytes)  # a stated size of the model is not that of its layer table to the byte
+    plan = bucket_plan(gradients, Overlap("gloo", bucket_bytes=size, first_bucket_bytes=size))
+    return tuple((part / own, share) for part, share in plan)
+
+
+def _layers(model: str) -> LayerTable | None:
+    """Return the shipped layer table whose name a published model's begins with."""
+    plain = re.sub("[^a-z0-9]", "", model.lower())
+    found = [name for name in layer_table_names() if plain.startswith(name.replace("_", ""))]
+    return load_layers(max(found, key=len)) if found else None
+
+
 class StepModel(NamedTuple):
-    """Parts of a step on `workers` workers: seconds of compute and communication, bytes of gradients."""
+    """Parts of a step on `workers` workers: seconds of compute and communication, buckets of gradients."""
 
     compute: float
     workers: float
     whole: float
-    nbytes: float
+    buckets: Buckets
 
     @property
     def ideal(self) -> float:
         """Seconds of communication after backward, if each bucket travels as soon as it is complete."""
         if self.whole == 0:
             return 0.0
-        buckets = max(1, round(self.nbytes / _BUCKET))
-        backward, done = _BACKWARD * self.compute, 0.0
-        for bucket in range(1, buckets + 1):
-            done = max(backward * bucket / buckets, done) + self.whole / buckets
+        backward, done = BACKWARD_SHARE * self.compute, 0.0
+        for part, release in self.buckets:
+            done = max(backward * release, done) + self.whole * part
         return done - backward
 
     def seconds(self, unhidden: float, jitter: float) -> float:
@@ -164,7 +193,8 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
 def _predicted(compute: float, row: Any, assumed: _Assumed) -> float:
     """Return seconds of the step of `row` with `compute` seconds of compute."""
     whole = communication_s(row, assumed.share, one_flow=assumed.one_flow)
-    return StepModel(compute, row.workers, whole, gradient_bytes(row)).seconds(assumed.unhidden, assumed.jitter)
+    model = StepModel(compute, row.workers, whole, buckets_of(str(row.model), gradient_bytes(row)))
+    return model.seconds(assumed.unhidden, assumed.jitter)
 
 
 def _compute(base: Any, assumed: _Assumed) -> float:
@@ -172,10 +202,10 @@ def _compute(base: Any, assumed: _Assumed) -> float:
     from scipy.optimize import brentq
 
     whole = communication_s(base, assumed.share, one_flow=assumed.one_flow)
-    nbytes, measured = gradient_bytes(base), float(base.seconds)
+    buckets, measured = buckets_of(str(base.model), gradient_bytes(base)), float(base.seconds)
 
     def excess(compute: float) -> float:
-        return StepModel(compute, base.workers, whole, nbytes).seconds(assumed.unhidden, assumed.jitter) - measured
+        return StepModel(compute, base.workers, whole, buckets).seconds(assumed.unhidden, assumed.jitter) - measured
 
     least = measured / 20  # where a slow link would leave no time for compute
     return least if excess(least) >= 0 else float(brentq(excess, least, measured, xtol=1e-12))

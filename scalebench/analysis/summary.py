@@ -13,6 +13,7 @@ from scalebench.analysis.grouping import CELL, cells, chosen_strategies, crowdin
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.tuning import tuning_in_words
 from scalebench.analysis.validation import agreement, median_error
 from scalebench.formatting import (
     EMPTY,
@@ -40,7 +41,7 @@ def summary_header(results: Results) -> tuple[str, ...]:
 
 
 def summary_rows(results: Results) -> list[tuple[str, ...]]:
-    """One row of text per cell, under `summary_header`."""
+    """Rows of the table of `scalebench run --full`, one per cell, as text."""
     table, compared = cells(results), ratios(results)
     if table.empty:
         return []
@@ -55,7 +56,7 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def summary_table(results: Results) -> pd.DataFrame:
-    """`summary_rows` under `summary_header`."""
+    """Table of `scalebench run --full`, as text."""
     return pd.DataFrame(summary_rows(results), columns=list(summary_header(results)))
 
 
@@ -70,6 +71,8 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     if (virtual := table[table["execution"].isin(SIMULATED)])["interval"].eq(NOTHING_VARIES).any():
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
+    if tuning := tuning_in_words(results):
+        notes.append(tuning)
     notes += _agreement_note(results)
     warnings = [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
     if brief and warnings:

@@ -82,8 +82,8 @@ class Table:
 def round_to_interval(value: float, low: float, high: float, decimals: int | None = None) -> Rounded:
     """Round a number to two digits of its interval's half-width, one if that begins with 355 or more.
 
-    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. Without an interval: `decimals`, or three
-    significant digits.
+    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. The distance to the nearer bound keeps one
+    digit at least: 1.98 between 0.04 and 108 is 2, not 0. Without an interval: `decimals`, or three significant digits.
     """
     if not math.isfinite(value):
         return Rounded("never" if value == math.inf else EMPTY)
@@ -93,6 +93,8 @@ def round_to_interval(value: float, low: float, high: float, decimals: int | Non
     half = (high - low) / 2
     leading = round(half / 10 ** (math.floor(math.log10(half)) - 2))
     places = _places(half, 2 if leading <= _TWO_DIGITS_UP_TO or leading >= 950 else 1)
+    if (nearer := min(value - low, high - value)) > 0:
+        places = max(places, _places(nearer, 1))
     return Rounded(*(_fixed(number, places) for number in (value, low, high)))
 
 

@@ -35,7 +35,7 @@ COLUMNS = [
 
 @cached
 def target_ratios(results: Results) -> pd.DataFrame:
-    """One row per cell with a target and baseline, under COLUMNS; `note` gives the reason for a missing reduction.
+    """Reductions of the time to the target, one row per cell and baseline; `note` says why one is missing.
 
     `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
     """

@@ -50,7 +50,7 @@ _ROUNDING = 1e-12
 
 @cached
 def times_to_target(results: Results) -> pd.DataFrame:
-    """One row per cell with a target, under COLUMNS.
+    """Times and epochs to the target metric, one row per cell that has a target.
 
     `n_aimed` runs had the target, `n_reached` of them reached it. `time_to_target_s` is infinite where at most half
     did; its bounds are NaN where no interval is offered, and the upper one infinite where the runs exclude none.

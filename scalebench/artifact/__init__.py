@@ -2,6 +2,6 @@
 
 from scalebench.artifact.description import Paper, load_paper
 from scalebench.artifact.packing import Artifact, write_artifact
-from scalebench.artifact.reproduction import Verdict, verify_artifact
+from scalebench.artifact.verification import Verdict, verify_artifact
 
 __all__ = ["Artifact", "Paper", "Verdict", "load_paper", "verify_artifact", "write_artifact"]

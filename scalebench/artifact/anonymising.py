@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.cluster.load import load_cluster, own_file, preset
-from scalebench.errors import ClusterError, ResultsError
-from scalebench.models.own import is_own
+from scalebench.errors import ClusterError, ResultsError, reading
 from scalebench.models.pinning import checksum
-from scalebench.records.cells import from_line, to_lines, to_text
+from scalebench.models.registry import is_own
 from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
+from scalebench.records.table import from_line, to_lines, to_text
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
 
@@ -252,7 +252,5 @@ def _comments_and_docstrings(tokens: list[tokenize.TokenInfo]) -> Iterator[token
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None

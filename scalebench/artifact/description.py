@@ -23,17 +23,15 @@ from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
 from scalebench.artifact.anonymising import Shipment, recorded_machines
-from scalebench.artifact.reproduction import Minutes, expected_again, expected_minutes
+from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
 from scalebench.data.catalog import describe_datasets
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.formatting import deviation
 from scalebench.report.answer import answer
-from scalebench.report.comparison import comparisons
-from scalebench.report.sentence import as_text
+from scalebench.report.comparison import as_text, comparisons
 from scalebench.study.spec import slug
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
 _ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")

@@ -24,13 +24,12 @@ from scalebench.analysis import load
 from scalebench.artifact import rendering
 from scalebench.artifact.anonymising import ship_records
 from scalebench.artifact.description import Description, Paper, describe, light_requirements
-from scalebench.artifact.reproduction import SUMS, TIMES, changed_files, sha256
-from scalebench.errors import ResultsError
+from scalebench.artifact.verification import SUMS, TIMES, changed_files, sha256
+from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
-from scalebench.records.durations import durations_in, timed
-from scalebench.records.folder import DURATIONS
+from scalebench.records.folder import DURATIONS, durations_in, timed
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -58,7 +57,7 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
     name = slug(str(load(results).runs["study"].iloc[-1]))
     folder = output / f"{name}-artifact"
     _refuse_if_changed(folder)
-    try:
+    with writing(folder, "choose another --output"):
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".artifact-", dir=output) as scratch:
             building = Path(scratch) / folder.name
@@ -75,8 +74,6 @@ def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) 
                 shutil.rmtree(folder)
             building.rename(folder)
             archive = archive.rename(output / archive.name)
-    except OSError as error:
-        raise ResultsError(f"cannot write {folder}: {error.strerror or error}; choose another --output") from None
     return Artifact(folder, archive, description, tuple(_remarks(description)))
 
 
@@ -97,7 +94,7 @@ def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, ear
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
         drawn = plot_folder(records, building / "plots", jobs=jobs)
     with suppress(OSError):  # the next artifact states the same time; a read-only folder is left as it is
-        write_whole(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
+        write_atomic(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
     (building / "software").mkdir()
     write_wheel(building / "software")
     description = describe(load(records), drawn, paper, shipment, earlier)

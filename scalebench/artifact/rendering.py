@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scalebench.artifact.description import Author, Description
-from scalebench.artifact.reproduction import sha256
+from scalebench.artifact.verification import sha256
+from scalebench.figures.caption_files import escape_latex
 
 CRATE = "ro-crate-metadata.json"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -50,62 +50,8 @@ _DESCRIPTIONS = {
     "planned.json": "The runs that the study consists of",
     "durations.json": "How long the commands on the study took, in seconds",
 }
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "`": r"\textasciigrave{}",
-    "µ": r"\ensuremath{\mu}",
-    "×": r"\ensuremath{\times}",
-    "±": r"\ensuremath{\pm}",
-    "²": r"\textsuperscript{2}",
-    "–": "--",
-    "—": "---",
-    "£": r"\pounds{}",
-    "§": r"\S{}",
-    "…": r"\dots{}",
-    "“": "``",
-    "”": "''",
-    "‘": "`",
-    "’": "'",
-}
-_LIGATURES = re.compile(r"([-,'])(?=\1)")  # two hyphens are a dash, two apostrophes a closing quote
 _SAFE_LINK = re.compile(r"https?://[A-Za-z0-9./_~:-]+")
-_NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"  # the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
-
-
-def escape_latex(text: str) -> str:
-    """Escape `text` for LaTeX with T1 fonts: special characters escaped, ligatures broken.
-
-    Accented Latin letters stay, other letters lose their accents, and characters without a Latin form become their code
-    point, as an unknown character stops LaTeX.
-    """
-    pieces = _LIGATURES.sub("\\1\0", text.replace("\0", ""))
-    return "".join("{}" if piece == "\0" else _TEX.get(piece) or _letter(piece) for piece in pieces)
-
-
-def _letter(character: str) -> str:
-    if character.isspace():
-        return " "
-    code = ord(character)
-    if 0x20 <= code < 0x7F or (0xC0 <= code <= 0x17F and character.isalpha() and character not in _NOT_IN_T1):
-        return character
-    if unicodedata.category(character)[0] == "C":
-        return "" if code < 0x20 or 0x7F <= code < 0xA0 else f"U+{code:04X}"
-    bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-    return "".join(_TEX.get(plain, plain) for plain in bare) or f"U+{code:04X}"
 
 
 class Tex(str):

@@ -9,14 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.text import Text
+import pandas as pd
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
 
-    from scalebench.analysis import Results
+from scalebench.analysis import Results, cells, ratios
+from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis.loading import CELL
+from scalebench.analysis.summary import OVERSUBSCRIBED, summary_notes, time_and_epochs
+from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.validation import PREFERRED_ENGINES
+from scalebench.errors import UsageError
+from scalebench.formatting import counted, metric_word, percent, seconds
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
 _GAP, _LONGEST = 2, 24  # spaces between columns, letters of a label beside its times
@@ -35,24 +41,22 @@ class AnswerTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the lines; the largest worker count of each execution is always among the columns."""
-        from rich.text import Text
-
         shown, widths = list(self.places), self._widths()
-        names = max([7, *(len(label) for label, cells in self.lines if cells and len(label) <= _LONGEST)])
+        names = max([7, *(len(label) for label, texts in self.lines if texts and len(label) <= _LONGEST)])
         while len(shown) > 1 and names + sum(widths[at] + _GAP for at in shown) > options.max_width:
             shown.remove(_least_missed(shown))
         yield Text(self.title, style="italic")
         yield Text("".ljust(names) + "".join(_executions(shown, widths)), style="bold")
         counts = "".join(str(workers).rjust(widths[kind, workers] + _GAP) for kind, workers in shown)
         yield Text("workers".ljust(names) + counts, style="bold")
-        for label, cells in self.lines:
-            if not cells or len(label) > _LONGEST:
-                yield Text(label, style="" if cells else "bold")
-            if cells:
+        for label, texts in self.lines:
+            if not texts or len(label) > _LONGEST:
+                yield Text(label, style="" if texts else "bold")
+            if texts:
                 row = Text("" if len(label) > _LONGEST else label).copy()
                 row.pad_right(names - row.cell_len)
                 for at in shown:
-                    cell = cells.get(at, Text())
+                    cell = texts.get(at, Text())
                     row.append(" " * (widths[at] + _GAP - cell.cell_len)).append_text(cell)
                 yield row
         if hidden := [at for at in self.places if at not in shown]:
@@ -63,8 +67,8 @@ class AnswerTable:
             yield Text(note, style="dim")
 
     def _widths(self) -> dict[Place, int]:
-        cells = {at: [cells[at].cell_len for _, cells in self.lines if at in cells] for at in self.places}
-        return {at: max([len(str(at[1])), *found]) for at, found in cells.items()}
+        texts = {at: [texts[at].cell_len for _, texts in self.lines if at in texts] for at in self.places}
+        return {at: max([len(str(at[1])), *found]) for at, found in texts.items()}
 
 
 def _executions(shown: Sequence[Place], widths: dict[Place, int]) -> Iterator[str]:
@@ -97,13 +101,6 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> AnswerTable:
     Raises:
         UsageError: a baseline has no completed run.
     """
-    from scalebench.analysis import cells, ratios
-    from scalebench.analysis.grouping import EXECUTIONS
-    from scalebench.analysis.summary import summary_notes
-    from scalebench.analysis.target_ratios import target_ratios
-    from scalebench.errors import UsageError
-    from scalebench.formatting import counted, metric_word
-
     table = _one_engine(cells(results))
     ran = set(results.completed["strategy"])
     if missing := [name for name in against if name not in ran]:
@@ -131,8 +128,6 @@ _MARKS = {
 
 def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     """The cells of the preferred engine, where a strategy ran on several."""
-    from scalebench.analysis.validation import PREFERRED_ENGINES
-
     order = ["virtual", *PREFERRED_ENGINES]
     first = table.assign(rank=table["engine"].map(order.index)).sort_values("rank", kind="stable")
     kept = first.drop_duplicates(["execution", "label", "workers"]).index
@@ -141,8 +136,6 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
 
 def _section(table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Any) -> Iterator[Line]:
     """A line of times for each strategy, and one of reductions against each baseline that it is compared with."""
-    from scalebench.analysis.loading import CELL
-
     for label, own in table.groupby("label", sort=False):
         row = {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
         yield str(label), row
@@ -150,40 +143,25 @@ def _section(table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[st
         for baseline in baselines:
             saved = found[(found["baseline"] == baseline) & found["reduction"].notna()]
             if len(saved):
-                cells = {(one["execution"], one["workers"]): _saved(one) for one in saved.to_dict("records")}
-                yield f" vs {baseline}", cells
+                reductions = {(one["execution"], one["workers"]): _saved(one) for one in saved.to_dict("records")}
+                yield f" vs {baseline}", reductions
 
 
 def _epochs(results: Results) -> str:
-    from scalebench.formatting import counted
-
     return counted(int(results.completed["epochs"].max()), "epoch") if len(results.completed) else "all epochs"
 
 
 def _time(cell: dict[Hashable, Any]) -> Text:
-    from rich.text import Text
-
-    from scalebench.analysis.summary import OVERSUBSCRIBED
-    from scalebench.formatting import seconds
-
     crowded = bool(cell["oversubscribed"])
     return Text(f"{seconds(cell['train_s'])}{f' {OVERSUBSCRIBED}' * crowded}", style="dim" if crowded else "")
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:
-    from rich.text import Text
-
-    from scalebench.analysis.summary import time_and_epochs
-
     style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if cell["oversubscribed"] else ""
     return Text(time_and_epochs(cell), style=style)
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:
-    from rich.text import Text
-
-    from scalebench.formatting import percent
-
     text = percent(one["reduction"])
     if one["reduction_low"] > 0 or one["reduction_high"] < 0:
         return Text(text, style="green" if one["reduction"] > 0 else "red")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument
+from scalebench.cli.options import completed_study, folder_option, results_argument
 
 _MOST_JOBS = 4
 
@@ -20,13 +20,7 @@ _MOST_JOBS = 4
     metavar="FILE",
     help="YAML with title, authors, license, doi, contributions, and where in the paper the figures stand.",
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("artifacts"),
-    show_default=True,
-    help="Folder that gets STUDY-artifact/ and STUDY-artifact.zip.",
-)
+@folder_option("--output", "artifacts", "Folder that gets STUDY-artifact/ and STUDY-artifact.zip.")
 @click.option(
     "--verify",
     type=click.Path(file_okay=False, path_type=Path),

@@ -51,11 +51,12 @@ def calibrate(
 ) -> int:
     """Measure steps of the model of STUDY (default: the default study), and the engines, into one file.
 
-    `run`, `recalibrate`, `predict` and `what-if` take it with --calibration FILE. It holds step times by batch and by busy
-    workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same command
+    `run`, `recalibrate`, `predict` and `what-if` take it with --calibration FILE. It holds step times by batch and by
+    busy workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same command
     goes on with what is missing; further sizes (--batch) are added to the file.
     """
     from scalebench.cli.progress import watching
+    from scalebench.cluster.fitting import fit_engine
     from scalebench.launch.machine_file import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
@@ -63,7 +64,7 @@ def calibrate(
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))
     plan = plan_study(wanted)
-    sizes = set(batches) or plan.prepared.batch_sizes(wanted.epochs, {run.workers for run in plan.sweep.simulated})
+    sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
     with watching() as watcher:
         watcher.phase("calibration", 0)
         found = measure(plan, output, sizes, note=watcher.note)
@@ -74,4 +75,7 @@ def calibrate(
         f"{output}: {found.measured}; {counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside "
         f"{loads} busy workers; {', '.join(engines) or 'no engine'}"
     )
+    for engine in engines:
+        if (fit := fit_engine(found.engines, engine)) is not None:
+            click.echo(f"{engine} between nodes: {fit}")
     return 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+import pandas as pd
+from rich.text import Text
 
-    import pandas as pd
-    from rich.text import Text
-
-    from scalebench.analysis.validation import VirtualError
-    from scalebench.analysis.verdicts import CellName, Verdicts
-    from scalebench.cli.terminal_table import TerminalTable
+from scalebench.analysis.grouping import PLACE, place
+from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.validation import VirtualError
+from scalebench.analysis.verdicts import VERDICTS, CellName, Verdicts
+from scalebench.cli.terminal_table import TableColumn, TerminalTable
+from scalebench.formatting import EMPTY, counted, deviation, digits, is_equal, is_interval, percent, seconds
 
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
@@ -22,8 +23,6 @@ _PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regre
 
 
 def comparison_table(found: Verdicts) -> TerminalTable:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
-
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
@@ -53,10 +52,6 @@ def comparison_table(found: Verdicts) -> TerminalTable:
 
 def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
     """The texts of the columns of one cell."""
-    from rich.text import Text
-
-    from scalebench.formatting import EMPTY, digits, is_interval, percent, seconds
-
     kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
     kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
     ratio = digits(row["ratio"])
@@ -90,8 +85,6 @@ def _title(found: Verdicts, first: dict[Hashable, Any]) -> str:
 
 
 def _difference(row: dict[Hashable, Any]) -> str:
-    from scalebench.formatting import EMPTY, is_equal
-
     if not math.isfinite(row["metric_difference"]):
         return EMPTY
     if is_equal(row["metric_difference"], row["metric_low"], row["metric_high"]):
@@ -104,10 +97,6 @@ def _difference(row: dict[Hashable, Any]) -> str:
 
 def comparison_notes(found: Verdicts) -> list[str]:
     """Notes below the table; the last line counts the verdicts."""
-    from scalebench.analysis.intervals import NOTHING_VARIES
-    from scalebench.analysis.verdicts import VERDICTS
-    from scalebench.formatting import counted
-
     notes = []
     if found.changed:
         notes.append(f"what changed: {', '.join(found.changed)}")
@@ -158,8 +147,6 @@ def comparison_notes(found: Verdicts) -> list[str]:
 
 def _simulation(errors: Sequence[VirtualError | None]) -> str:
     """The known error of virtual times in words."""
-    from scalebench.formatting import deviation
-
     checked = {name: error for name, error in zip("AB", errors, strict=True) if error}
     if not checked:
         return "virtual times: no native point checks them: verdicts on them are on the simulation"
@@ -172,23 +159,14 @@ def _simulation(errors: Sequence[VirtualError | None]) -> str:
 
 
 def _cells(names: list[CellName]) -> str:
-    import pandas as pd
-
-    from scalebench.analysis.grouping import PLACE, place
-
     return place(pd.DataFrame(names, columns=PLACE))
 
 
 def _place(rows: pd.DataFrame) -> str:
-    from scalebench.analysis.grouping import place
-
     return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
 
 
 def comparison_facts(found: Verdicts) -> dict[str, Any]:
-    from scalebench.analysis.grouping import PLACE
-    from scalebench.analysis.verdicts import VERDICTS
-
     return {
         "schema": JSON_SCHEMA,
         "a": found.a,

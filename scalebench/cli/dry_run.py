@@ -29,12 +29,20 @@ def show_plan(plan: StudyPlan, jobs: int | None) -> None:
 
     study = plan.study
     expected = estimate(plan, jobs or cores())
+    rate = "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
     lines = [
         f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
-        f"{study.optimizer} at lr {study.lr:g} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
+        f"{study.optimizer} at {rate} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
         f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
         "calibration come on top",
     ]
+    if study.tune:
+        spaces = ", ".join(f"{key} {values}" for key, values in study.tune.over.items())
+        held_out = f"{100 * study.tune.validation:g} % of the training samples"
+        lines.append(
+            f"before them {counted(len(plan.trials), 'trial')}: {study.tune.trials} of each strategy and worker count "
+            f"over {spaces}, judged by {study.tune.metric} on {held_out}"
+        )
     if study.until:
         width = 100 * study.until.ci_width
         lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")

@@ -107,6 +107,12 @@ def share_option(context: click.Context, option: click.Parameter, value: str) ->
     return share
 
 
+def folder_option(flag: str, default: str, what: str) -> Callable[[_F], _F]:
+    """Return an option for a folder to write to, or to read from, with its `default`."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option(flag, type=kind, default=Path(default), show_default=True, help=what)
+
+
 def keep_going_option(command: _F) -> _F:
     """Add `--keep-going` and `--fail-fast`, as `fail_fast`."""
     return click.option(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument, selection_options
+from scalebench.cli.options import completed_study, folder_option, results_argument, selection_options
 from scalebench.figures import FORMATS, Request, plot_folder
 from scalebench.figures.place import place_for
 from scalebench.figures.selection import Selection
 from scalebench.figures.style import CAPTIONS, STYLES, Caption, choose_style, parse_width
-from scalebench.records.durations import timed
+from scalebench.records.folder import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
 
@@ -40,13 +40,7 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option(
     "--title", type=click.Choice(["panels", "none"]), default="panels", help="Titles of panels, or letters only."
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("plots"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
-)
+@folder_option("--output", "plots", "Folder that gets one folder per study.")
 @click.option(
     "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
 )

@@ -208,16 +208,13 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
 
 
 def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, float]) -> None:
-    from scalebench.errors import ResultsError
+    from scalebench.errors import writing
 
     rows = [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
-    try:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
+    with writing(path, ""), path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _row(predictor: Predictor, point: Point, price: float | None, epochs: float | None) -> dict[str, object]:

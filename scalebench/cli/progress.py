@@ -61,7 +61,7 @@ class Watcher:
             self._progress.update(self._task, advance=1, left=left)
         elif self._level >= 0 and self._done in {self._total, *range(0, self._total, max(1, self._total // 5))}:
             self._print(f"{self._phase}: {self._done} of {counted(self._total, 'run')}{left and ', '}{left}")
-        if outcome.status != "completed":
+        if outcome.failed(run) or (outcome.status != "completed" and self._level > 0):
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
             self._print(f"done {run.run_id}: {max(worker.train_s for worker in outcome.workers):.3f} s")

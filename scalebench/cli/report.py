@@ -28,7 +28,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     import webbrowser
 
     from scalebench.figures.place import place_for
-    from scalebench.records.durations import timed
+    from scalebench.records.folder import timed
     from scalebench.report.page import write_report
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):

@@ -1,4 +1,4 @@
-"""`scalebench reproduce PAPER`: the studies of a paper, and its published numbers beside ours."""
+"""`scalebench reproduce PAPER`: the studies of a paper or of all, and published numbers beside ours."""
 
 from __future__ import annotations
 
@@ -7,47 +7,31 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
+from scalebench.cli.options import folder_option, verbosity_options
 
 if TYPE_CHECKING:
     from scalebench.papers.catalog import Paper
 
 SCALES = ("smoke", "laptop", "cluster")
+ALL = "all"
 
 
 @click.command()
 @click.argument("name", metavar="PAPER", required=False)
-@click.option("--figure", metavar="N", help="Only this figure (4) or table (table2).")
+@click.option("--figure", metavar="N", help="Only this figure (4) or table (table2) of one paper.")
 @click.option(
     "--scale", type=click.Choice(SCALES), default="laptop", show_default=True, help="How large the studies are."
 )
 @click.option(
     "--claims", is_flag=True, help="Print the claims of the paper (of all without PAPER) and verdicts on them."
 )
+@click.option("--redraw", is_flag=True, help="Run nothing; write the pages from the rows in RESULTS.")
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie, at scale cluster."
 )
-@click.option(
-    "--experiments",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("experiments"),
-    show_default=True,
-    help="Folder with one folder per paper.",
-)
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
-)
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("plots"),
-    show_default=True,
-    help="Folder that gets one folder per paper.",
-)
+@folder_option("--experiments", "experiments", "Folder with one folder per paper.")
+@folder_option("--results", "results", "Folder that gets one folder per study.")
+@folder_option("--output", "plots", "Folder that gets one folder per paper.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
 @verbosity_options
 def reproduce(
@@ -55,52 +39,68 @@ def reproduce(
     figure: str | None,
     scale: str,
     claims: bool,
+    redraw: bool,
     data_dir: Path | None,
     experiments: Path,
     results: Path,
     output: Path,
     jobs: int | None,
 ) -> int:
-    """Run the studies of PAPER and write its published numbers beside ours; without PAPER: list the papers.
+    """Run the studies of PAPER, or of `all`, and write published numbers beside ours; without PAPER: list the papers.
 
     Smoke shows that everything runs, laptop takes minutes, cluster trains on the paper's data in real processes. The
-    page is OUTPUT/PAPER/index.md. The same command goes on where an interrupted one stopped. --claims runs nothing: it
-    judges by the rows in RESULTS.
+    page is OUTPUT/PAPER/index.md. The same command goes on where an interrupted one stopped. --claims and --redraw run
+    nothing: they take the rows in RESULTS, of which results/reference has those of a run at scale laptop.
     """
+    from scalebench.errors import UsageError
     from scalebench.papers.catalog import find_paper, find_papers
 
+    if figure is not None and name in (None, ALL):
+        raise UsageError("--figure is a figure of one paper; name the PAPER, too")
+    papers = find_papers(experiments) if name in (None, ALL) else [find_paper(experiments, str(name))]
     if claims:
         from scalebench.papers.claims import claims_page
 
-        papers = find_papers(experiments) if name is None else [find_paper(experiments, name)]
         click.echo(claims_page(papers, scale, results), nl=False)
-        return 0
-    if name is None:
-        for paper in find_papers(experiments):
+    elif name is None:
+        for paper in papers:
             studies = ", ".join(paper.studies) or "published numbers alone"
             click.echo(f"{paper.name}  {paper.title}\n    {studies}")
-        return 0
-    return _reproduce(find_paper(experiments, name), figure, scale, data_dir, results, output, jobs)
+    elif redraw:
+        for paper in papers:
+            _write(paper, paper.studies_of(figure), scale, results, output)
+    else:
+        ended = 0
+        for paper in papers:
+            code = _reproduce(paper, figure, scale, data_dir, results, output, jobs)
+            if code > 1:  # interrupted
+                return code
+            ended = max(ended, code)
+        return ended
+    return 0
 
 
 def _reproduce(
     paper: Paper, figure: str | None, scale: str, data_dir: Path | None, results: Path, output: Path, jobs: int | None
 ) -> int:
-    from scalebench.analysis import load
     from scalebench.cli.progress import watching
     from scalebench.launch.planning import plan_study
     from scalebench.launch.study_run import run_study
-    from scalebench.papers.page import write_page
 
-    found, failed = {}, 0
-    for study in paper.studies_of(figure):
+    failed, studies = 0, paper.studies_of(figure)
+    for study in studies:
         plan = plan_study(paper.study_at(study, scale, data_dir))
         with watching() as watcher:
             tally = run_study(plan, results, watcher, jobs=jobs)
         if tally.interrupted is not None:
             return 128 + tally.interrupted
         failed += len(tally.failed)
-        if tally.completed or tally.done_before:
-            found[study] = load(tally.folder)
-    click.echo(write_page(paper, found, scale, output))
+    _write(paper, studies, scale, results, output)
     return 1 if failed else 0
+
+
+def _write(paper: Paper, studies: list[str], scale: str, results: Path, output: Path) -> None:
+    """Write the page of `paper` from the rows of those of its `studies` that have any."""
+    from scalebench.papers.page import write_page
+
+    click.echo(write_page(paper, paper.load(studies, scale, results), scale, output))

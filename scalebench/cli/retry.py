@@ -31,8 +31,11 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.
     """
+    from scalebench.analysis.loading import read_trials
     from scalebench.cli.run_common import enter_first_folder, run_plan
     from scalebench.launch.planning import plan_study
+    from scalebench.launch.sweep import is_trial
+    from scalebench.launch.tuning import with_chosen
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
@@ -50,7 +53,9 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
     plan = plan_study(study)
-    here = {run.run_id for run in (*plan.sweep.runs, *plan.sweep.further)}
+    failed = {failure.run_id for failure in failures}
+    tuned = plan if any(map(is_trial, failed)) else with_chosen(plan, read_trials(folder))
+    here = {run.run_id for run in (*tuned.sweep.runs, *tuned.sweep.further, *tuned.trials)}
     background = [failure.run_id for failure in failures if failure.run_id not in here]
     if background:
         click.echo(f"note: {len(background)} failed runs cannot be run on this machine: {background[0]} ...", err=True)

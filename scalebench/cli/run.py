@@ -132,7 +132,7 @@ def run(
         raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
     if dry_run:
         from scalebench.cli.dry_run import show_plan
-        from scalebench.launch.cost_model import given_calibration
+        from scalebench.launch.machine import given_calibration
         from scalebench.launch.model_check import look_at_model
 
         given_calibration(wanted, plan.cluster)

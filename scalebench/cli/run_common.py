@@ -13,7 +13,7 @@ from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
-    from scalebench.launch.reporter import Tally
+    from scalebench.launch.stopping_rule import Tally
 
 
 def run_plan(
@@ -31,7 +31,7 @@ def run_plan(
     The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
     """
     from scalebench.launch.study_run import run_study
-    from scalebench.records.durations import timed
+    from scalebench.records.folder import timed
 
     with timed(output / plan.study.name, "run", added=True), watching() as watcher:
         tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
@@ -70,5 +70,6 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
-    made = f"{counted(tally.completed, 'run')} completed{done}{failed}{remain}"
+    trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
+    made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}{remain}"
     print_results(None, [f"{made}; results in {tally.folder}/"])

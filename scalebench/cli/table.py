@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import completed_study, results_argument, selection_options
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
 from scalebench.figures.selection import Selection
 from scalebench.formatting import EMPTY
-from scalebench.records.cells import to_cell
+from scalebench.records.table import to_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,16 +71,18 @@ def table(results: Path | None, style: str, columns: str, selection: Selection, 
 
 
 def as_latex(table: Table, caption: str, label: str) -> str:
-    """Return a float with a table for booktabs; over two columns where one is too narrow."""
+    """Return a float with a table for booktabs; over two columns where one is too narrow.
+
+    The first sentence of `caption` stands above the table, where journals set titles; the rest are notes below.
+    """
+    title, _, notes = caption.partition(". ")
     names = [str(name) for name in table.keys.columns]
     header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
     rows = [
         [*map(to_latex, keys), *map(_in_latex, row)]
         for keys, row in zip(_keys(table, "$^\\times$"), table.rows, strict=True)
     ]
-    texts = [[*names, *(column.title for column in table.columns)]]
-    texts += [[*keys, *map(_in_brackets, row)] for keys, row in zip(_keys(table, ""), table.rows, strict=True)]
-    across = sum(max(map(len, cells)) + _GAP for cells in zip(*texts, strict=True))
+    across = sum(max(map(_printed_length, cells)) + _GAP for cells in zip(header, *rows, strict=True))
     kind = "table" if across <= _COLUMN_CHARACTERS else "table*"
     body = [f"    {' & '.join(rows[0])} \\\\"] if rows else []
     for (before, after), row in zip(pairwise(table.keys["Strategy"]), rows[1:], strict=True):
@@ -92,7 +95,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             r"% needs \usepackage{booktabs}",
             rf"\begin{{{kind}}}[t]",
             r"  \centering",
-            rf"  \caption{{{latex_lines(caption)}}}",
+            rf"  \caption{{{latex_lines(title)}}}",
             rf"  \label{{tab:{label}}}",
             r"  \smallskip",
             r"  \footnotesize",
@@ -104,6 +107,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
+            *([rf"  \par\smallskip\parbox{{\linewidth}}{{\scriptsize {latex_lines(notes)}}}"] if notes else []),
             rf"\end{{{kind}}}",
             "",
         ]
@@ -151,6 +155,11 @@ def _in_brackets(number: Rounded) -> str:
     return f"{number.value} [{number.low}, {number.high}]" if number.low else number.value
 
 
+def _printed_length(latex: str) -> int:
+    """Return the number of characters of a cell in print."""
+    return len(re.sub(r"\\times|\\(?=\W)|[${}^]", "", latex.replace(r"\pm", "±")))
+
+
 def _in_latex(number: Rounded) -> str:
     """Return `$1.23 \\pm 0.04$`, or both distances where they differ."""
     if not number.low:
@@ -192,9 +201,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
 
 
 def _write(output: Path, text: str) -> None:
-    try:
+    with writing(output, "choose another file with --output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
     click.echo(str(output))

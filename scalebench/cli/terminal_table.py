@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
-    from rich.text import Text
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+if TYPE_CHECKING:
     from scalebench.analysis import Results
 
 _GAP = 2
@@ -47,8 +47,6 @@ class TerminalTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the wide form if it fits, else the narrow one."""
-        from rich.text import Text
-
         table = self._wide()
         fits = console.measure(table, options=options.update(max_width=10_000)).maximum <= options.max_width
         yield Text(self.title, style="italic")
@@ -58,9 +56,6 @@ class TerminalTable:
             yield Text(note, style="dim")
 
     def _wide(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table()
         for column in self.columns:
             table.add_column(Text(column.name), justify="left" if column.left else "right", no_wrap=True)
@@ -72,8 +67,6 @@ class TerminalTable:
         return table
 
     def _narrow(self, width: int) -> Iterator[RenderableType]:
-        from rich.text import Text
-
         shown = [n for n, column in enumerate(self.columns) if not column.shared]
         widths = {n: max(len(self.columns[n].name), *(row[n].cell_len for row in self.rows)) for n in shown}
         dropped: list[int] = []
@@ -90,8 +83,6 @@ class TerminalTable:
             yield Text(f"no room for: {names} (widen the terminal, or write to a file)")
 
     def _lines(self, rows: Sequence[Sequence[Text]], shown: Sequence[int], widths: dict[int, int]) -> Table:
-        from rich.table import Table
-
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _GAP, 0, 0))
         for n in shown:
             left = self.columns[n].left
@@ -106,8 +97,6 @@ class TerminalTable:
 
 def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> None:
     """Print a table and lines to standard output, wrapped by words in a terminal only."""
-    from rich.console import Console
-
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
@@ -119,8 +108,6 @@ def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> No
 
 def summary_table(results: Results) -> TerminalTable:
     """The table at the end of a study, with its notes."""
-    from rich.text import Text
-
     from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_notes, summary_rows
     from scalebench.formatting import counted
 

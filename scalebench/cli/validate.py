@@ -1,4 +1,4 @@
-"""`scalebench validate --published FILE.csv`: predictions against measurements that others published."""
+"""`scalebench validate RESULTS`: predictions against measured runs, or against measurements that others published."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.argument("results", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--published",
-    required=True,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.csv",
     help="Measurements with a column `split`: calibrated on base, predicted at hold.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Predict the runs by this file.  [default: the study's own]",
 )
 @click.option(
     "--output",
@@ -28,35 +34,32 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Write each prediction (prediction-error.csv) and the figure there.",
 )
-def validate(published: Path, output: Path | None) -> int:
-    """Predict published measurements that the calibration has not seen, and say how wrong the predictions are.
+def validate(results: tuple[Path, ...], published: Path | None, calibration: Path | None, output: Path | None) -> int:
+    """Predict native and paced runs in RESULTS, or published measurements, and say how wrong the predictions are.
 
-    The step time of each series is calibrated on its rows of split=base, the smallest worker counts, and predicted at
+    Runs of one or more studies (default: the newest in results/) are priced by the study's calibration, as modelled
+    runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
+    step time of each series is calibrated on its rows of split=base, the smallest worker counts, and predicted at
     those of split=hold by the network model on the stated links. A file of placements (columns replicas, nodes,
-    step_time_s, sync_time_s) without held rows is predicted at its largest node count. Errors are signed, predicted /
-    measured - 1, and stand beside those of linear scaling from the same base row; skill is 1 - error / error of linear
-    scaling.
+    step_time_s, sync_time_s) without held rows is predicted at its largest node count.
+
+    Errors are signed, predicted / measured - 1, and stand beside those of linear scaling from the same base row; skill
+    is 1 - error / error of linear scaling.
 
     \b
+    scalebench validate results/my-study --output plots/validation
     scalebench validate --published experiments/published/scaling.csv --output plots/published
     """
-    from scalebench.analysis.placements import is_placements, predict_placements, read_placements
     from scalebench.analysis.prediction_error import with_errors
-    from scalebench.analysis.published import read_published
-    from scalebench.analysis.published_prediction import predict_published
     from scalebench.cli.terminal_table import print_results
+    from scalebench.errors import UsageError
 
-    if is_placements(published):
-        placements = read_placements(published)
-        errors = with_errors(predict_placements(placements))
-        most = placements.groupby("held")["nodes"].max()
-        notes = [f"Calibrated on placements on up to {most[False]} nodes; predicted are those on up to {most[True]}."]
-    else:
-        rows, left_out = read_published(published)
-        predictions, overheads = predict_published(rows)
-        errors = with_errors(predictions)
-        notes = [*_sentences(errors, overheads), *left_out]
-    print_results(_tables(errors), notes)
+    if published is not None and (results or calibration is not None):
+        raise UsageError("--published is a file of others' measurements: leave RESULTS and --calibration out")
+    output = output.resolve() if output is not None else None
+    predictions, notes = _published(published) if published is not None else _runs(results, calibration)
+    errors = with_errors(predictions)
+    print_results(_tables(errors), [_order(errors), *notes])
     if output is not None:
         from scalebench.figures.prediction_error import write_prediction_error
 
@@ -65,14 +68,54 @@ def validate(published: Path, output: Path | None) -> int:
     return 0
 
 
+def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
+    from scalebench.analysis.placements import is_placements, predict_placements, read_placements
+    from scalebench.analysis.published import read_published
+    from scalebench.analysis.published_prediction import predict_published
+
+    if is_placements(file):
+        placements = read_placements(file)
+        most = placements.groupby("held")["nodes"].max()
+        note = f"Calibrated on placements on up to {most[False]} nodes; predicted are those on up to {most[True]}."
+        return predict_placements(placements), [note]
+    rows, left_out = read_published(file)
+    predictions, overheads = predict_published(rows)
+    return predictions, [*_assumptions(overheads), *left_out]
+
+
+def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataFrame, list[str]]:
+    import os
+
+    import pandas as pd
+
+    from scalebench.cli.options import completed_study
+    from scalebench.cli.run_common import enter_first_folder
+    from scalebench.errors import ResultsError
+    from scalebench.launch.predicted_runs import predict_runs
+
+    calibration = calibration.resolve() if calibration is not None else None
+    folders = [completed_study(path).resolve() for path in results] or [completed_study(None).resolve()]
+    notes: list[str] = []
+    tables, here = [], Path.cwd()
+    for folder in folders:
+        tables.append(predict_runs(enter_first_folder(folder), calibration, notes.append))
+        os.chdir(here)
+    found = pd.concat(tables, ignore_index=True)
+    if found.empty:
+        raise ResultsError(f"no run of {', '.join(map(str, folders))} can be predicted: {'; '.join(notes)}")
+    return found, list(dict.fromkeys(notes))
+
+
 def _tables(errors: pd.DataFrame) -> RenderableType:
+    from math import isnan
+
     from rich.console import Group
     from rich.table import Table
 
     from scalebench.analysis.prediction_error import error_by_distance, error_by_source
     from scalebench.formatting import percent, share
 
-    by_source = Table(title="error of predictions, by source", title_justify="left")
+    by_source = Table(title="error of predictions (modelled), by source of the measurements", title_justify="left")
     names = ("source", "points", "mean error", "median", "signed", "linear scaling", "skill", "intervals held")
     for name in names:
         by_source.add_column(name, justify="left" if name == "source" else "right")
@@ -81,9 +124,9 @@ def _tables(errors: pd.DataFrame) -> RenderableType:
             str(row["source"]),
             str(row["points"]),
             *(share(row["mape"]), share(row["median"]), percent(row["bias"]), share(row["linear_mape"])),
-            *(f"{row['skill']:.2f}", share(row["held"])),
+            *("–" if isnan(row["skill"]) else f"{row['skill']:.2f}", share(row["held"])),
         )
-    by_distance = Table(title="by doublings of workers from the calibration", title_justify="left")
+    by_distance = Table(title="by doublings from the calibration", title_justify="left")
     for name in ("doublings", "points", "mean error", "linear scaling", "intervals held"):
         by_distance.add_column(name, justify="right")
     for row in error_by_distance(errors).to_dict("records"):
@@ -95,17 +138,24 @@ def _tables(errors: pd.DataFrame) -> RenderableType:
     return Group(by_source, by_distance)
 
 
-def _sentences(errors: pd.DataFrame, overheads: Overheads) -> list[str]:
+def _order(errors: pd.DataFrame) -> str:
     from scalebench.analysis.prediction_error import CLEARLY, pairs_in_order
     from scalebench.formatting import counted, share
 
     right, pairs = pairs_in_order(errors)
-    order = (
+    if not pairs:
+        return (
+            f"No two strategies of one configuration differ by more than {share(CLEARLY)}: their order is not tested."
+        )
+    return (
         f"{right} of {counted(pairs, 'pair')} of strategies that differ by more than {share(CLEARLY)} are in the right "
         "order."
-        if pairs
-        else f"No two strategies of one configuration differ by more than {share(CLEARLY)}: their order is not tested."
     )
+
+
+def _assumptions(overheads: Overheads) -> list[str]:
+    from scalebench.formatting import counted, share
+
     if overheads.fitted:
         origin = (
             f"from {counted(overheads.configurations, 'configuration')} with base rows at one and at several workers"
@@ -117,7 +167,6 @@ def _sentences(errors: pd.DataFrame, overheads: Overheads) -> list[str]:
         )
     low, high = overheads.jitter_range
     return [
-        order,
         f"Jitter {share(overheads.jitter)}, range {share(low)} to {share(high)}; {share(overheads.unhidden)} of the "
         f"hidden communication delays a step all the same: {origin}.",
         f"Intervals let links be as slow as {share(overheads.least_share)} of their stated speed.",

@@ -10,8 +10,7 @@ from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.spec import Name
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 Dtype = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 

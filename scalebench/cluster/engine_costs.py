@@ -18,7 +18,7 @@ from pydantic import (
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 _NOISE = 1.05  # factor below the lower bound from which a cost is measured again
 MARK = "scalebench-costs "  # prefix of the output line of a probe, among other lines of mpirun
@@ -168,7 +168,7 @@ class EngineCosts(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the costs atomically as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+        write_atomic(path, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> EngineCosts:

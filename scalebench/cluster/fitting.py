@@ -13,21 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.cluster.collectives import Level, Levels
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import ALLREDUCE
-from scalebench.cluster.spec import Congestion
+from scalebench.cluster.spec import Cluster, Congestion, Link
 from scalebench.errors import ClusterError
+from scalebench.formatting import digits, seconds
 
 NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
 ASSUMED_GROWTH = 0.1  # per doubling of nodes, the middle of 0 to 0.2; an assumption
 ASSUMED_RANGE = 0.1
 PER_DOUBLING = 0.05  # standard deviation of ln T for each doubling beyond the measured sizes and counts; an assumption
 _LINEAR = sorted(set(ALLREDUCE) - {"nccl"})  # algorithms whose cost is linear in latency and seconds per byte
+_OF_ENGINES = ("ring", "rabenseifner", "recursive_doubling", "tree")  # allreduce of MPI libraries and gloo
+_FEWEST = 3  # rows of a fit
 
 Array = NDArray[np.float64]
 
@@ -85,6 +90,15 @@ class LinkFit:
         half = self._quantile * math.sqrt(variance)
         return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
 
+    def __str__(self) -> str:
+        """`ring, latency 0.5 ms, 4.4 MB/s, congestion 0.10 (0 to 0.2) for each doubling of nodes`."""
+        piece, growth = self.pieces[-1], self.congestion
+        return (
+            f"{self.algorithm.replace('_', ' ')}, latency {seconds(piece.latency_s.value)}, "
+            f"{digits(piece.bandwidth.value / 1e6)} MB/s, congestion {growth.value:.2f} ({growth.low:.2g} to "
+            f"{growth.high:.2g}) for each doubling of nodes" + "".join(f"; {note}" for note in self.notes)
+        )
+
     def distance(self, ranks: int, nodes: int, nbytes: float) -> float:
         """Return the doublings of ranks, nodes and bytes to the nearest measured ones, added."""
         asked = (ranks, nodes, max(nbytes, 1.0))
@@ -96,9 +110,43 @@ class LinkFit:
         """Return the growth with nodes as an entry of a cluster file."""
         return Congestion(per_doubling=self.congestion.value, source="; ".join([source, *self.notes]))
 
+    def on(self, cluster: Cluster) -> Cluster:
+        """Return `cluster` with the fitted links between its nodes, those of the largest messages."""
+        latency, bandwidth = self.pieces[-1].latency_s.value, self.pieces[-1].bandwidth.value
+        source = f"fitted to measured collectives as {self.algorithm.replace('_', ' ')}"
+        links = {
+            "inter": Link(latency_s=latency, bandwidth_bytes_per_s=bandwidth, source=source),
+            "congestion": self.as_congestion(source),
+        }
+        return cluster.model_copy(update={"links": cluster.links.model_copy(update=links)})
 
-def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit | None = None) -> LinkFit:
-    """Fit the links of one kind to `rows` that are all of one node, or all of several.
+
+def fit_engine(engines: EngineCosts, engine: str, *, inside: bool = False) -> LinkFit | None:
+    """Fit the links between nodes, or `inside` one, to the measured allreduce of `engine`, by the nearest algorithm.
+
+    One latency and one bandwidth for all sizes; nodes count with one rank each. None where fewer than three collectives
+    were measured.
+    """
+    rows = tuple(
+        Transfer(entry.ranks, entry.nodes, nbytes, seconds)
+        for entry in engines.entries
+        if entry.engine == engine and (entry.nodes == 1 if inside else entry.ranks == entry.nodes > 1)
+        for nbytes, seconds in entry.points
+        if seconds > 0
+    )
+    return _fit_nearest(rows) if len(rows) >= _FEWEST else None
+
+
+@lru_cache(maxsize=64)
+def _fit_nearest(rows: tuple[Transfer, ...]) -> LinkFit:
+    fits = [fit_links(rows, algorithm, pieces=1) for algorithm in _OF_ENGINES]
+    return min(fits, key=lambda fit: fit.deviation)
+
+
+def fit_links(
+    rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit | None = None, pieces: int = 2
+) -> LinkFit:
+    """Fit the links of one kind to `rows` that are all of one node, or all of several, in at most so many pieces.
 
     `inside` are the fitted links of a node, whose part is charged besides; without it that part is neglected.
 
@@ -110,18 +158,18 @@ def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit
 
     _refuse_unusable(rows, algorithm)
     measured = np.log([row.seconds for row in rows])
-    fits = [_fit_pieces(rows, algorithm, inside, limits) for limits in _limits(rows)]
+    fits = [_fit_pieces(rows, algorithm, inside, limits) for limits in _limits(rows, pieces)]
     limits, parameters, covariance, residuals = min(fits, key=lambda fit: _aicc(fit[3], len(fit[1])))
     free = max(1, len(rows) - len(parameters) + (0 if _congests(rows) else 1))
     quantile = float(stats.t.ppf(0.975, free))
     deviation = math.sqrt(float(residuals @ residuals) / free)
     spread = np.sqrt(np.diag(covariance)) * quantile
-    pieces = []
+    found = []
     for position, limit in enumerate(limits):
         (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
         with np.errstate(over="ignore"):  # without end, where the rows do not show it
             latency, bandwidth = np.exp((a, a - da, a + da)), np.exp((-b, -b - db, -b + db))
-        pieces.append(Piece(limit, Estimate(*latency.tolist()), Estimate(*bandwidth.tolist())))
+        found.append(Piece(limit, Estimate(*latency.tolist()), Estimate(*bandwidth.tolist())))
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
     counts = sorted({row.nodes for row in rows})
@@ -134,7 +182,7 @@ def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit
     total = float(np.sum((measured - measured.mean()) ** 2))
     return LinkFit(
         algorithm=algorithm,
-        pieces=tuple(pieces),
+        pieces=tuple(found),
         congestion=Estimate(growth, max(0.0, growth - wide), growth + wide),
         r2=1 - float(residuals @ residuals) / total if total > 0 else math.nan,
         deviation=deviation,
@@ -149,8 +197,8 @@ def fit_links(rows: Sequence[Transfer], algorithm: str = "ring", inside: LinkFit
 def _refuse_unusable(rows: Sequence[Transfer], algorithm: str) -> None:
     if algorithm not in _LINEAR:
         raise ClusterError(f"fit: expected one of {', '.join(_LINEAR)} as the algorithm, got {algorithm!r}")
-    if len(rows) < 3:
-        raise ClusterError(f"fit: {len(rows)} measured collectives; at least 3 of two sizes or counts are needed")
+    if len(rows) < _FEWEST:
+        raise ClusterError(f"fit: {len(rows)} measured collectives; at least {_FEWEST} of two sizes or counts needed")
     if len({row.nodes == 1 for row in rows}) > 1:
         raise ClusterError("fit: rows of one node and of several; fit the links inside a node first, then pass them")
     for row in rows:
@@ -162,11 +210,11 @@ def _congests(rows: Sequence[Transfer]) -> bool:
     return len({row.nodes for row in rows if row.nodes > 1}) >= NODE_COUNTS
 
 
-def _limits(rows: Sequence[Transfer]) -> list[list[float]]:
-    """Candidate pieces: one, and two with at least two sizes and three rows on either side."""
+def _limits(rows: Sequence[Transfer], pieces: int) -> list[list[float]]:
+    """Candidate pieces: one, and two, if as many may be, with at least two sizes and three rows on either side."""
     sizes = sorted({row.nbytes for row in rows})
     candidates = [[math.inf]]
-    for low in sizes[1:-2]:
+    for low in sizes[1:-2] if pieces > 1 else []:
         below = sum(row.nbytes <= low for row in rows)
         if min(below, len(rows) - below) >= 3:
             candidates.append([low, math.inf])

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from scalebench.errors import ClusterError
 from scalebench.study.heterogeneity import Heterogeneity, SlowLinks
 from scalebench.study.spec import Name, Training
-from scalebench.study.strict import StrictModel
+from scalebench.study.validation import StrictModel
 
 _Source = Field(
     min_length=3, description="source of the numbers of this block; `assumed` with a range if there is none"

@@ -132,7 +132,7 @@ def starts_by_mpi(engine_names: Iterable[str]) -> bool:
 
 
 def available(engine: str) -> str | None:
-    """None if `engine` can be launched here, else the reason and the command that adds it; imports nothing heavy."""
+    """Return None if `engine` can be launched here, else the reason and the command that adds it; imports little."""
     provides(engine)
     mpirun = find_mpirun()
     if launcher() == "srun":

@@ -7,7 +7,7 @@ import time
 from torch import Tensor
 
 from scalebench.comm.base import Request
-from scalebench.comm.event_log import Numbers
+from scalebench.comm.counters import Numbers
 from scalebench.comm.wire import unpack
 from scalebench.system.clock import Task, WallClock, sleep_until
 

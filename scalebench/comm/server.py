@@ -21,8 +21,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from scalebench.comm.base import ServerRule
-from scalebench.comm.counters import SlowLinks, linger
-from scalebench.comm.event_log import Served, numbers
+from scalebench.comm.counters import Served, SlowLinks, linger, numbers
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.errors import EngineError, RunError
 from scalebench.system.clock import Task

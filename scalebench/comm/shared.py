@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.comm.event_log import numbers
+from scalebench.comm.counters import numbers
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.system.clock import Task
 

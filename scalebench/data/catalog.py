@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data.builder import DATASETS, DatasetBuilder, check
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check
 from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset
+from scalebench.data.split import validation_split
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 
-__all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare"]
+__all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare", "prepare_validation"]
 
 _HASH_BYTES = 1 << 24
 
@@ -44,25 +46,55 @@ def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> 
         DataError: an unknown data set or option, missing or corrupt files, invalid arrays, a data set that cannot grow
             under weak scaling, or a cache folder that cannot be written.
     """
-    builder = DATASETS.create(training.dataset.name, training.dataset.options)
-    if training.scaling == "weak":
-        if not builder.grows:
-            growing = [name for name in dataset_names() if DATASETS.find(name).grows]
-            raise DataError(
-                f"scaling: weak needs a data set that can grow, {builder.name!r} cannot; "
-                f"use dataset: {' or '.join(growing)}"
-            )
-        builder = builder.grown(workers)
+    builder = _builder(training, workers)
     files = builder.files(training.data_dir)
+    return _cached(builder, files, _key(builder, files), lambda allocate: builder.build(files, allocate), cache_dir)
+
+
+def prepare_validation(
+    training: Training, workers: int, share: float, seed: int, cache_dir: Path | None = None
+) -> Path:
+    """Return the folder of `training.dataset` with `share` of its training samples, drawn by `seed`, as test part.
+
+    Raises:
+        DataError: as `prepare`, or a part would be empty.
+    """
+    whole = open_dataset(prepare(training, workers, cache_dir))
+    builder = _builder(training, workers)
+    files = builder.files(training.data_dir)
+
+    def split(allocate: Allocate) -> Arrays:
+        return validation_split(whole, builder.copies, share, seed, allocate)
+
+    return _cached(builder, files, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir)
+
+
+def _builder(training: Training, workers: int) -> DatasetBuilder:
+    builder = DATASETS.create(training.dataset.name, training.dataset.options)
+    if training.scaling != "weak":
+        return builder
+    if not builder.grows:
+        growing = [name for name in dataset_names() if DATASETS.find(name).grows]
+        raise DataError(
+            f"scaling: weak needs a data set that can grow, {builder.name!r} cannot; "
+            f"use dataset: {' or '.join(growing)}"
+        )
+    return builder.grown(workers)
+
+
+def _cached(
+    builder: DatasetBuilder, files: list[Path], key: str, make: Callable[[Allocate], Arrays], cache_dir: Path | None
+) -> Path:
+    """Return the folder of these arrays, made if missing."""
     cache = cache_dir or cache_folder("datasets")
-    folder = cache / f"{builder.name}-{_key(builder, files)}"
+    folder = cache / f"{builder.name}-{key}"
     if folder.exists() and _is_whole(folder):
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
         try:
-            _build(builder, files, building)
+            _build(builder, files, make, building)
             _publish(building, folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -100,12 +132,12 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(builder: DatasetBuilder, files: list[Path], folder: Path) -> None:
+def _build(builder: DatasetBuilder, files: list[Path], make: Callable[[Allocate], Arrays], folder: Path) -> None:
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
         return array
 
-    arrays = builder.build(files, allocate)
+    arrays = make(allocate)
     check(builder.name, arrays)
     digest = hashlib.sha256()
     shapes = {}

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from scalebench.data.single_process import Ints
+from scalebench.data.exchange import Ints
 from scalebench.errors import DataError
 
 Blocks = int | tuple[int, int] | Sequence[int] | Ints

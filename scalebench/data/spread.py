@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.data.exchange import fetched, moved, reordered
-from scalebench.data.single_process import Ints
+from scalebench.data.exchange import Ints, fetched, moved, reordered
 from scalebench.errors import DataError
 
 _T = TypeVar("_T")

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data import sources
+from scalebench.data.exchange import Ints as Ints
+from scalebench.data.exchange import SingleProcess
 from scalebench.data.layout import Blocks, Grid, laid_out
 from scalebench.data.shuffle import SHUFFLES, shuffled
-from scalebench.data.single_process import Ints as Ints
-from scalebench.data.single_process import SingleProcess
 from scalebench.errors import DataError, nearest
 
 if TYPE_CHECKING:

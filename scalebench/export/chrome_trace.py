@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.training.timeline import Timeline
 
 _PROCESS = 1  # 0 is the idle process of viewers
@@ -54,11 +54,9 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
             for epoch, end_s in enumerate(lane.epochs, start=1)
         ]
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
 
 
 def _named(what: str, lane_number: int, **values: Any) -> dict[str, Any]:

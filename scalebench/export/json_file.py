@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis import Results
-from scalebench.export.tables import columns_of, tables, writing
+from scalebench.errors import writing
+from scalebench.export.tables import columns_of, tables
 from scalebench.records.schema import SCHEMA_VERSION
-from scalebench.system.atomic_write import whole_file
+from scalebench.system.atomic_write import atomic_file
 
 FORMAT_VERSION = 1
 _ROWS_AT_ONCE = 10_000
@@ -30,7 +31,7 @@ def write_json(results: Results, file: Path) -> Path:
     Raises:
         ResultsError: `file` cannot be written.
     """
-    with writing(file), whole_file(file) as stream:
+    with writing(file, "name another place"), atomic_file(file) as stream:
         stream.writelines(json_text(results))
     return file
 

@@ -24,8 +24,7 @@ import pandas as pd
 import yaml
 
 from scalebench.analysis import Results
-from scalebench.errors import ResultsError
-from scalebench.export.tables import writing
+from scalebench.errors import ResultsError, writing
 from scalebench.records.schema import EpochRow, RunRow, kinds
 
 _STATUS = {"completed": 3, "failed": 4, "diverged": 4, "timeout": 4, "interrupted": 5}  # FINISHED, FAILED, KILLED
@@ -67,7 +66,7 @@ def write_mlflow(results: Results, folder: Path) -> Path:
     name = str(results.runs["study"].iloc[-1])
     number = str(int(_digest(name)[:15], 16) + 10**17)  # eighteen digits, as MLflow's
     experiment = folder / number
-    with writing(experiment):
+    with writing(experiment, "name another place"):
         _refuse_a_namesake(folder, name, number)
         if experiment.exists():
             shutil.rmtree(experiment)

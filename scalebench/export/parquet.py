@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.errors import UsageError
-from scalebench.export.tables import columns_of, tables, writing
+from scalebench.errors import UsageError, writing
+from scalebench.export.tables import columns_of, tables
 from scalebench.records.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def write_parquet(results: Results, folder: Path) -> list[Path]:
     for name, table in tables(results).items():
         file = folder / f"{name}.parquet"
         fresh = file.with_name(file.name + ".new")
-        with writing(file):
+        with writing(file, "name another place"):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 pq.write_table(_arrow(name, table, facts), fresh, compression="zstd")

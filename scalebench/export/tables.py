@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,6 @@ import pandas as pd
 from pydantic import BaseModel
 
 from scalebench.analysis import Results, cells, ratios
-from scalebench.errors import ResultsError
 from scalebench.records.schema import Doc, EpochRow, RunRow
 
 _OWN = {"label": Doc("the strategy with its options as written")}
@@ -43,19 +39,6 @@ def columns_of(name: str) -> dict[str, Doc]:
         for key, field in row_type.model_fields.items()
     }
     return known | _OWN if name == "runs" else known
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ResultsError about `path`.
-
-    Raises:
-        ResultsError: `path` cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror or error}; name another place") from None
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

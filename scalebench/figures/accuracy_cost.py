@@ -36,27 +36,18 @@ class AccuracyCost(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from matplotlib.lines import Line2D
 
-        from scalebench.analysis.grouping import EXECUTIONS
-        from scalebench.analysis.pareto import COSTS, metric_by_cost
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-            with_interval,
-        )
+        from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
+        from scalebench.figures.drawing.caption import with_interval
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import over_seeds
-        from scalebench.figures.drawing.styles import grouped, looks, name_series
+        from scalebench.figures.drawing.styles import name_series
 
         everything = name_series(metric_by_cost(results))
-        look = looks(list(everything["series"]))
-        table = canvas.selection.of(everything)
+        table, look, groups = canvas.series_of(everything)
         names = [name for name in canvas.wanted(_PANELS) if table[COSTS[name]].notna().any()]
         if not names:
             raise EmptyFigureError("no run of the selection has a metric and a cost")
         executions = [name for name in EXECUTIONS if name in set(table["execution"])]
-        groups = grouped([name for name in look if name in set(table["series"])])
         parts = [
             (execution, group)
             for execution in executions
@@ -82,16 +73,14 @@ class AccuracyCost(Figure):
         front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
         canvas.legend_of_executions(table, (front, "Pareto front (number: workers)"), line=False)
         modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table),
-            describe_machines(results, table),
+        canvas.describe(
+            results,
+            table,
             "One point for each strategy and worker count. Times are geometric means, core-hours these times the "
             f"cores; the metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}.",
             "The front joins the points of one execution and engine, in the whole study, that no other beats "
             "in metric or cost without being worse in the other; it disregards intervals.",
             "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
-            describe_oversubscription(table),
             "Oversubscribed points are on no front." if table["oversubscribed"].any() else "",
         )
 

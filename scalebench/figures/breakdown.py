@@ -31,17 +31,8 @@ class Breakdown(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from scalebench.analysis import cells
         from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
-        from scalebench.figures.drawing.styles import looks, name_series
 
-        table = name_series(cells(results))
-        look = looks(list(table["series"]))
-        table = canvas.selection.of(table)
+        table, look, _ = canvas.series_of(cells(results))
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
         height = 2.15 if canvas.style.height >= 1 else 2.6
@@ -61,15 +52,14 @@ class Breakdown(Figure):
                 panel.ax.set_ylabel("share of time (%)")
         drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
         canvas.legend([(_sample(drawn[part], canvas.style), part) for part in (*_PARTS, _UNMEASURED) if part in drawn])
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table, bars=False),
-            describe_machines(results, table),
+        canvas.describe(
+            results,
+            table,
             "Means over workers and repetitions; communication is what compute does not hide, without the waiting for "
             "the last worker, which is shown separately; one worker communicates with nobody, what its engine takes is "
             "shown as that. Above each bar the training time; pale bars are virtual.",
             "DDP communicates inside backward, so a real run of it has no split." if _UNMEASURED in drawn else "",
-            describe_oversubscription(table),
+            bars=False,
         )
 
 

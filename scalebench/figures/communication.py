@@ -26,20 +26,11 @@ class Communication(Figure):
         return super().absent(results) or ("" if known else "no run on several workers has measured communication")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis.communication import communication_shares
+        from scalebench.analysis.grouping import communication_shares
         from scalebench.analysis.intervals import CONFIDENCE
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
         from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import grouped, looks, name_series
 
-        table = name_series(communication_shares(results))
-        look = looks(list(table["series"]))
-        table = canvas.selection.of(table)
+        table, look, groups = canvas.series_of(communication_shares(results))
         if table.empty:
             raise EmptyFigureError("no run of the selection on several workers has measured communication")
         bars = table["exposed_low"].notna()
@@ -47,7 +38,6 @@ class Communication(Figure):
         names = [name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()]
         if not names:
             raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
-        groups = grouped([name for name in look if name in set(table["series"])])
         counts = sorted(int(count) for count in table["workers"].unique())
         (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
         for panel, (group, name) in zip(panels, [(group, name) for group in groups for name in names], strict=True):
@@ -63,15 +53,14 @@ class Communication(Figure):
 
         canvas.legend_of_series(look)
         canvas.legend_of_executions(table)
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table, bars=False),
-            describe_machines(results, table),
+        canvas.describe(
+            results,
+            table,
             "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
             "it: from a worker's arrival to that of the last. What compute hides is not recorded.",
             "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
-            describe_oversubscription(table),
+            bars=False,
         )
 
 

@@ -32,21 +32,12 @@ class Convergence(Figure):
         from matplotlib.ticker import MaxNLocator
 
         from scalebench.analysis.intervals import METRIC_RANGE
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_oversubscription,
-            describe_study,
-            with_interval,
-        )
+        from scalebench.figures.drawing.caption import with_interval
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.scaling import METRIC_WORDS
-        from scalebench.figures.drawing.styles import grouped, looks, name_series
         from scalebench.formatting import counted
 
-        table = name_series(_by_epoch(results))
-        look = looks(list(table["series"]))
-        table = canvas.selection.of(table)
-        groups = grouped([name for name in look if name in set(table["series"])])
+        table, look, groups = canvas.series_of(_by_epoch(results))
         axes = canvas.wanted(self.panels)
         columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
         counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
@@ -79,14 +70,15 @@ class Convergence(Figure):
         canvas.legend_of_series(look)
         canvas.legend_of_executions(table)
         interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table, bars=False),
+        canvas.describe(
+            results,
+            table,
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
             f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
-            describe_oversubscription(table),
             "Pale grey: the series of the other panels." if len(groups) > 1 else "",
+            bars=False,
+            machines=False,
         )
 
 

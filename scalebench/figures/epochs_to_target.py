@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scalebench.analysis import Results
-    from scalebench.analysis.critical_batch import SeriesLaw
+    from scalebench.analysis.epochs_to_target import SeriesLaw
     from scalebench.figures.drawing.canvas import Canvas
     from scalebench.figures.drawing.panel import Panel
     from scalebench.figures.drawing.styles import Look
@@ -32,20 +32,16 @@ class EpochsToTarget(Figure):
         return super().absent(results) or ("" if aimed else "the study states no target_metric")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis.critical_batch import critical_batches
+        from scalebench.analysis.epochs_to_target import critical_batches
         from scalebench.analysis.time_to_target import times_to_target
-        from scalebench.figures.drawing.caption import describe_executions, describe_study
-        from scalebench.figures.drawing.styles import looks, name_series
         from scalebench.figures.drawing.unreached import legend_of_unreached, torn
         from scalebench.formatting import metric_word
 
-        table = name_series(times_to_target(results))
-        table = table[table["batch_global"].notna()]
-        look = looks(list(table["series"]))
-        table = canvas.selection.of(table).assign(oversubscribed=False)  # a crowded machine takes no further epochs
+        table = times_to_target(results)
+        table, look, _ = canvas.series_of(table[table["batch_global"].notna()])
         if table.empty:
             raise EmptyFigureError("no run of the selection has a target and a global batch")
-        table = table.assign(n=table["n_reached"])
+        table = table.assign(n=table["n_reached"], oversubscribed=False)  # a crowded machine takes no further epochs
         names = {(execution, engine, label): name for execution, engine, label, name in _keys(table)}
         laws = {
             (law.execution, names[law.execution, law.engine, law.label]): law
@@ -76,15 +72,17 @@ class EpochsToTarget(Figure):
             _in_words(name, execution, law)
             for (execution, name), law in sorted(laws.items(), key=lambda item: (series.index(item[0][1]), item[0][0]))
         )
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table, bars=False),
+        canvas.describe(
+            results,
+            table,
             f"Medians of the whole epochs until the first evaluation, one an epoch, at or above {words}.",
             "Triangles at the top, which have no number: at most half of the runs reached it." if never.any() else "",
             "Lines: E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, with the "
             f"95 % interval of resampled runs (band); dotted: the critical batch B_crit. It is, in samples: {fitted}."
             if fitted
             else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
+            bars=False,
+            machines=False,
         )
 
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.records.attempts import Attempts
-from scalebench.records.cells import to_text
 from scalebench.records.folder import RUNS
+from scalebench.records.table import to_text
 from scalebench.study.spec import slug
 
 _MARK = ".records"  # file with a hash of the path of the records
@@ -33,11 +33,9 @@ def place_for(records: Path, output: Path) -> Path:
         place = output / (study if number == 1 else f"{study}-{number}")
         if _mark_of(place) in ("", mark):
             break
-    try:
+    with writing(place):
         place.mkdir(parents=True, exist_ok=True)
         (place / _MARK).write_text(mark + "\n", encoding="ascii")
-    except OSError as error:
-        raise ResultsError(f"cannot write {place}: {error.strerror}; choose another folder with --output") from None
     return place
 
 

@@ -17,7 +17,7 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_f
 from scalebench.figures.caption_files import write_caption
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
-from scalebench.records.cells import to_cell
+from scalebench.records.table import to_cell
 from scalebench.study.spec import slug
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _save(figure: Any, file: Path) -> None:
 
 @contextlib.contextmanager
 def house_style(style: Style = REPORT) -> Iterator[None]:
-    """Apply scalebench's style sheet and `style` to matplotlib's defaults, whatever the user's matplotlibrc says."""
+    """Apply scalebench's style sheet and `style` to matplotlib's defaults, independently of the user's matplotlibrc."""
     import matplotlib as mpl
 
     sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.figures.plotting import FORMATS, write_figure
 
 if TYPE_CHECKING:
@@ -23,29 +23,30 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
     """Write the figure and each prediction to `output`; `errors` are those of `analysis.prediction_error`.
 
     Raises:
-        ResultsError: a file cannot be written.
+        ResultsError: a file cannot be written, or no measurement is at more workers than its base.
     """
+    if errors["linear_s"].isna().all():
+        raise ResultsError("nothing to draw: each measurement is at the fewest workers of its strategy")
     data = output / f"{_NAME}.csv"
-    try:
+    with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         files = write_figure(_NAME, lambda canvas: draw_prediction_error(errors, canvas), output / _NAME, FORMATS)
         errors.to_csv(data, index=False, lineterminator="\n")
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another folder with --output") from None
     return [*files, data]
 
 
 def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
-    """Draw seconds of each held row, as multiples of those of its base row, and errors by distance."""
+    """Draw seconds of each prediction as multiples of linear scaling from its base row, and errors by distance."""
     import numpy as np
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
     [[against, apart]] = canvas.grids((2, 2, 3.6))
+    errors = errors[errors["linear_s"].notna()]
     slower = errors["seconds"] / errors["linear_s"]
     predicted = errors["predicted_s"] / errors["linear_s"]
     ends = [0.9 * float(min(slower.min(), predicted.min())), 1.1 * float(max(slower.max(), predicted.max()))]
-    against.title("step time, as a multiple of that at the base")
+    against.title("time, as a multiple of linear scaling")
     against.ax.plot(slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1)
     against.reference(ends, ends, "equal")
     sources = sorted(errors["source"].unique())
@@ -63,9 +64,9 @@ def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
         handles.append((Line2D([], [], linestyle="", **style), str(source)))
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis, which in ((against.ax.xaxis, "measured"), (against.ax.yaxis, "predicted")):
-        axis.set_label_text(f"{which} / base")
+        axis.set_label_text(f"{which} / linear scaling")
     against.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ticks = [tick for tick in (0.5, 1, 1.5, 2, 3, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    ticks = [tick for tick in (0.5, 1, 1.2, 1.5, 2, 3, 5, 10, 20) if ends[0] <= tick <= ends[1]]
     for axis in (against.ax.xaxis, against.ax.yaxis):
         axis.set_ticks(ticks, minor=False)
         axis.set_major_formatter(plain)
@@ -83,8 +84,8 @@ def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
         canvas.legend(handles[start : start + 4])
     mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
     canvas.say(
-        f"{len(errors)} published measurements that the calibration has not seen: mean error {mape:.1%}, of linear "
-        f"scaling from the same base row {linear:.1%}; {errors['held'].mean():.0%} lie in the 95 % interval of their "
-        "prediction.",
-        "Errors in (b) are those of the published quantity, a throughput or a time.",
+        f"{len(errors)} {' and '.join(sorted(set(errors['execution'])))} measurements, and predictions (modelled) by a "
+        f"calibration that has not seen them: mean error {mape:.1%}, of linear scaling from the same base row "
+        f"{linear:.1%}; {errors['held'].mean():.0%} lie in the 95 % interval of their prediction.",
+        "Errors in (b) are those of the measured quantity, a throughput or a time.",
     )

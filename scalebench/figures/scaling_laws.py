@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
+_LINES = 0.03  # share of a panel's height that the two lines of text take, for each point of their size
 
 
 @FIGURES.add
@@ -46,24 +47,19 @@ class ScalingLaws(Figure):
 
         from scalebench.analysis import cells
         from scalebench.analysis.laws import band_name, no_band, scaling_laws
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
-        from scalebench.figures.drawing.styles import NEUTRAL, knee, looks, name_series
+        from scalebench.figures.drawing.styles import NEUTRAL, knee
         from scalebench.study.spec import SIMULATED
 
         found = [one for one in scaling_laws(results) if not one.refusal]
-        table = canvas.selection.of(name_series(cells(results)))
-        look = looks(list(table["series"]))
+        table, look, _ = canvas.series_of(cells(results))
         fitted = table[_keys(table).isin([_key(one) for one in found])]
         found = [one for one in found if _key(one) in set(_keys(fitted))]
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
         for panel, one in zip(panels, found, strict=True):
+            name = str(fitted.loc[_keys(fitted) == _key(one), "series"].iloc[0])
+            panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
             _draw_one(panel, one, fitted, look)
         canvas.legend_of_series(look)
         marks = pd.concat([panel.data() for panel in panels])
@@ -81,10 +77,9 @@ class ScalingLaws(Figure):
         names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
         alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
         unchecked = ", without the virtual-native error" if alone else ""
-        canvas.say(
-            describe_study(results, fitted),
-            describe_executions(results, fitted),
-            describe_machines(results, fitted),
+        canvas.describe(
+            results,
+            fitted,
             "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
             "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
@@ -92,7 +87,6 @@ class ScalingLaws(Figure):
             "more efficiency than it brings speed."
             if knees
             else "",
-            describe_oversubscription(fitted).replace("never a baseline", "never fitted"),
         )
 
 
@@ -116,7 +110,6 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.title(f"{name}, {series.execution}")
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
@@ -147,6 +140,9 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: B
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
     falls = band.centre[-1] < band.centre[0]
+    low, high = panel.ax.get_ylim()
+    room = (high / low) ** (_LINES * panel.style.small / panel.style.height)
+    panel.ax.set_ylim(low / room if falls else low, high if falls else high * room)
     panel.ax.text(
         0.03 if falls else 0.97,
         0.03 if falls else 0.97,

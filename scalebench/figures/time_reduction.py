@@ -42,24 +42,17 @@ class TimeReduction(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         from scalebench.analysis import cells, ratios
-        from scalebench.figures.drawing.caption import (
-            describe_executions,
-            describe_machines,
-            describe_oversubscription,
-            describe_study,
-        )
         from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import grouped, looks, name_series
+        from scalebench.figures.drawing.styles import name_series
 
-        times, compared = name_series(cells(results)), name_series(ratios(results))
-        look = looks(list(times["series"]))
-        compared = canvas.selection.of(_of_others(compared))
+        times = name_series(cells(results))
+        _, look, _ = canvas.series_of(times)
+        compared, _, groups = canvas.series_of(_of_others(ratios(results)))
         shown = times[times["series"].isin(compared["series"]) | (times["strategy"] == "allreduce")]
         shown = replace(canvas.selection, strategies=()).of(shown)
         known = compared[compared["reduction"].notna()]
         names = [name for name in canvas.wanted(_CURVES) if name == "time" or (known["baseline"] == name).any()]
         names = names if names != ["time"] or canvas.chosen else []
-        groups = grouped([name for name in look if name in set(compared["series"])])
         splits = [
             (baseline, name)
             for baseline in canvas.wanted(_SPLITS)
@@ -87,10 +80,9 @@ class TimeReduction(Figure):
         canvas.legend(_parts_legend(known, splits, _ENGINE_PATTERN if canvas.style.patterns else None))
         baselines = {"allreduce": "per-batch allreduce on the same engine", "serial": "serial on one worker"}
         drawn = [words for name, words in baselines.items() if name in names]
-        canvas.say(
-            describe_study(results, shown),
-            describe_executions(results, shown),
-            describe_machines(results, shown),
+        canvas.describe(
+            results,
+            shown,
             "Reduction = 1 - T(strategy, N) / T(baseline, N), signed, within one execution, as geometric means of "
             "ratios paired by block.",
             f"Baselines: {'; '.join(drawn)}." if drawn else "",
@@ -98,7 +90,6 @@ class TimeReduction(Figure):
             "(T_allreduce - T_strategy) / T_base."
             if splits
             else "",
-            describe_oversubscription(shown),
             "Pale grey: the series of the other panels." if len(groups) > 1 and names else "",
             _missing(compared, results),
         )

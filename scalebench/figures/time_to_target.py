@@ -42,17 +42,14 @@ class TimeToTarget(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         from scalebench.analysis.target_ratios import target_ratios
         from scalebench.analysis.time_to_target import times_to_target
-        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
         from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import grouped, looks, name_series
+        from scalebench.figures.drawing.styles import name_series
         from scalebench.figures.drawing.unreached import legend_of_unreached, torn
         from scalebench.formatting import metric_word
 
-        table = name_series(times_to_target(results))
-        if table.empty:
+        table, look, groups = canvas.series_of(times_to_target(results))
+        if not look:
             raise EmptyFigureError("no run with a target took any time")
-        look = looks(list(table["series"]))
-        table = canvas.selection.of(table)
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
         words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
@@ -60,7 +57,6 @@ class TimeToTarget(Figure):
         names = [name for name in canvas.wanted(_PANELS) if name != "reduction" or baseline]
         if not names:
             raise EmptyFigureError("no time to the target can be compared with a baseline's")
-        groups = grouped([name for name in look if name in set(table["series"])])
         (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
         counts = sorted(int(count) for count in table["workers"].unique())
         for place, panel in enumerate(panels):
@@ -73,16 +69,16 @@ class TimeToTarget(Figure):
         canvas.legend_of_series(look)
         never, some = table["time_to_target_s"] == math.inf, torn(table)
         canvas.legend_of_executions(table, *legend_of_unreached(bool(never.any()), bool(some.any()), goal.epochs))
-        canvas.say(
-            describe_study(results, table),
-            describe_executions(results, table),
+        canvas.describe(
+            results,
+            table,
             f"The target, {goal.words} of the consensus model, is met at the first evaluation at or above it.",
             "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier curve, in "
             "which runs that did not count as longer; epochs are such medians.",
             "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
             "Stars: more than half of the runs reached it, but not all." if some.any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
-            describe_oversubscription(table),
+            machines=False,
         )
 
 

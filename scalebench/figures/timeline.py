@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.figures.plotting import FORMATS, write_figure
 
 if TYPE_CHECKING:
@@ -79,16 +79,12 @@ def draw_timeline(
     if not any(bars for _, bars in lanes):
         raise ResultsError(f"{timeline.title}: nothing happened between {window[0]:g} and {window[1]:g} s") if window \
             else ResultsError(f"{timeline.title}: no worker did anything")  # fmt: skip
-    try:
+    with writing(stem.parent):
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = write_figure(stem.name, lambda canvas: _draw(timeline, lanes, canvas, window), stem, formats)
         data = stem.with_suffix(".csv")
         rows = [f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}" for lane, bars in lanes for bar in bars]
         data.write_text("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write {stem.parent}: {error.strerror}; choose another folder with --output"
-        ) from None
     return [*files, data]
 
 

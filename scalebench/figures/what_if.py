@@ -39,6 +39,7 @@ def draw_what_if(
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
+    from matplotlib import rc_context
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -75,7 +76,8 @@ def draw_what_if(
     figure.legend(entries, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     figure.supxlabel(caption, fontsize=7.2, color="#444444")
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.hashsalt": "scalebench"}):  # the same numbers give the same bytes
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "expected a name that ends in .png, .pdf or .svg"
         raise ResultsError(f"cannot write the figure {path}: {reason}") from None

@@ -23,8 +23,15 @@ from pathlib import Path
 
 from scalebench.comm.engines import cores
 from scalebench.errors import EngineError, ScalebenchError
-from scalebench.install.toolchain import Toolchain, find_toolchain
-from scalebench.install.wheels import default_cache, find_wheel, make_relocatable, store_wheel
+from scalebench.install.wheels import (
+    Toolchain,
+    default_cache,
+    find_toolchain,
+    find_wheel,
+    make_relocatable,
+    store_wheel,
+)
+from scalebench.records.lock import FILE, awaited_lock
 
 VERSION = "0.28.1"
 _TIMED = "build.json"  # beside the wheel
@@ -56,6 +63,8 @@ def install_horovod(
 ) -> Installed:
     """Install Horovod from a cached wheel for this toolchain, else from a new build.
 
+    One command at a time builds and installs for a toolchain; others wait for it, and find its wheel.
+
     Raises:
         EngineError: a build requirement is missing; names the command that adds it.
         BuildError: the build or the check after it failed; the message has the last error and the log.
@@ -65,20 +74,33 @@ def install_horovod(
         raise EngineError("pip is not installed in this environment; run: python -m ensurepip")
     toolchain = find_toolchain()
     folder = (cache or default_cache()) / f"horovod-{VERSION}" / toolchain.key
-    wheel = None if force else find_wheel(folder)
-    from_cache = wheel is not None
-    if wheel is None:
-        wheel = _build(toolchain, folder, progress)
-    progress(f"installing {wheel.name}")
-    # --force-reinstall with --no-deps first: pip would skip a wheel of the installed version.
-    _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
-    _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(f"cannot write {str(folder)!r}: {error.strerror}; name another folder with --cache") from None
+
+    def waits_for(other: str) -> None:
+        progress(f"waiting for {other}, which installs Horovod; if it has ended, delete {folder / FILE}")
+
+    with awaited_lock(folder, waits_for):
+        wheel = None if force else find_wheel(folder)
+        from_cache = wheel is not None
+        if wheel is None:
+            wheel = _build(toolchain, folder, progress)
+        _install(wheel, folder, progress)
     progress("checking that two processes add up")
     try:
         report = check_horovod(toolchain.mpirun)
     except BuildError as error:
         raise BuildError(f"{error}; build it anew with --force") if from_cache else error from None
     return Installed(wheel, from_cache, time.monotonic() - start, report)
+
+
+def _install(wheel: Path, folder: Path, progress: Progress) -> None:
+    progress(f"installing {wheel.name}")
+    # --force-reinstall with --no-deps first: pip would skip a wheel of the installed version.
+    _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
+    _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
 
 
 def build_seconds(cache: Path | None = None) -> float | None:
@@ -141,7 +163,6 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
     progress(f"building Horovod {VERSION} for torch {toolchain.torch} and {toolchain.mpi} (some minutes)")
     log, began = folder / "build.log", time.monotonic()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         log.write_text(f"Horovod {VERSION}\n{toolchain}\n")
     except OSError as error:
         raise EngineError(f"cannot write {str(log)!r}: {error.strerror}; name another folder with --cache") from None

@@ -69,7 +69,7 @@ class Hosts:
         return sum(host.gpus for host in self.hosts)
 
     def ranks_on(self, ranks: int) -> list[int]:
-        """How many of the first `ranks` ranks each host holds: slot by slot, what exceeds them evenly."""
+        """Number of the first `ranks` ranks on each host: slot by slot, ranks beyond the slots evenly."""
         held, left = [], ranks
         for host in self.hosts:
             held.append(min(host.slots, left))
@@ -78,12 +78,12 @@ class Hosts:
         return [count + share + (place < rest) for place, count in enumerate(held)]
 
     def can_bind(self, ranks: int, width: int) -> bool:
-        """Whether every host has `width` cores for each of its ranks."""
+        """Return True if every host has `width` cores for each of its ranks."""
         held = zip(self.hosts, self.ranks_on(ranks), strict=True)
         return all(count * width <= host.physical_cores for host, count in held)
 
     def is_oversubscribed(self, engine: str, ranks: int, threads: int) -> bool:
-        """Whether on some host the ranks keep more threads busy than it has cores."""
+        """Return True if on some host the ranks keep more threads busy than it has cores."""
         busy = engines.busy_threads(engine, ranks, threads)
         return any(n * busy > host.cores for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True))
 
@@ -99,7 +99,7 @@ def this_host() -> Hosts:
 
 
 def reachable() -> Hosts:
-    """The hosts of this allocation; asked once, as long as the environment speaks of the same.
+    """The hosts of this allocation; queried once for each environment.
 
     Raises:
         EngineError: a host cannot be reached; says which.
@@ -154,7 +154,7 @@ def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
 
 
 def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """What each host answers, in the order of ranks, and the slots that mpirun counts."""
+    """Return the answer of each host, in the order of ranks, and the slots that mpirun counts."""
     by_slurm = engines.launcher() == "srun"
     try:
         done = subprocess.run(

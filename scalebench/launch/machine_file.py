@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scalebench.errors import ClusterError
-from scalebench.launch.cost_model import (
+from scalebench.launch.machine import (
     ENGINES_SHARE,
     Note,
     key_of,

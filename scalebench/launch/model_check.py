@@ -157,8 +157,8 @@ def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
     native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
-    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in plan.sweep.runs if run.execution == "virtual")
-    trained = [run for run in plan.sweep.runs if run.execution != "modelled"]
+    trained = [run for run in (*plan.sweep.runs, *plan.trials) if run.execution != "modelled"]
+    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in trained if run.execution == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
     return ComputeEstimate(
         step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
@@ -167,7 +167,8 @@ def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
 
 def run_steps(plan: StudyPlan, run: Run) -> int:
     """Optimizer steps of one worker in the whole run."""
-    return plan.prepared.plans[run.workers].steps(0) * run.epochs
+    prepared = plan.prepared if run.trial is None else plan.validation
+    return prepared.plans[run.workers].steps(0) * run.epochs
 
 
 def measured_step(plan: StudyPlan) -> float:

@@ -35,69 +35,61 @@ CONNECTING_LIMIT_S = 60.0  # for ranks that wait for one another before a run, m
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
 
 
-def launch(
-    runs: Sequence[Run],
-    folders: Mapping[int, Path],
-    *,
-    ranks: int,
-    work_dir: Path,
-    on_start: Callable[[Run], None],
-    on_outcome: Callable[[Run, Outcome], None],
-    log: Callable[[str], None],
-    weights_folder: Path | None = None,
-    startup_limit_s: float | None = None,
-    stopping: Callable[[], bool] = lambda: False,
-    more: Callable[[], Sequence[Run]] | None = None,
-    warmup_runs: int = 0,
-) -> None:
-    """Execute `runs` in their order, each with its engine, in as few launches of `ranks` processes as they allow.
+@dataclass(frozen=True)
+class Launcher:
+    """Starts real runs in launches of `ranks` processes, and passes on when each began and how it ended.
 
-    A rank takes seconds to start, and runs of two engines compare best when they follow one another: engines share a
-    launch. Failures end one, and settings that an engine reads only once want one of their own. `folders` are the
-    prepared data sets by worker count. Every run gets exactly one outcome: completed, diverged, failed or timeout;
-    once `stopping`, only the run under way does. Logs of the processes stay in `work_dir`.
-
-    When all runs have an end `more` is asked for others, which those processes then execute that are there already;
-    what does not fit them is left. Each launch begins with `warmup_runs` extra runs on each engine, at its largest
-    worker count; their outcomes are reported too.
-
-    Raises:
-        EngineError: an engine is not here, or another host does not see a folder.
+    `folders` are the prepared data sets by worker count; logs of the processes stay in `work_dir`. Once `stopping`,
+    only the run under way ends. When all runs have an end, `more` is asked for others, which those processes then
+    execute that are there already; what does not fit them is left. Each launch begins with `warmup_runs` extra runs on
+    each engine, at its largest worker count; their outcomes are reported too.
     """
-    for engine in dict.fromkeys(run.engine for run in runs):
-        engines.require(engine)
-    work_dir.mkdir(parents=True, exist_ok=True)
-    require_seen([work_dir, *dict.fromkeys(folders.values())])
-    cold: set[str] = set()  # warm-up runs that failed: not tried again
-    for part in _by_settings(runs, ranks):
-        barren, left = 0, part.runs
-        while left and not stopping():
-            watch = _Launch(
-                [run for run in warm_ups(left, warmup_runs) if run.run_id not in cold] + left,
-                folders,
-                part.ranks,
-                part.settings,
-                _new_folder(work_dir),
-                weights_folder,
-                on_start,
-                on_outcome,
-                stopping,
-                log,
-                part.only(more) if more is not None else None,
-            )
-            # A first launch that came to nothing may have failed to bind (some containers forbid it).
-            watch.run(bind=barren == 0, startup_limit_s=startup_limit_s or 120.0 + 5.0 * ranks)
-            left = [run for run in watch.left.values() if not run.warmup]
-            cold |= watch.cold
-            barren = 0 if watch.achieved else barren + 1
-            if stopping():
-                return
-            if left and barren == _BARREN_LAUNCHES:
-                for run in left:
-                    on_outcome(run, Outcome(run.run_id, "failed", f"the launch failed before its runs: {watch.cause}"))
-                break
-            if left:
-                log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
+
+    folders: Mapping[int, Path]
+    ranks: int
+    work_dir: Path
+    on_start: Callable[[Run], None]
+    on_outcome: Callable[[Run, Outcome], None]
+    log: Callable[[str], None]
+    weights_folder: Path | None = None
+    startup_limit_s: float | None = None
+    stopping: Callable[[], bool] = lambda: False
+    more: Callable[[], Sequence[Run]] | None = None
+    warmup_runs: int = 0
+
+    def launch(self, runs: Sequence[Run]) -> None:
+        """Execute `runs` in their order, each with its engine, in as few launches as they allow.
+
+        A rank takes seconds to start, and runs of two engines compare best when they follow one another: engines share
+        a launch. Failures end one, and settings that an engine reads only once want one of their own. Every run gets
+        exactly one outcome: completed, diverged, failed or timeout.
+
+        Raises:
+            EngineError: an engine is not here, or another host does not see a folder.
+        """
+        for engine in dict.fromkeys(run.engine for run in runs):
+            engines.require(engine)
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        require_seen([self.work_dir, *dict.fromkeys(self.folders.values())])
+        cold: set[str] = set()  # warm-up runs that failed: not tried again
+        for part in _by_settings(runs, self.ranks):
+            barren, left = 0, part.runs
+            while left and not self.stopping():
+                warm = [run for run in warm_ups(left, self.warmup_runs) if run.run_id not in cold]
+                watch = _Launch(self, part, [*warm, *left])
+                watch.run(bind=barren == 0)  # a first launch that came to nothing may have failed to bind
+                left = [run for run in watch.left.values() if not run.warmup]
+                cold |= watch.cold
+                barren = 0 if watch.achieved else barren + 1
+                if self.stopping():
+                    return
+                if left and barren == _BARREN_LAUNCHES:
+                    error = f"the launch failed before its runs: {watch.cause}"
+                    for run in left:
+                        self.on_outcome(run, Outcome(run.run_id, "failed", error))
+                    break
+                if left:
+                    self.log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
 
 
 def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:
@@ -123,7 +115,7 @@ class _Part:
     ranks: int
 
     def only(self, more: Callable[[], Sequence[Run]]) -> Callable[[], list[Run]]:
-        """Of what `more` says, that which these processes can serve too."""
+        """Return `more` limited to runs that these processes can serve too."""
         return lambda: [run for run in more() if self._takes(run)]
 
     def _takes(self, run: Run) -> bool:
@@ -166,33 +158,20 @@ def _new_folder(work_dir: Path) -> Path:
 class _Launch:
     """One mpirun and the runs it serves."""
 
-    def __init__(
-        self,
-        runs: list[Run],
-        folders: Mapping[int, Path],
-        ranks: int,
-        settings: dict[str, str],
-        folder: Path,
-        weights_folder: Path | None,
-        on_start: Callable[[Run], None],
-        on_outcome: Callable[[Run, Outcome], None],
-        stopping: Callable[[], bool],
-        log: Callable[[str], None],
-        more: Callable[[], list[Run]] | None,
-    ) -> None:
+    def __init__(self, launcher: Launcher, part: _Part, runs: Sequence[Run]) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
-        self._folders, self._ranks, self._folder = folders, ranks, folder
-        self._weights, self._settings = weights_folder, settings
-        self._on_start, self._on_outcome, self._stopping, self._more = on_start, on_outcome, stopping, more
-        self._log = log
-        self._last: Run | None = None  # the run that was under way when it was said to stop
+        self._launcher, self._ranks, self._settings = launcher, part.ranks, part.settings
+        self._more = part.only(launcher.more) if launcher.more is not None else None
+        self._folder = _new_folder(launcher.work_dir)
+        self._startup_limit_s = launcher.startup_limit_s or 120.0 + 5.0 * launcher.ranks
+        self._last: Run | None = None  # the run that was under way at the request to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
 
-    def run(self, *, bind: bool, startup_limit_s: float) -> None:
+    def run(self, *, bind: bool) -> None:
         """Start, attend and clean up; afterwards `left` holds the runs that are still to be done."""
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
@@ -201,10 +180,10 @@ class _Launch:
         command, binding = launch_command(self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings)
         job = Job(
             runs=runs,
-            datasets=dict(self._folders),
+            datasets=dict(self._launcher.folders),
             stays_open=self._more is not None,
             folder=self._folder,
-            weights=self._weights,
+            weights=self._launcher.weights_folder,
             settings=self._settings,
             ranks=self._ranks,
             launcher=engines.launcher(),
@@ -225,7 +204,7 @@ class _Launch:
                 preexec_fn=end_with_parent,
             )
         try:
-            death = self._attend(process, events, pulse, Further(job.further), startup_limit_s)
+            death = self._attend(process, events, pulse, Further(job.further))
         finally:
             stop(process, pulse.pids)
         if death is None:  # stopped: what began after the last run does not count
@@ -242,14 +221,13 @@ class _Launch:
         events: EventReader,
         pulse: Pulse,
         further: Further,
-        startup_limit_s: float,
     ) -> Death | None:
-        """Pass on what the ranks say until they end, or have to be ended. None: it was said to stop."""
+        """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
         watched: Run | None = None
         while process.poll() is None:
             self._hear(events)
-            if self._stopping():
+            if self._launcher.stopping():
                 self._last = self._last or self._under_way
                 if self._under_way is None or self._under_way is not self._last:
                     return None
@@ -262,7 +240,7 @@ class _Launch:
             pulse.feel()
             elapsed = time.monotonic() - self._since
             if run is not None and (silent_s := pulse.hush_s()):
-                self._log(
+                self._launcher.log(
                     f"{run.run_id}: no worker has shown a sign of life for {silent_s:.0f} s; "
                     f"{pulse.stopped(run.workers, server_ranks(run))}. "
                     f"It is left to its limit of {run.time_limit_s:g} s; Ctrl-C twice abandons it"
@@ -276,11 +254,11 @@ class _Launch:
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))
                 return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)
-            if run is None and self.left and elapsed > startup_limit_s:
+            if run is None and self.left and elapsed > self._startup_limit_s:
                 stopped = pulse.stopped(self._ranks)
-                return Death("failed", f"no run began within {startup_limit_s:g} s; {stopped}")
+                return Death("failed", f"no run began within {self._startup_limit_s:g} s; {stopped}")
             time.sleep(_POLL_S)
-        if self._stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
+        if self._launcher.stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
             self._hear(events)
             return None
         return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher())
@@ -303,7 +281,7 @@ class _Launch:
             self._since = time.monotonic()
             if event == "start":
                 self._under_way = run
-                self._on_start(run)
+                self._launcher.on_start(run)
             elif outcome is not None:
                 self._end(run, outcome)
 
@@ -330,6 +308,6 @@ class _Launch:
         elif outcome.workers:
             overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
             outcome.add_facts(oversubscribed=max(overruns) > PACED_OVERRUN_LIMIT)
-        self._on_outcome(run, outcome)
-        if outcome.status != "completed" and self._stopping():  # the ranks may have begun the next already
+        self._launcher.on_outcome(run, outcome)
+        if outcome.status != "completed" and self._launcher.stopping():  # the ranks may have begun the next already
             self._last = self._last or run

@@ -10,13 +10,14 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
-from scalebench.data.catalog import prepare
+from scalebench.data.catalog import prepare, prepare_validation
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
 from scalebench.launch.sweep import Sweep, expand, strategy_warnings
+from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model
 from scalebench.native.job import server_ranks
@@ -45,12 +46,18 @@ class Preparation:
 
 @dataclass
 class StudyPlan:
-    """The runs of a study, the cluster and the prepared data."""
+    """The runs of a study, the cluster and the prepared data.
+
+    `trials` come first where the study is tuned, on the data in `validation`; `sweep` has the values of the study until
+    the trials have given others (`tuning.with_chosen`).
+    """
 
     study: Study
     cluster: Cluster
     sweep: Sweep
     prepared: Preparation
+    trials: list[Run] = field(default_factory=list)
+    validation: Preparation = field(default_factory=Preparation)
 
     @property
     def notes(self) -> list[str]:
@@ -61,6 +68,13 @@ class StudyPlan:
             *between_nodes(self.sweep.runs, self.cluster),
             *self.prepared.notes,
         ]
+
+    def batch_sizes(self, workers: set[int]) -> set[int]:
+        """All batch sizes of runs and trials at these worker counts."""
+        held_out = workers & self.validation.plans.keys()
+        return self.prepared.batch_sizes(self.study.epochs, workers) | self.validation.batch_sizes(
+            self.study.epochs, held_out
+        )
 
     @property
     def measures(self) -> bool:
@@ -85,7 +99,26 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
     warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
-    return StudyPlan(study, cluster, sweep, prepared)
+    trials = trials_of(there, sweep.runs)
+    return StudyPlan(study, cluster, sweep, prepared, trials, _validation(there, trials))
+
+
+def _validation(study: Study, trials: list[Run]) -> Preparation:
+    """Hold samples of the training part out for trials, and check that the rest serves every worker count.
+
+    Raises:
+        DataError: it does not.
+    """
+    made = Preparation()
+    for workers in sorted({run.workers for run in trials}):
+        assert study.tune is not None
+        try:
+            made.folders[workers] = prepare_validation(study, workers, study.tune.validation, study.seed)
+            made.datasets[workers] = open_dataset(made.folders[workers])
+            made.plans[workers] = BatchPlan.of(study, workers, trials[0].seed, made.datasets[workers])
+        except DataError as error:
+            raise DataError(f"tune: trials at {counted(workers, 'worker')}: {error}") from None
+    return made
 
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
@@ -182,7 +215,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         DataError, ModelError, StudyError: the data are missing or corrupt, there are more workers than samples or
             blocks, or the model or optimizer has a name or option that does not exist.
     """
-    check_model(study.model)
+    check_model(study.model, trained=any(run.execution != "modelled" for run in runs))
     check_optimizer(study.optimizer)
     made = Preparation()
     for workers in sorted({run.workers for run in runs}):

@@ -127,7 +127,7 @@ def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
 
 
 def _is_rank(pid: int) -> bool:
-    """Whether `pid` is still a process of ours: its number may have been given to another."""
+    """Return True if `pid` is still a process of ours, and its number was not given to another."""
     try:
         return b"scalebench.native" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

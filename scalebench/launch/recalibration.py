@@ -2,6 +2,8 @@
 
 The arithmetic of most strategies does not depend on time: their recorded schedules are priced again, without training.
 The others (servers, asynchronous merges, rows that move between workers, groups of another size) are trained again.
+Values that tuning chose are kept, and so are the rows of its trials.
+
 By other costs of the same machine the new rows are further attempts at the same runs. Another cluster or jitter makes
 another study of the folder: its study.yaml says so, its earlier files are kept in `earlier/`. Nothing is written before
 all runs have their times, so that an interrupted command changes nothing.
@@ -22,11 +24,12 @@ import numpy as np
 
 from scalebench.analysis.loading import Results, load
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ResultsError
-from scalebench.launch.cost_model import at_the_speed_of, cost_model_for
+from scalebench.errors import ResultsError, writing
+from scalebench.launch.machine import at_the_speed_of, machine_for
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.reporter import Reporter
+from scalebench.launch.stopping_rule import Reporter
 from scalebench.launch.study_run import StudyRun
+from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
@@ -75,6 +78,8 @@ def recalibrate(
         DisturbedError: nothing could be measured beside other programs.
     """
     results = load(folder)
+    plan = with_chosen(plan, results.trials)
+    before = before and with_chosen(before, results.trials)
     pairs = list(_pairs(plan, before or plan, results))
     if not pairs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
@@ -148,7 +153,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    machine = cost_model_for(plan, runs, scratch, charged=keeps, note=reporter.note)
+    machine = machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
     if keeps:
         return machine
     references = results.completed.loc[results.completed["engine"] != "virtual", "reference_step_s"].dropna()
@@ -195,14 +200,12 @@ def _recorded(run: Run, row: Any, results: Results) -> Trace:
 def _keep_earlier(folder: Path) -> Path:
     """Copy the study in `folder` as it is to a numbered folder in it, which every command reads."""
     place = next(place for number in count(1) if not (place := folder / _EARLIER / str(number)).exists())
-    try:
+    with writing(place, "nothing was changed"):
         place.mkdir(parents=True)
         for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):
             if (folder / name).exists():
                 shutil.copy(folder / name, place / name)
         shutil.copytree(folder / PROVENANCE, place / PROVENANCE, dirs_exist_ok=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {place}: {error.strerror}; nothing was changed") from None
     return place
 
 
@@ -215,10 +218,9 @@ def _write(
     outcomes: dict[str, Outcome],
 ) -> None:
     with Store(folder) as store:
-        plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
         study_run = StudyRun(plan, store, reporter, interruption)
         study_run.collect_provenance()
         study_run.keep_plan()
-        numbered = {run.run_id: run for run in plan.sweep.simulated}
+        numbered = {run.run_id: run for run in study_run.plan.sweep.simulated}
         for run in runs:
             study_run.ended(numbered[run.run_id], outcomes[run.run_id])

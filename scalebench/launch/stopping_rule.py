@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from scalebench.launch.sweep import Sweep
 from scalebench.records.progress import group_of
 from scalebench.study.spec import Run, Until
+from scalebench.training.outcome import Outcome
 
 _BASELINES = ("allreduce", "horovod", "ddp")  # at the same worker count; and serial, which has only one
 
@@ -173,3 +176,39 @@ def relative_width(seconds: Sequence[float], until: Until) -> float:
 
     level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
     return float(intervals.relative_width([math.log(second) for second in seconds], level))
+
+
+class Reporter(Protocol):
+    """Receives the events of a study that runs, such as a progress bar."""
+
+    def note(self, text: str) -> None:
+        """Receive a fact that the user should know."""
+
+    def phase(self, name: str, runs: int) -> None:
+        """Begin a group of `runs` runs, or a preparation (0)."""
+
+    def started(self, run: Run) -> None: ...
+
+    def ended(self, run: Run, outcome: Outcome) -> None: ...
+
+
+@dataclass
+class Tally:
+    """Counts of a study's runs, and of trials with a result. `interrupted`: the signal that ended the command early."""
+
+    folder: Path
+    done_before: int = 0
+    completed: int = 0
+    trials: int = 0
+    failed: list[tuple[Run, Outcome]] = field(default_factory=list)
+    remaining: int = 0
+    interrupted: int | None = None
+
+    def count(self, run: Run, outcome: Outcome) -> None:
+        """Add a run that ended."""
+        if outcome.failed(run):
+            self.failed.append((run, outcome))
+        elif run.trial is not None:
+            self.trials += 1
+        else:
+            self.completed += 1

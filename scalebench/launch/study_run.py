@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.loading import read_trials
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.launch.cost_model import at_the_speed_of, cost_model_for, given_calibration
+from scalebench.launch.machine import at_the_speed_of, given_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
-from scalebench.launch.reporter import Reporter, Tally
-from scalebench.launch.stopping_rule import StoppingRule
-from scalebench.launch.sweep import is_simulated
+from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
+from scalebench.launch.sweep import Sweep, is_simulated, is_trial
 from scalebench.launch.traffic import TrafficCheck
+from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.machine import Machine
 from scalebench.records.lock import study_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
@@ -68,26 +69,26 @@ def run_study(
     with study_lock(folder), Interruption() as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
-            plan = replace(plan, sweep=plan.sweep.continued(store.numbered()))
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
-            for note in [*set_aside, *plan.notes, *(notes if study_run.rule.left() else [])]:
+            for note in [*set_aside, *plan.notes, *(notes if study_run.left() else [])]:
                 reporter.note(note)
             if not only_failed:
                 study_run.keep_plan()
-            if study_run.rule.left():
+            if study_run.left():
                 study_run.execute(jobs or engines.cores())
             for note in study_run.rule.too_wide():
                 reporter.note(note)
             study_run.tally.interrupted = interruption.signum
-            study_run.tally.remaining = len(study_run.rule.left())
+            study_run.tally.remaining = len(study_run.left())
             return study_run.tally
 
 
 class StudyRun:
     """The runs of a study that one command makes: in which order, their rows, and their tally.
 
-    `rule` holds the runs. Warm-up runs get rows too, but are not counted.
+    `trials` of tuning come first; once all have ended, the runs get the values of the best ones. `rule` holds the runs.
+    Warm-up runs get rows too, but are not counted.
     """
 
     def __init__(
@@ -102,29 +103,47 @@ class StudyRun:
     ) -> None:
         self.plan, self.folder = plan, store.folder
         self._store, self._reporter, self._interruption = store, reporter, interruption
-        self._fail_fast = fail_fast
-        self.rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, store.completed())
-        self.tally = Tally(self.folder, done_before=len(self.rule.planned()) - len(self.rule.left()))
+        self._fail_fast, self._only_failed = fail_fast, only_failed
+        self.trials = StoppingRule.of_sweep(Sweep(plan.trials), None, store.tried())
+        self.rule = self._take_over()
+        self.tally = Tally(self.folder, done_before=len(self._planned()) - len(self.left()))
         if only_failed:
-            self.rule = self.rule.of(store.failed())
+            self.trials, self.rule = (rule.of(store.failed()) for rule in (self.trials, self.rule))
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
         self._references: list[float] = []  # reference steps beside the real runs, in seconds
         self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
         self._traffic = TrafficCheck(plan)
 
+    def left(self) -> list[Run]:
+        """The trials and runs that have not ended."""
+        return [*self.trials.left(), *self.rule.left()]
+
+    def _planned(self) -> list[Run]:
+        return [*self.trials.planned(), *self.rule.planned()]
+
+    def _take_over(self) -> StoppingRule:
+        """Give the runs the values of the best trials, if all trials have ended, and their place after earlier rows."""
+        if self.plan.trials and not self.trials.left():
+            self.plan = with_chosen(self.plan, read_trials(self.folder))
+        self.plan = replace(self.plan, sweep=self.plan.sweep.continued(self._store.numbered()))
+        return StoppingRule.of_sweep(self.plan.sweep, self.plan.study.until, self._store.completed())
+
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
         self.collect_provenance()
         with suppress(AbandonedError):
-            charged = any(is_simulated(run_id) for run_id, _ in self._store.completed())
-            cost_model = self._cost_model(charged=charged)
+            charged = any(is_simulated(run_id) for run_id, _ in self._store.tried())
+            scaled = any(is_simulated(run_id) and not is_trial(run_id) for run_id, _ in self._store.completed())
+            machine = self._machine(charged=charged)
             with self._interruption.runs_under_way():
+                if self.trials.left() and not self._tune(machine, jobs):
+                    return
                 self._make_real()
-                if cost_model is not None:
-                    if not charged:
-                        cost_model = at_the_speed_of(self.plan.study, cost_model, self._references, self.folder)
-                    self._make_virtual(cost_model, jobs)
+                if machine is not None:
+                    if not scaled:
+                        machine = at_the_speed_of(self.plan.study, machine, self._references, self.folder)
+                    self._make_virtual(machine, jobs)
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
@@ -133,23 +152,36 @@ class StudyRun:
 
     def keep_plan(self) -> None:
         """Write the runs of the study, as far as they are known by now."""
-        runs = [
-            Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in self.rule.planned()
-        ]
+        runs = [Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in self._planned()]
         keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
 
-    def _cost_model(self, *, charged: bool) -> Machine | None:
-        """Measure or read the cost model of virtual runs; None if no such run is left, or it cannot be measured now."""
-        if not self._left(virtual=True):
+    def _machine(self, *, charged: bool) -> Machine | None:
+        """Measure or read the machine of virtual runs; None if no such run is left, or it cannot be measured now."""
+        if not self._left(virtual=True) and not self.trials.left():
             return None
         if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
-        runs = self.plan.sweep.simulated
+        runs = [*self.plan.sweep.simulated, *self.plan.trials]
         try:
-            return cost_model_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+            return machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
         except DisturbedError as error:
             self._reporter.note(f"nothing is simulated: {error}")
             return None
+
+    def _tune(self, machine: Machine | None, jobs: int) -> bool:
+        """Make the trials; return True if all have their results and the runs the values of the best."""
+        if machine is None:
+            return False
+
+        def announce(runs: Sequence[Run]) -> None:
+            self._reporter.phase("trials of tuning", len(runs))
+
+        self._simulate(self.trials.left, announce, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
+        if self.trials.left() or self._only_failed or self.tally.failed:
+            return False
+        self.rule = self._take_over()
+        self.keep_plan()
+        return True
 
     def _make_real(self) -> None:
         """Make the runs in real processes; keep the logs of these if a run failed."""
@@ -158,8 +190,7 @@ class StudyRun:
             failed_before = len(self.tally.failed)
             logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             try:
-                launch(
-                    runs,
+                Launcher(
                     self.plan.prepared.folders,
                     ranks=max(run.workers for run in runs),
                     work_dir=logs,
@@ -170,7 +201,7 @@ class StudyRun:
                     stopping=self._stopping,
                     more=self._next_block if self.rule.grows else None,
                     warmup_runs=self.plan.study.warmup_runs,
-                )
+                ).launch(runs)
             finally:
                 if len(self.tally.failed) == failed_before:
                     shutil.rmtree(logs, ignore_errors=True)
@@ -179,21 +210,23 @@ class StudyRun:
                 else:
                     _redact_logs(logs)
 
-    def _make_virtual(self, cost_model: Machine, jobs: int) -> None:
-        """Make the virtual runs, `jobs` at a time, except those on engines whose costs could not be measured."""
-        unknown = frozenset() if self.plan.study.noisy else cost_model.engines.disturbed
+    def _make_virtual(self, machine: Machine, jobs: int) -> None:
+        """Make the virtual runs, `jobs` at a time."""
+        simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
+        self._simulate(lambda: self._left(virtual=True), self._announce, simulator, jobs)
+
+    def _simulate(
+        self, left: Callable[[], list[Run]], announce: Callable[[Sequence[Run]], None], simulator: Simulator, jobs: int
+    ) -> None:
+        """Simulate the runs that are `left`, except those on engines whose costs could not be measured."""
+        unknown = frozenset() if self.plan.study.noisy else simulator.machine.engines.disturbed
         if unknown:
             self._reporter.note(
                 f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
                 "that was measured; the same command simulates them on a quieter machine, or here with --noisy"
             )
-
-        def left() -> list[Run]:
-            return [run for run in self._left(virtual=True) if carrier(run) not in unknown]
-
-        simulator = Simulator(cost_model, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
-        while (runs := left()) and not self._stopping():
-            self._announce(runs)
+        while (runs := [run for run in left() if carrier(run) not in unknown]) and not self._stopping():
+            announce(runs)
             run_virtual(
                 runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
             )
@@ -239,14 +272,18 @@ class StudyRun:
             self._references.append(row.reference_step_s)
         with self._interruption.shielded():
             self._store.append(row, epochs)
-            if not run.warmup:
+            if run.trial is not None:
+                self.trials.ended(run, None)
+            elif not run.warmup:
                 self.rule.ended(run, row.train_s if outcome.status == "completed" else None)
+            if not run.warmup:
                 self.tally.count(run, outcome)
         if not run.warmup:
             self._reporter.ended(run, outcome)
+        if not run.warmup and run.trial is None:
             for difference in self._traffic.differences(run, row):
                 self._reporter.note(difference)
-        elif outcome.status != "completed":
+        elif run.warmup and outcome.status != "completed":
             self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
 
     def _provenance_columns(self, machines: dict[str, Any] | None) -> dict[str, Any]:

@@ -34,7 +34,9 @@ _NOT_HASHED = {
     "trace",
     "warmup",
     "also_without_jitter",
+    "tuned",  # its values stand where the run has them
 }
+_OF_TRIALS = {"trial", "validation"}  # not hashed for other runs, whose results they do not concern
 _OF_SIMULATIONS = {"cluster", "cluster_sha256", "device_step_time"}  # a native run is the same beside any of them
 
 
@@ -276,15 +278,26 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         run_order=order,
         also_without_jitter=cell.workers == max(study.workers) and study.virtual.jitter != "none",
     )
+    return named(run)
+
+
+def named(run: Run) -> Run:
+    """Return `run` with its config_hash, and the run_id that this gives."""
     digest = config_hash(run)
-    place = cell.execution if cell.engine == "virtual" else f"{cell.execution}-{cell.engine}"
-    run_id = f"{slug(cell.strategy.name)}-w{cell.workers}-r{repetition}-{place}-{digest[:8]}"
+    place = run.execution if run.engine == "virtual" else f"{run.execution}-{run.engine}"
+    number = f"r{run.repetition}" if run.trial is None else f"t{run.trial}"
+    run_id = f"{slug(run.strategy.name)}-w{run.workers}-{number}-{place}-{digest[:8]}"
     return run.model_copy(update={"run_id": run_id, "config_hash": digest})
 
 
 def is_simulated(run_id: str) -> bool:
     """Return True if the run of this name is virtual or modelled."""
     return run_id.rsplit("-", 2)[-2:-1] in (["virtual"], ["modelled"])
+
+
+def is_trial(run_id: str) -> bool:
+    """Return True if the run of this name is a trial of tuning."""
+    return is_simulated(run_id) and run_id.rsplit("-", 3)[-3].startswith("t")
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:
@@ -298,6 +311,7 @@ def _injected(options: VirtualOptions) -> VirtualOptions:
 def config_hash(run: Run) -> str:
     """Hash, 16 hex digits, of everything that determines the run's result, defaults of options included."""
     elsewhere = _OF_SIMULATIONS if run.execution == "native" else set()
+    elsewhere |= _OF_TRIALS if run.trial is None else set()
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")

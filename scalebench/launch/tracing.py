@@ -10,9 +10,9 @@ from pathlib import Path
 
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
-from scalebench.launch.cost_model import cost_model_for
+from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
 from scalebench.records.provenance import redact
 from scalebench.study.spec import Run
@@ -38,8 +38,8 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     run = plan.sweep.runs[0].model_copy(update={"trace": True})
     lanes: list[Lane] = []
     if run.engine == "virtual":
-        cost_model = cost_model_for(plan, [run], folder)
-        outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), cost_model)
+        machine = machine_for(plan, [run], folder)
+        outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), machine)
     else:
         with _horovod_timeline(run, folder) as path:
             outcome = _execute(run, plan, folder)
@@ -55,15 +55,14 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
 
 def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
-    launch(
-        [run],
+    Launcher(
         plan.prepared.folders,
         ranks=run.workers,
         work_dir=folder / "logs",
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.append(outcome),
         log=lambda text: None,
-    )
+    ).launch([run])
     return outcomes[0]
 
 

@@ -10,12 +10,11 @@ import torch
 
 from scalebench.data.dataset import Dataset
 from scalebench.launch.planning import StudyPlan
-from scalebench.models.registry import build_model
-from scalebench.pricing.recording import record
+from scalebench.pricing.recording import meta_model, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.records.schema import RunRow
 from scalebench.strategies import registry
-from scalebench.study.spec import Run, Study
+from scalebench.study.spec import Run
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,6 @@ def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Sche
     strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
     per_node = plan.cluster.node.workers_per_node
     return record(run, strategy, plan.prepared.plans[run.workers], model, per_node)
-
-
-def meta_model(study: Study, dataset: Dataset) -> torch.nn.Module:
-    """The study's model without memory."""
-    dtype: torch.dtype = getattr(torch, study.dtype)
-    built = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
-    return built.to("meta")
 
 
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from scalebench.errors import ModelError
 from scalebench.models.layers import Layer, LayerTable
-from scalebench.models.own import build_own
+from scalebench.models.registry import build_own
 
 _SAMPLES = 2  # in the counted pass; BatchNorm takes no single value per channel
 _ALLOCATIONS = {"empty_like", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "detach"}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import ModelError, nearest
-from scalebench.models.own import is_own
+from scalebench.models.registry import is_own
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 _NEEDED = ("name", "parameters", "flops", "activations")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from scalebench.cluster.load import own_file
 from scalebench.errors import ModelError, RunError, StudyError
-from scalebench.models.own import check_own, is_own
+from scalebench.models.registry import check_own, is_own
 from scalebench.study.spec import Run, Study, Training
 from scalebench.system.user_code import strategy_file
 

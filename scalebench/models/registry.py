@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
 from scalebench.models.architecture import MODELS
 from scalebench.models.metric import evaluate, loss_for, metric
-from scalebench.models.own import build_own, check_own, is_own
 from scalebench.study.spec import Component
+from scalebench.system.user_code import load_own, own_file, raised
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
 
 __all__ = ["build_model", "check_model", "describe_models", "evaluate", "loss_for", "metric", "model_names"]
 
@@ -27,12 +29,16 @@ def describe_models() -> list[tuple[str, str]]:
     return [*MODELS.describe(), ("file.py:factory", "your own: factory(input_shape, outputs, **options) -> nn.Module")]
 
 
-def check_model(component: Component) -> None:
-    """Raise ModelError for an unknown name or option, or a missing user file, without importing torch."""
+def check_model(component: Component, *, trained: bool = True) -> None:
+    """Check name and options of a model, and that it can be trained if it is to be, without importing torch.
+
+    Raises:
+        ModelError: an unknown name or option, a missing user file, or no arithmetic to train.
+    """
     if is_own(component.name):
         check_own(component.name)
-    else:
-        MODELS.create(component.name, component.options)
+    elif not MODELS.create(component.name, component.options).trainable and trained:
+        raise ModelError(f"model {component} can be priced but not trained; use execution: modelled, or another model")
 
 
 def build_model(
@@ -86,3 +92,37 @@ def _check_output(
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+_FORM = "file.py:factory, for example my_model.py:build"
+
+
+def is_own(name: str) -> bool:
+    """Return True if `name` is `file.py:factory` and not the name of a model."""
+    return ":" in name or name.endswith(".py")
+
+
+def check_own(name: str) -> Path:
+    """Return the file of `name`. Raises ModelError for a wrong form or a missing file."""
+    return own_file("model", name, _FORM, ModelError)
+
+
+def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Call the factory of `name`.
+
+    Raises:
+        ModelError: no such file or factory, an exception in either, or a result that is not an nn.Module.
+    """
+    from torch import nn
+
+    factory, factory_name = load_own("model", name, _FORM, "function", ModelError), name.rpartition(":")[2]
+    try:
+        model = factory(input_shape, outputs, **options)
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
+            f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module")
+    return model

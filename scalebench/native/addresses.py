@@ -1,4 +1,4 @@
-"""By which address and network a rank reaches rank 0's host: tried, rather than taken from what names resolve to.
+"""Address and network by which a rank reaches rank 0's host: tried, not taken from the resolution of names.
 
 Debian writes a host's own name into /etc/hosts as 127.0.1.1, compute nodes may not know one another's names, and a
 process group that is told such an address waits for ever.

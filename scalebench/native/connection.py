@@ -7,20 +7,29 @@ their own runs and taken down after them.
 from __future__ import annotations
 
 import gc
+import json
 import os
+import platform
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch.distributed as dist
+
 from scalebench.comm.native import NativeCommunicator
-from scalebench.native.addresses import Route, find_route
-from scalebench.native.control import Control
+from scalebench.native.addresses import Route, find_route, first_answering, own_addresses
+from scalebench.native.control import Control, StoreGroup
+from scalebench.native.heartbeat import Heartbeat
 from scalebench.system.clock import WallClock
 
-if TYPE_CHECKING:  # importing it would initialise MPI, which a rendezvous does without
+if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 
@@ -97,7 +106,7 @@ def _process_group(
 
 
 def _await_sole_owner(group: Any) -> None:
-    """Wait, a second at most, until nobody but the caller refers to `group`.
+    """Wait, a second at most, until only the caller refers to `group`.
 
     A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own thread, some time after their
     result is there. If that were the last reference the thread would join itself, and the process abort.
@@ -121,3 +130,44 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+FILE = "rendezvous.json"
+_FOREVER = timedelta(days=365)  # a run's limit is the launching command's to keep
+_LOOK_S = 0.05
+
+
+def meet(folder: Path, heart: Heartbeat, rank: int, size: int) -> StoreGroup:
+    """Connect the `size` ranks of a launch, whose files lie in `folder`.
+
+    Raises:
+        EngineError: no address of rank 0's host can be reached from here.
+    """
+    stated, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", "0"))
+    heart.wait_for(0 if rank else None)
+    path = folder / FILE
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=_FOREVER)  # type: ignore[attr-defined]
+        addresses = [stated] if stated else list(own_addresses())
+        told: dict[str, Any] = {"host": platform.node(), "port": store.port, "addresses": addresses}
+        told["key"] = secrets.token_hex()
+        _write_for_this_user(path, json.dumps(told))
+    else:
+        while not path.exists():
+            time.sleep(_LOOK_S)
+        told = json.loads(path.read_text())
+        here = told["host"] == platform.node()
+        addresses = ["127.0.0.1"] if here else told["addresses"]
+        address = first_answering(addresses, told["port"], told["host"])[0]
+        store = dist.TCPStore(address, told["port"], timeout=_FOREVER)  # type: ignore[attr-defined]
+    heart.wait_for(None)
+    world = StoreGroup(store, bytes.fromhex(told["key"]), range(size), rank)
+    world.Barrier()
+    return world
+
+
+def _write_for_this_user(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o600, exist_ok=False)
+    fresh.write_text(text)
+    fresh.replace(path)

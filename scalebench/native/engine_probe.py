@@ -18,7 +18,7 @@ from scalebench.cluster.engine_costs import MARK, EngineCosts, at_least, falls_b
 from scalebench.native.probe_mpi import measure_mpi
 from scalebench.native.probe_rounds import Rounds, sleep_until_all_arrive
 from scalebench.native.probe_threaded import measure_gloo, measure_horovod
-from scalebench.system.parent_watch import end_with_parent
+from scalebench.system.parent_watch import end_with_launcher
 
 _MEASURE = {"mpi": measure_mpi, "horovod": measure_horovod, "gloo": measure_gloo}
 _UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are not believed
@@ -35,7 +35,7 @@ def measure(engine: str, rounds: Rounds, source: str) -> EngineCosts:
 
 def main(text: str) -> None:
     """Measure the engines that the JSON `text` names, at its rank counts, and print the costs."""
-    end_with_parent()
+    end_with_launcher()
     spec = json.loads(text)
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD

@@ -22,7 +22,7 @@ from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts
 from scalebench.native.connection import connected
 from scalebench.native.probe_samples import entry
 from scalebench.system.clock import WallClock
-from scalebench.system.parent_watch import end_with_parent
+from scalebench.system.parent_watch import end_with_launcher
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
@@ -86,7 +86,7 @@ def _curve(group: MPI.Comm, operation: Operation, sizes: list[int], seconds: flo
 
 def main(text: str) -> None:
     """Measure the engines that the JSON `text` names, and print the costs."""
-    end_with_parent()
+    end_with_launcher()
     spec = json.loads(text)
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD

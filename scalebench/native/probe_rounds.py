@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 from mpi4py import MPI
 
@@ -98,6 +99,16 @@ class Rounds:
             operation()
             seconds += time.perf_counter() - began
         return [Sample(key, seconds / _PAUSES, stopwatch.stop().undisturbed)]
+
+    def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
+        """Time `count` operations, each for itself, one after the other."""
+        operation()
+        stopwatch, moments = Stopwatch(computes=False, shares_cores=True), [time.perf_counter()]
+        for _ in range(count):
+            operation()
+            moments.append(time.perf_counter())
+        undisturbed = stopwatch.stop().undisturbed
+        return [Sample(key, after - before, undisturbed) for before, after in pairwise(moments)]
 
     def by_one(self, rank: int, key: Key, operation: Operation, engine: str = "mpi") -> list[Sample]:
         """Time a window on one rank; the others sleep outside MPI, as if they computed."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
+import numpy as np
 import torch
 from mpi4py import MPI
 
@@ -27,6 +28,8 @@ from scalebench.training.reference_step import Step, reference_network
 
 _SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport
 _PAIRS, _STEPS = 12, 4  # windows of an engine's step in a round, and steps of each
+_CYCLES = 16  # of Horovod's loop, timed in a round
+_QUARTILES = 1.349  # standard deviations of a normal distribution between its quartiles
 
 
 def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
@@ -44,7 +47,6 @@ def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost
                 samples += rounds.after_a_step(("transport", nbytes), partial(transport.allreduce_, buffers[nbytes]))
         samples += rounds.together(("at once", 4), partial(transport.allreduce_, buffers[4]))
         with _engine("horovod", rounds, rounds.mpi) as comm:
-            samples += rounds.together(("cycle", 4), partial(comm.allreduce_, buffers[4]), "horovod")
             for nbytes in GRID:
                 samples += rounds.after_computing(("horovod", nbytes), partial(comm.allreduce_, buffers[nbytes]))
             began = time.perf_counter()
@@ -55,13 +57,15 @@ def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost
         return samples + _alone("horovod", rounds, _horovod_step)
 
     found = rounds.measure(one_round, relative=False)
-    cycle_s = found.seconds(("cycle", 4), relative=False)
+    lengths = found.values(("cycle", 4), relative=False)
+    cycle_s, (low, high) = median(lengths), np.quantile(lengths, (0.25, 0.75))
+    # A tensor of a lone worker that is ready at any moment waits for half a cycle on average.
+    negotiation = max(0.0, found.seconds(("horovod alone", 4), relative=False) - cycle_s / 2)
     moved = {nbytes: found.seconds(("transport", nbytes)) for nbytes in GRID if nbytes <= _SMALL}
-    # A tensor that is ready at any moment waits for half a cycle on average.
-    whole = {nbytes: found.seconds(("horovod", nbytes), relative=False) - cycle_s / 2 for nbytes in GRID}
-    # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small operation's time is negotiation.
-    negotiation = max(0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items()))
-    points = [(nbytes, moved.get(nbytes, max(0.0, seconds - negotiation))) for nbytes, seconds in whole.items()]
+    # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small operation's time is waiting for turns.
+    whole = {nbytes: found.seconds(("horovod", nbytes), relative=False) for nbytes in GRID}
+    besides = max(0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items()))
+    points = [(nbytes, moved.get(nbytes, max(0.0, seconds - besides))) for nbytes, seconds in whole.items()]
     alone_s, together_s = _added(found)
     return found, [
         entry(
@@ -72,6 +76,7 @@ def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost
             negotiation_s=negotiation,
             message_s=found.least(("at once", 4)),
             cycle_s=cycle_s,
+            cycle_spread_s=float(high - low) / _QUARTILES,
             per_step_s=found.seconds(("enqueue", 0)) + together_s,
             alone_s=alone_s,
         )
@@ -133,19 +138,27 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
             bucket = torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
             reduce = partial(torch.distributed.all_reduce, bucket)
             samples += rounds.together(("reduce alone", 0), reduce, engine)
+        else:
+            reduce = _lone_allreduce()
+            samples += rounds.one_by_one(("cycle", 4), reduce, _CYCLES)
+            samples += rounds.after_computing(("horovod alone", 4), reduce)
         del wrapped
     group.Free()
     return samples
 
 
 def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
-    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step."""
+    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step.
+
+    Both follow untimed steps of their own: reading the counters, and other steps, evict caches.
+    """
     samples = []
     for _ in range(_PAIRS):
-        stopwatch = Stopwatch()
-        rounds.gauge.steps(_STEPS)  # reading the counters cools the caches
+        stopwatch = Stopwatch(computes=False, shares_cores=True)  # DDP's main thread waits for gloo's on this core
+        rounds.gauge.steps(_STEPS)
         reference_s = rounds.gauge.steps(_STEPS)
-        step()
+        for _ in range(_STEPS):
+            step()
         began = time.perf_counter()
         for _ in range(_STEPS):
             step()
@@ -158,6 +171,14 @@ def _added(found: Found) -> tuple[float, float]:
     """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
     alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
     return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s
+
+
+def _lone_allreduce() -> Operation:
+    """Horovod's allreduce of a lone worker, which the communicator would leave out."""
+    import horovod.torch as hvd
+
+    tensor = torch.zeros(1)
+    return lambda: hvd.synchronize(hvd.allreduce_async_(tensor, name="probe.alone"))
 
 
 def _horovod_step() -> Step:

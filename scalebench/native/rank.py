@@ -7,11 +7,9 @@ gathers the meters and tells the launcher.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import platform
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,26 +20,26 @@ import torch
 
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import EngineError, RunError, in_one_line
+from scalebench.native.connection import meet
 from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import REFUSED, EventWriter, Further, Job, LastWords, server_ranks
 from scalebench.native.nodes import keep_nodes
-from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
+from scalebench.system.parent_watch import end_with_launcher
 from scalebench.training.outcome import Outcome
 from scalebench.training.reference_step import Gauge
 
 if TYPE_CHECKING:  # imported where it is used: it would initialise MPI, which a rendezvous does without
     from mpi4py import MPI
 
-_PR_SET_PDEATHSIG = 1
 _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core
 
 
 def main(path: Path) -> None:
     """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
-    _end_with_parent()
+    end_with_launcher()
     job = Job.load(path)
     if job.rendezvous:
         _by_rendezvous(job)
@@ -208,8 +206,3 @@ def _share_cores(ranks: Sequence[tuple[str, set[int]]]) -> bool:
 def _finish_importing() -> None:
     """Create an optimizer: the first one makes torch import its compiler, which takes a second or two."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-
-
-def _end_with_parent() -> None:
-    """Let the kernel kill this rank when mpirun is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

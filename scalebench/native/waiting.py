@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.comm.event_log import EventLog, Numbers, Served
+from scalebench.comm.counters import EventLog, Numbers, Served
 
 Moments = NDArray[np.float64]
 Waits = NDArray[np.float64]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis import Results, load
 from scalebench.errors import StudyError, UsageError, nearest
+from scalebench.records.folder import RUNS
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 from scalebench.study.validation import read_mapping
 
-PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
+PUBLISHED, SCALES, CLAIMS, WHAT_IFS = "published.csv", "scales.yaml", "claims.yaml", "what_if.yaml"
 SCALE_NAMES = ("smoke", "laptop", "cluster")
 _OWN = "laptop"  # the scale at which a study keeps its own name
-_NOT_STUDIES = (SCALES, CLAIMS, "machine.yaml")
+_NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, "machine.yaml", "device.yaml")
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,28 @@ class Paper:
         study = load_study(path, changes, [])
         return study if scale == _OWN else study.model_copy(update={"name": f"{study.name}-{scale}"})
 
-    def folder_of(self, name: str, scale: str, results: Path) -> Path:
-        """Return the folder of the records of study `name`."""
-        return results / self.study_at(name, scale).name
+    def load(self, studies: Iterable[str], scale: str, results: Path) -> dict[str, Results]:
+        """Return the records at `scale` of those of the `studies` that have a folder in `results`.
+
+        Raises:
+            ResultsError: the records of a study are damaged.
+        """
+        folders = {name: results / self.study_at(name, scale).name for name in studies}
+        return {name: load(folder) for name, folder in folders.items() if (folder / RUNS).is_file()}
 
     def _changes(self, name: str, scale: str) -> dict[str, Any]:
         path = self.folder / SCALES
         scales = read_mapping(path, StudyError, "file of scales") if path.is_file() else {}
         if unknown := sorted(set(scales) - set(SCALE_NAMES)):
             raise StudyError(f"{path}: unknown scale {unknown[0]!r}; {nearest(unknown[0], SCALE_NAMES)}")
-        of_scale = scales.get(scale) or {}
-        if unknown := sorted(set(of_scale) - {"all", *self.studies}):
-            raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
-        return {**(of_scale.get("all") or {}), **(of_scale.get(name) or {})}
+        changes: dict[str, Any] = {}
+        for names, some in (scales.get(scale) or {}).items():
+            studies = re.split(r",\s*", names)
+            if unknown := sorted(set(studies) - {"all", *self.studies}):
+                raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
+            if {"all", name} & set(studies):
+                changes |= some or {}
+        return changes
 
 
 def find_papers(experiments: Path) -> list[Paper]:

@@ -10,49 +10,47 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from scalebench.analysis import Results, load
-from scalebench.errors import ResultsError, StudyError
+from scalebench.analysis import Results
+from scalebench.errors import StudyError
 from scalebench.formatting import is_interval
 from scalebench.papers.catalog import CLAIMS, Paper
+from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.side_by_side import number, with_interval
-from scalebench.records.folder import RUNS
-from scalebench.study.strict import StrictModel
-from scalebench.study.validation import explain, read_mapping
+from scalebench.study.validation import StrictModel, explain, read_mapping
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
 
 
 class Check(StrictModel):
-    """A bound on a quantity of a study; it holds where the whole interval, or a value without one, keeps to it."""
+    """Bounds on a quantity of a study or what-if; they hold where the whole interval, or a lone value, lies within."""
 
     study: str
     quantity: str
-    strategy: str
+    strategy: str = ""
     workers: int | None = None
     at_least: float | None = None
     at_most: float | None = None
 
     @model_validator(mode="after")
-    def _one_bound(self) -> Check:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("give at_least or at_most")
+    def _a_bound(self) -> Check:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("give at_least, at_most or both")
         return self
 
     def holds(self, one: Obtained) -> bool | None:
-        """Return True if `one` keeps to the bound, False if not, None if its interval contains the bound."""
+        """Return True if `one` keeps to the bounds, False if not, None if its interval contains one of them."""
         low, high = (one.low, one.high) if is_interval(one.low, one.high) else (one.value, one.value)
-        if self.at_least is not None:
-            return True if low >= self.at_least else False if high < self.at_least else None
-        bound = math.inf if self.at_most is None else self.at_most
-        return True if high <= bound else False if low > bound else None
+        least = -math.inf if self.at_least is None else self.at_least
+        most = math.inf if self.at_most is None else self.at_most
+        return True if least <= low and high <= most else False if high < least or low > most else None
 
     @property
     def bound(self) -> str:
-        """The bound in words: `at least 0.95`."""
-        return (
-            f"at least {number(self.at_least)}" if self.at_least is not None else f"at most {number(self.at_most or 0)}"
-        )
+        """The bounds in words: `at least 0.95`, `0.85 to 0.95`."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"{number(self.at_least)} to {number(self.at_most)}"
+        return f"at most {number(self.at_most or 0)}" if self.at_least is None else f"at least {number(self.at_least)}"
 
 
 class Claim(StrictModel):
@@ -94,8 +92,8 @@ def read_claims(path: Path) -> list[Claim]:
         raise StudyError(explain(error, _Claims, str(path))) from None
 
 
-def judge(claim: Claim, results: Mapping[str, Results]) -> Judged:
-    """Return the verdict on `claim` from the `results` by study.
+def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = None) -> Judged:
+    """Return the verdict on `claim` by the `results` of studies, and by what follows from the paper's `folder` alone.
 
     Reproduced: all checks hold in every execution; not reproduced: none does; else partly. An interval that contains a
     bound leaves its check open, which is partly, too.
@@ -107,6 +105,11 @@ def judge(claim: Claim, results: Mapping[str, Results]) -> Judged:
         for check in claim.checks
         if check.study in results
         for one in obtain(results[check.study], check.quantity, check.strategy, check.workers)
+    ]
+    found += [
+        (check, one)
+        for check in claim.checks
+        if folder is not None and (one := without_run(folder, check.study, check.quantity, check.workers)) is not None
     ]
     if {id(check) for check, _ in found} != {id(check) for check in claim.checks}:
         return Judged(claim, "not run", found)
@@ -128,22 +131,10 @@ def claims_page(papers: Iterable[Paper], scale: str, results: Path) -> str:
     ]
     for paper in papers:
         claims = read_claims(paper.folder / CLAIMS)
-        loaded = _loaded(paper, scale, results) if claims else {}
+        loaded = paper.load(paper.studies, scale, results) if claims else {}
         for claim in claims:
-            lines += _section(paper, judge(claim, loaded))
+            lines += _section(paper, judge(claim, loaded, paper.folder))
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _loaded(paper: Paper, scale: str, results: Path) -> dict[str, Results]:
-    folders = {study: paper.folder_of(study, scale, results) for study in paper.studies}
-    found = {}
-    for study, folder in folders.items():
-        if (folder / RUNS).is_file():
-            try:
-                found[study] = load(folder)
-            except ResultsError as error:
-                raise ResultsError(f"{paper.name}: {error}") from None
-    return found
 
 
 def _section(paper: Paper, judged: Judged) -> list[str]:
@@ -155,7 +146,8 @@ def _section(paper: Paper, judged: Judged) -> list[str]:
         at = f" at {check.workers} workers" if check.workers else ""
         what = check.quantity.replace("_", " ").replace("@", " ")
         lines.append(
-            f"- {what}, {check.strategy}{at}: {with_interval(one)} ({one.execution}, study {check.study}); "
+            f"- {', '.join(filter(None, [what, check.strategy]))}{at}: {with_interval(one)} ({one.execution}, "
+            f"{'study' if check.strategy else 'from'} {check.study}); "
             f"{check.bound}: {answer}"
         )
     return [*lines, ""] if judged.obtained else lines

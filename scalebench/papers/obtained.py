@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,6 +144,32 @@ def _largest_workers(results: Results, runs: pd.DataFrame, at: pd.DataFrame, arg
     return Interval(float(last), math.nan, math.nan, len(runs))
 
 
+def _time_over(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """T over that of another strategy at the same worker count, medians over seeds."""
+    return _ratio_of_medians(results, at, argument, lambda rows: rows["train_s"])
+
+
+def _target_time_over(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """As `time_over`, of times to the study's target; infinite where most never reach it."""
+    return _ratio_of_medians(results, at, argument, lambda rows: rows["time_to_target_s"].fillna(math.inf))
+
+
+def _fewer_syncs(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Synchronisations of another strategy until the study's target, over its own."""
+
+    def until_target(rows: pd.DataFrame) -> pd.Series[float]:
+        return rows["syncs"] * rows["epochs_to_target"].astype(float).fillna(math.inf) / rows["epochs"]
+
+    found = _ratio_of_medians(results, at, argument, until_target)
+    return found and found._replace(centre=1 / found.centre if found.centre else math.nan)
+
+
+def _largest_lead(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """Largest lead over the slowest worker with which a push came, in steps, of all runs."""
+    leads = [int(lead) for text in at["lead_histogram"].dropna() for lead in json.loads(text)]
+    return Interval(float(max(leads)), math.nan, math.nan, len(at)) if leads else None
+
+
 Quantity = Callable[[Results, pd.DataFrame, pd.DataFrame, str], Interval | None]
 QUANTITIES: dict[str, Quantity] = {
     "final_metric": _final_metric,
@@ -156,6 +183,10 @@ QUANTITIES: dict[str, Quantity] = {
     "efficiency": _efficiency,
     "optimum_workers": _optimum_workers,
     "largest_workers": _largest_workers,
+    "time_over": _time_over,
+    "target_time_over": _target_time_over,
+    "fewer_syncs": _fewer_syncs,
+    "largest_lead": _largest_lead,
 }
 
 
@@ -183,6 +214,17 @@ def _median(values: list[float]) -> Interval:
     """Median with its rank interval, which six values or more have."""
     found = median_interval(np.array(values, dtype=float))
     return Interval(float(np.median(values)), float(found.low), float(found.high), len(values))
+
+
+def _ratio_of_medians(
+    results: Results, at: pd.DataFrame, label: str, values: Callable[[pd.DataFrame], pd.Series[float]]
+) -> Interval | None:
+    """Median of `values` of the rows `at` over that of strategy `label` at their worker count, without an interval."""
+    completed, first = results.completed, at.iloc[0]
+    same = completed["execution"].eq(first["execution"]) & completed["workers"].eq(first["workers"])
+    other = completed[same & completed["label"].eq(label)]
+    own, base = (float(np.median(values(rows))) if len(rows) else math.nan for rows in (at, other))
+    return None if math.isnan(own / base) else Interval(own / base, math.nan, math.nan, len(at))
 
 
 def _ratio_row(results: Results, at: pd.DataFrame, baseline: str) -> dict[str, Any] | None:

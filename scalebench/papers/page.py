@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
@@ -12,12 +13,18 @@ from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
 from scalebench.figures import Request, plot_folder
+from scalebench.figures.timeline import draw_timeline
 from scalebench.formatting import EMPTY, counted
-from scalebench.papers.catalog import PUBLISHED, Paper, figure_rank
+from scalebench.launch.planning import plan_study
+from scalebench.launch.tracing import trace
+from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper, figure_rank
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, number, pair_up, with_interval
+from scalebench.papers.what_ifs import WhatIf, read_what_ifs
+from scalebench.study.spec import slug
 
-_FIGURE = {"modelled": "strong-scaling"}  # by execution; of trained models convergence
+_FIGURES = {"modelled": ("{scaling}-scaling",)}  # by execution
+_OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
     "strategy",
@@ -51,10 +58,13 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     for figure in sorted(by_figure, key=figure_rank):
         own = by_figure[figure]
         lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own), ""]
-        drawn = draw(own, folder, f"published-{figure.lower().replace(' ', '-')}")
-        lines += [f"![published and ours, {figure}]({file.name})\n" for file in drawn if file.suffix == ".png"]
+        picture = folder / f"published-{slug(figure.lower())}.svg"
+        lines += [f"![published and ours, {figure}]({picture.name})\n"] if draw(own, picture) else []
     for study, one in results.items():
-        lines += [f"## Study {study}", "", *_study(paper, study, one), *_pictures(one, folder / study), ""]
+        drawn_of = _timeline if len(one.runs) == 1 else _pictures
+        lines += [f"## Study {study}", "", *_study(paper, study, one), *drawn_of(paper, scale, one, folder / study), ""]
+    for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
+        lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"), ""]
     page = folder / "index.md"
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return page
@@ -109,12 +119,27 @@ def _study(paper: Paper, study: str, results: Results) -> list[str]:
     ]
 
 
-def _pictures(results: Results, folder: Path) -> list[str]:
-    executions = dict.fromkeys(_FIGURE.get(name, "convergence") for name in results.completed["execution"])
+def _timeline(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+    """Draw the timeline of a study of one run, which is played again for it."""
+    plan = plan_study(paper.study_at(folder.name, scale))
+    with TemporaryDirectory(prefix="scalebench-trace-") as scratch:
+        timeline = trace(plan, Path(scratch))
+    draw_timeline(timeline, folder / "timeline", ("svg",))
+    return [f"![timeline]({folder.name}/timeline.svg)"]
+
+
+def _what_if(one: WhatIf, picture: Path) -> list[str]:
+    plane = one.price()
+    one.draw(plane, picture)
+    return [one.description, "", *(f"- {line}" for line in plane.sentences()), "", f"![what if]({picture.name})"]
+
+
+def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+    executions, scaling = dict.fromkeys(results.completed["execution"]), results.study.get("scaling", "strong")
+    figures = [figure for execution in executions for figure in _FIGURES.get(execution, _OF_TRAINED)]
     lines = []
-    for name in executions:
+    for name in dict.fromkeys(figure.format(scaling=scaling) for figure in figures):
         with suppress(ResultsError):  # the study has no such figure
-            drawn = plot_folder(results.folder, folder.parent, Request((name,), ("svg", "png")), place=folder)
-            pictures = [file for figure in drawn for file in figure.files if file.suffix == ".png"]
-            lines += [f"![{name}]({folder.name}/{file.name})" for file in pictures]
+            plot_folder(results.folder, folder.parent, Request((name,), ("svg",)), place=folder)
+            lines.append(f"![{name}]({folder.name}/{name}.svg)")
     return lines

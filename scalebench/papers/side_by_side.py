@@ -16,7 +16,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
 from scalebench.papers.catalog import Paper
-from scalebench.papers.laws import fitted
+from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
 
@@ -44,7 +44,7 @@ def pair_up(paper: Paper, rows: Iterable[Published], results: Mapping[str, Resul
     for row in rows:
         if row.study == "":
             pairs.append(Pair(row, None, "no counterpart"))
-        elif (law := fitted(paper.folder, row)) is not None:
+        elif (law := without_run(paper.folder, row.study, row.quantity, row.workers)) is not None:
             pairs.append(Pair(row, law))
         elif row.study not in results:
             pairs.append(Pair(row, None, "not run"))
@@ -73,52 +73,81 @@ def with_interval(one: Obtained) -> str:
     return number(one.value) + bounds
 
 
-def draw(pairs: Sequence[Pair], folder: Path, stem: str) -> list[Path]:
-    """Draw published and obtained values against workers, a panel for each quantity with two published values or more.
+def draw(pairs: Sequence[Pair], picture: Path) -> bool:
+    """Draw published and obtained values, a panel for each quantity: against workers, or by strategy at one count.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes SVG and PNG.
+    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG `picture`;
+    returns False if there is no such quantity.
     """
     panels: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.published.workers and math.isfinite(pair.published.value) and pair.obtained is not None:
             panels.setdefault(pair.published.quantity, []).append(pair)
-    panels = {name: own for name, own in panels.items() if len({pair.published.workers for pair in own}) > 1}
+    panels = {name: own for name, own in panels.items() if len({_place(pair) for pair in own}) > 1}
     if not panels:
-        return []
+        return False
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     with house_style(REPORT):
         figure = Figure(figsize=(3.2 * columns, 2.5 * rows + 0.5), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
+        variants = {pair.published.strategy for own in panels.values() for pair in own}
         for axis, (name, own) in zip(axes, panels.items(), strict=False):
-            _panel(axis, name, own, labels)
+            if len({pair.published.workers for pair in own}) == 1:
+                _by_strategy(axis, name, own, labels)
+            else:
+                _panel(axis, name, own, labels, variants)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         handles = {
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-        files = [folder / f"{stem}.{kind}" for kind in ("svg", "png")]
-        for file in files:
-            figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
+        figure.savefig(picture, metadata={"Date": None})
+    return True
 
 
-def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+def _place(pair: Pair) -> tuple[str, int | None]:
+    return pair.published.strategy, pair.published.workers
+
+
+def _by_strategy(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+    colour = _COLOURS[labels.setdefault("", len(labels)) % len(_COLOURS)]
+    strategies = list(dict.fromkeys(pair.published.strategy for pair in own))[::-1]
+    for pair in own:
+        if pair.obtained is not None:
+            y, kind = strategies.index(pair.published.strategy), pair.obtained.execution.split()[0]
+            axis.plot(pair.published.value, y, "x", color=colour, alpha=0.5, markeredgewidth=3, label="published")
+            axis.plot(pair.obtained.value, y, "o", color=colour, fillstyle=FILLS.get(kind, "none"),
+                      label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
+            if is_interval(pair.obtained.low, pair.obtained.high):
+                axis.hlines(y, pair.obtained.low, pair.obtained.high, color=colour, linewidth=1)
+    axis.set_yticks(range(len(strategies)), strategies)
+    axis.set_title(f"{name.replace('_', ' ').replace('@', ' ')}, {own[0].published.workers} workers")
+
+
+def _label(strategy: str, variants: Iterable[str], what: str) -> str:
+    """Return the legend's text, with the options of `strategy` only where another of its `variants` is drawn."""
+    bare = strategy.partition("(")[0]
+    alone = sum(other.partition("(")[0] == bare for other in variants) == 1
+    return ", ".join(filter(None, [bare if alone else strategy, what]))
+
+
+def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variants: Iterable[str]) -> None:  # type: ignore[no-untyped-def]
     for strategy in dict.fromkeys(pair.published.strategy for pair in own):
         pairs = [pair for pair in own if pair.published.strategy == strategy]
         colour = _COLOURS[labels.setdefault(strategy, len(labels)) % len(_COLOURS)]
         x = [pair.published.workers or 0 for pair in pairs]
         axis.plot(x, [pair.published.value for pair in pairs], "x-", color=colour, alpha=0.5, linewidth=3,
-                  label=f"{strategy}, published")  # fmt: skip
+                  label=_label(strategy, variants, "published"))  # fmt: skip
         for execution in dict.fromkeys(pair.obtained.execution for pair in pairs if pair.obtained):
             some = [(pair.published.workers or 0, pair.obtained) for pair in pairs
                     if pair.obtained and pair.obtained.execution == execution]  # fmt: skip
             kind = execution.split()[0]
             axis.plot([at for at, _ in some], [one.value for _, one in some], "o:", color=colour,
                       fillstyle=FILLS.get(kind, "none"),
-                      label=f"{strategy}, ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
+                      label=_label(strategy, variants, f"ours: {EXECUTION_WORDS.get(kind, kind)}"))  # fmt: skip
             for at, one in some:
                 if is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)

@@ -14,7 +14,7 @@ from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable
 from scalebench.study.spec import Component
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 
 class Measurement(BaseModel):
@@ -127,7 +127,7 @@ def require_measured_cluster(path: Path, cluster: Cluster) -> None:
 def save_text(text: str, path: Path) -> None:
     """Write `text` whole, or raise ResultsError."""
     try:
-        write_whole(path, text)
+        write_atomic(path, text)
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
 

@@ -21,6 +21,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.jitter import Jitter, jitter_source
 from scalebench.study.spec import Run
 from scalebench.system.clock import Task
+from scalebench.training.pacing import release_shares
 
 Floats = NDArray[np.float64]
 
@@ -157,8 +158,8 @@ def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:
 
 
 def gradients(model: torch.nn.Module, release: Sequence[float]) -> list[GradientTensor]:
-    """Return the gradients of a model; without measured shares released evenly, the last layer first."""
+    """Return the gradients of a model; without measured shares released as in paced runs."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if len(release) != len(trainable):
-        release = [1.0 - index / len(trainable) for index in range(len(trainable))]
+        release = release_shares([parameter.numel() for parameter in trainable])
     return [GradientTensor(parameter.nbytes, share) for parameter, share in zip(trainable, release, strict=True)]

@@ -1,10 +1,10 @@
 """Seconds of each operation between virtual workers: cost of the engine and of the network.
 
 Inside one node the measured engine cost of n bytes among m ranks is charged, scaled to p ranks by the network model.
-Between nodes the same holds if the engine was measured between nodes. Otherwise the cost is that of the network model,
-which assumes an algorithm, plus that of the engine's software: a small operation ceil(lg p) times, and the excess of
-n bytes over that and over the links inside a node ((p-1)/p) / ((m-1)/m) times, the ratio of transfers of each byte.
-Both factors are assumptions; the first may be 1 to p.
+Between nodes the same holds if the engine was measured there, on the links that are fitted to its allreduce. Otherwise
+the cost is that of the network model, which assumes an algorithm, plus that of the engine's software: a small operation
+ceil(lg p) times, and the excess of n bytes over that and over the links inside a node ((p-1)/p) / ((m-1)/m) times, the
+ratio of transfers of each byte. Both factors are assumptions; the first may be 1 to p.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
 
@@ -42,6 +43,10 @@ class Costs:
     def __init__(
         self, network: Network, engines: EngineCosts, engine: str, gradients: Sequence[GradientTensor] = ()
     ) -> None:
+        fit = fit_engine(engines, engine)
+        if fit is not None:
+            collective = fit.algorithm if network.collective == "auto" else network.collective
+            network = Network(fit.on(network.cluster), network.ranks_per_node, collective)
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients = list(gradients)

@@ -2,12 +2,13 @@
 
 Both have one serial communication stream. A tensor is ready when the slowest worker has computed it.
 
-Horovod's loop turns on each worker by a timer of that worker, once a cycle after its last turn or at the end of that if
-it took longer (RunLoopOnce of Horovod 0.28.1). Turns of equal number meet in a negotiation, which begins with the last
-worker and takes the tensors that were ready on every worker when its own turn began. Timers overshoot by random amounts,
-so that the turns of p workers drift apart, each to any moment of the window that a turn leaves of a cycle: in front of
-the last, the first of the other p - 1 is ahead by a u^(1/(p - 1)) of the window, u uniform. Successive steps have evenly
-distributed u (multiples of the golden ratio): their mean is a continuous function of the time that a step computes.
+Horovod's loop turns on each worker by a timer of that worker: a cycle after its last turn began, or when that ended if
+it took longer (RunLoopOnce, Horovod 0.28.1). Turns of equal number meet in a negotiation, which begins when the last
+worker's turn does and takes the tensors that were ready on every worker when its own turn began. Timers overshoot by
+random amounts, so that the turns of p workers drift apart, to any moment of the window that a turn leaves of a cycle.
+Relative to the last worker's turn, the first of the other p - 1 is ahead by a share u^(1/(p - 1)) of the window, u
+uniform. Successive steps have u evenly distributed (multiples of the golden ratio), so that their mean is a continuous
+function of the time for which a step computes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Platform:
         if component == "network latency":
             return replace(self, cluster=_with_links(self.cluster, "latency_s", factor))
         if component == "engine":
-            return replace(self, engines=_with_engines(self.engines, factor))
+            return replace(self, engines=scaled_engines(self.engines, factor))
         if component == "input":
             return replace(self, input_s=self.input_s * factor)
         if component == "epoch overhead":
@@ -94,7 +94,8 @@ def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:
     return cluster.model_copy(update={"links": links.model_copy(update=changed)})
 
 
-def _with_engines(engines: EngineCosts, factor: float) -> EngineCosts:
+def scaled_engines(engines: EngineCosts, factor: float) -> EngineCosts:
+    """Return engines whose operations take `factor` times as long."""
     times = ("alpha_s", "message_s", "negotiation_s", "cycle_s", "cycle_spread_s", "per_step_s", "alone_s")
     entries = []
     for entry in engines.entries:

@@ -17,6 +17,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
+from scalebench.models.zoo.layers import without_values
 from scalebench.pricing.calibration_file import Trained
 from scalebench.pricing.charges import EqualWorkers, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
@@ -120,14 +121,10 @@ class Predictor:
     @cached_property
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""
-        model, dtype, trained = torch.nn.Module(), getattr(torch, self.workload.dtype), self.workload.trained
+        trained, dtype = self.workload.trained, getattr(torch, self.workload.dtype)
         if trained is not None:
             return build_model(trained.model, trained.input_shape, trained.outputs, trained.task, dtype, 0).to("meta")
-        for place, layer in enumerate(self.workload.layers.layers):
-            if layer.parameters:
-                tensor = torch.empty(_shape(layer.parameters, layer.n), dtype=dtype, device="meta")
-                model.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
-        return model
+        return without_values(self.workload.layers).to(dtype)
 
     def _gradients(self, workers: int) -> list[GradientTensor]:
         """Gradients, released as on the platform at its batch."""
@@ -318,13 +315,6 @@ def _columns(ledger: Ledger) -> Floats:
     data = seconds[Task.DATA] + seconds[Task.SHUFFLE]
     means = ledger.wait.mean(axis=-1), ledger.transfer.mean(axis=-1)
     return np.array([ledger.now.max(axis=-1), compute, data, seconds[Task.OTHER], seconds[Task.COMM], *means])
-
-
-def _shape(parameters: int, columns: int) -> tuple[int, ...]:
-    """Return the shape of a layer's matrix, or of a vector where the sizes of its table give none."""
-    if columns and parameters % columns == 0:
-        return (columns, parameters // columns)
-    return (parameters,)
 
 
 def optimizer_states(optimizer: Component) -> int:

@@ -17,17 +17,32 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
+from scalebench.models.registry import build_model
 from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, Partition, Schedule
 from scalebench.strategies.base import Batch, Strategy
-from scalebench.study.spec import Run
+from scalebench.study.spec import Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
+
+_META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
+
+
+def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
+    """Return the model of `training` without memory; equal models are built once, as drawing weights takes long."""
+    parts = (training.model, training.model_sha256, training.dtype, dataset.input_shape, dataset.outputs, dataset.task)
+    if (key := repr(parts)) not in _META_MODELS:
+        dtype = getattr(torch, training.dtype)
+        model = build_model(training.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, seed=0)
+        _META_MODELS.clear()
+        _META_MODELS[key] = model.to("meta")
+    return _META_MODELS[key]
 
 
 def record(

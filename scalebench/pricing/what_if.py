@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import UsageError, nearest
+from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import interval_option, with_option
 from scalebench.pricing.platform import RATES, Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -27,6 +28,8 @@ FACTORS = {
     "latency": "network latency",
 }
 COUNTS = ("batch", "workers", "interval")
+_POINTS = 50
+_FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
 AXES = ("batch", "flops", "memory-bandwidth", "link-bandwidth", "workers", "latency", "jitter", "interval")
 
 
@@ -43,6 +46,31 @@ class Axis:
         least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else 1e-9
         if not self.values or not all(least <= value < float("inf") for value in self.values):
             raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {self.values or 'none'}")
+
+    @classmethod
+    def parse(cls, text: str) -> Axis:
+        """Return the axis of `AXIS=LOW..HIGH`, `AXIS=LOW..HIGH:POINTS` or `AXIS=VALUE,VALUE,...`.
+
+        A range is logarithmic, that of jitter linear.
+        """
+        name, equals, said = text.partition("=")
+        span, _, points = said.partition(":")
+        low, dots, high = span.partition("..")
+        try:
+            if not equals:
+                raise ValueError
+            if not dots:
+                values = sorted({float(value) for value in said.split(",")})
+            else:
+                ends, count = (float(low), float(high)), int(points or _POINTS)
+                if ends[0] >= ends[1] or count < 2 or (ends[0] <= 0 and name != "jitter"):
+                    raise ValueError
+                values = (np.linspace if name == "jitter" else np.geomspace)(*ends, count).tolist()
+            if name in COUNTS:
+                values = sorted({float(round(value)) for value in values})
+        except (ValueError, OverflowError):
+            raise UsageError(f"axis {text!r}: {_FORM}") from None
+        return cls(name, tuple(values))
 
     @property
     def title(self) -> str:
@@ -65,6 +93,39 @@ class Plane:
     throughput: Floats
     efficiency: Floats
     bound: NDArray[np.int64]
+
+    def sentences(self) -> list[str]:
+        """Return the range of times and where the least is, the share and place of each binding component."""
+        best = divmod(int(self.train_s.argmin()), self.train_s.shape[1])
+        where = ", ".join(
+            f"{axis.name} {digits(axis.values[place])}" for axis, place in zip(self.axes, best, strict=False)
+        )
+        said = [
+            f"{self.train_s.size:,} cells, modelled: {seconds(float(self.train_s.min()))} to "
+            f"{seconds(float(self.train_s.max()))} of training; the least at {where}"
+        ]
+        said += [
+            f"bound by {name}: {share(part)} of the cells{self._borders(place)}"
+            for place, name in enumerate(self.components)
+            if (part := self.share_bound_by(name))
+        ]
+        return said + [f"the time does not react to {name}" for name in self.without_effect()]
+
+    def share_bound_by(self, component: str) -> float:
+        """Return the share of cells that `component` binds."""
+        return float((self.bound == self.components.index(component)).mean())
+
+    def _borders(self, component: int) -> str:
+        """Return between which values of the first axis a component binds; with a second one its first and last."""
+        axis, columns = self.axes[0], self.bound.shape[1]
+        found = []
+        for column in range(columns) if len(self.axes) == 1 else (0, columns - 1):
+            here = [axis.values[row] for row in range(len(axis.values)) if self.bound[row, column] == component]
+            if here:
+                text = f"{axis.name} {digits(min(here))} to {digits(max(here))}"
+                at = f" at {self.axes[1].name} {digits(self.axes[1].values[column])}" if len(self.axes) > 1 else ""
+                found.append(text + at)
+        return f", {'; '.join(found)}" if found else ""
 
     def without_effect(self) -> list[str]:
         """Return the axes along which no time changes by 0.1 %."""
@@ -108,7 +169,7 @@ def _priced(
     names = tuple(
         dict.fromkeys(name for _, own in groups.values() for _, case in own for name in case.platform.components)
     )
-    seconds, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
+    times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
     improved: dict[tuple[int, str], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
         places = [place for place, _ in own]
@@ -121,16 +182,16 @@ def _priced(
                     improved[key] = kept.improved(case.platform, name) if has else case.platform
                 cases.append(Case(improved[key], case.batch))
         times = predictor.times(strategy, workers, cases).time.reshape(len(names) + 1, len(own))
-        seconds[places] = times[0]
+        times_s[places] = times[0]
         bound[places] = np.argmin(times[1:], axis=0)
         alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
     workload = predictor.workload
     return Plane(
         axes,
         names,
-        seconds.reshape(shape),
-        (workload.epochs * workload.samples / seconds).reshape(shape),
-        (alone / seconds).reshape(shape),
+        times_s.reshape(shape),
+        (workload.epochs * workload.samples / times_s).reshape(shape),
+        (alone / times_s).reshape(shape),
         bound.reshape(shape),
     )
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scalebench.errors import ResultsError
-from scalebench.records.cells import from_line
 from scalebench.records.limits import expected_instead
 from scalebench.records.schema import RunRow, columns, kinds
-from scalebench.records.table import bad_cell, check_header, check_version
+from scalebench.records.table import bad_cell, check_header, check_version, from_line
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")

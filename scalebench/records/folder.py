@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scalebench.errors import ResultsError
+from scalebench.system.atomic_write import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
 STUDY = "study.yaml"
@@ -31,3 +36,36 @@ def study_in(folder: Path) -> Path:
     if any((folder / name).exists() for name in (RUNS, STUDY)) or not any(folder.glob(f"*/{RUNS}")):
         return folder
     return newest_study(folder)
+
+
+_MOST_BYTES = 10_000
+
+
+@contextmanager
+def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
+    """Record the duration of the block unless it fails; `added` to the previous one when a study is resumed.
+
+    A folder that cannot be written is left unchanged.
+    """
+    began = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    if not folder.is_dir():
+        return
+    known = durations_in(folder)
+    seconds += known.get(command, 0.0) if added else 0.0
+    with suppress(OSError):
+        write_atomic(
+            folder / DURATIONS, json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True) + "\n"
+        )
+
+
+def durations_in(folder: Path) -> dict[str, float]:
+    """Return seconds by command; empty if the file is missing or damaged."""
+    path = folder / DURATIONS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = content.items() if isinstance(content, dict) else ()
+    return {name: float(s) for name, s in known if isinstance(s, int | float) and 0 <= s < float("inf")}

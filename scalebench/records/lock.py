@@ -1,4 +1,4 @@
-"""Exclusive access to the folder of a study: the file `lock` names the process that writes it."""
+"""Exclusive access to a folder, of a study or of a build: the file `lock` names the process that writes it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import fcntl
 import json
 import os
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 
 FILE = "lock"
+_POLL_S = 0.2
+
+
+class LockedError(ResultsError):
+    """Another command holds the folder; `owner` is None if it left no name."""
+
+    def __init__(self, path: Path, owner: Owner | None) -> None:
+        super().__init__(_refusal(path, owner))
+        self.owner = owner
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,33 @@ def study_lock(folder: Path) -> Iterator[None]:
         ResultsError: another command holds it (named by host and process), or the folder cannot be written.
     """
     path = folder / FILE
-    descriptor = _take(path)
+    with _released(path, _take(path)):
+        yield
+
+
+@contextmanager
+def awaited_lock(folder: Path, waits_for: Callable[[str], None]) -> Iterator[None]:
+    """Hold `folder` as `study_lock` does, after its holder; `waits_for` is called once, with that process, if it waits.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    path, waits = folder / FILE, False
+    while True:
+        try:
+            descriptor = _take(path)
+            break
+        except LockedError as error:
+            if not waits:
+                waits_for(str(error.owner or "another command"))
+            waits = True
+            time.sleep(_POLL_S)
+    with _released(path, descriptor):
+        yield
+
+
+@contextmanager
+def _released(path: Path, descriptor: int) -> Iterator[None]:
     try:
         yield
     finally:
@@ -67,18 +103,14 @@ def owner_of(folder: Path) -> Owner | None:
 
 def _take(path: Path) -> int:
     while True:
-        try:
+        with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ResultsError(
-                f"cannot write results to {path.parent}: {error.strerror}; choose another folder with --output"
-            ) from None
         try:
             held = not _flock(descriptor)
             owner = _read(path)
             if held or (owner is not None and owner.may_live):
-                raise ResultsError(_refusal(path, owner))
+                raise LockedError(path, owner)
             if not _is_still(path, descriptor):  # its owner removed it in between
                 os.close(descriptor)
                 continue
@@ -109,11 +141,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _write(path: Path, descriptor: int) -> None:
-    try:
+    with writing(path):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
 
 
 def _read(path: Path) -> Owner | None:

@@ -11,11 +11,12 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.records.attempts import Attempts
-from scalebench.records.cells import to_text
 from scalebench.records.folder import PLANNED, RUNS
-from scalebench.system.atomic_write import write_whole
+from scalebench.records.table import to_text
+from scalebench.study.tuning import RESULTS_OF_A_TRIAL
+from scalebench.system.atomic_write import write_atomic
 
 _PLANNED = ("run_id", "config_hash", "group")
 _NEWEST = 2000  # attempts from which the pace is estimated
@@ -85,12 +86,8 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
         content["begun_in"] = _seen_from(folder, begun_in)
     columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
-    try:
-        write_whole(folder / PLANNED, json.dumps(content) + "\n")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write {folder / PLANNED}: {error.strerror}; choose another --output folder"
-        ) from None
+    with writing(folder / PLANNED, "choose another --output folder"):
+        write_atomic(folder / PLANNED, json.dumps(content) + "\n")
 
 
 def begun_in(folder: Path) -> Path | None:
@@ -135,9 +132,9 @@ def progress_of(folder: Path) -> Progress:
         else:
             remaining[group] += 1
     failures = [
-        Failure(attempts.run_id[place], attempts.status[place], to_text(attempts.row(place)["error"]))
+        Failure(attempts.run_id[place], attempts.status[place], to_text(row["error"]))
         for place in ended
-        if attempts.status[place] != "completed"
+        if attempts.status[place] != "completed" and not _is_result(row := attempts.row(place))
     ]
     return Progress(
         study=to_text(newest[-1]["study"]) if newest else folder.name,
@@ -165,6 +162,11 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
     raise ResultsError(f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again")
+
+
+def _is_result(row: dict[str, str]) -> bool:
+    """Return True for a trial of tuning that diverged or timed out, which is not tried again."""
+    return bool(row["trial"]) and row["status"] in RESULTS_OF_A_TRIAL
 
 
 def _group(row: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import typing
 import warnings
 from pathlib import Path
@@ -12,8 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from scalebench.errors import ResultsError
-from scalebench.records.cells import from_line, to_text
+from scalebench.errors import ResultsError, reading
 from scalebench.records.limits import (
     LARGEST,
     METRICS,
@@ -25,7 +25,7 @@ from scalebench.records.limits import (
     range_of,
 )
 from scalebench.records.schema import RunRow, columns, kinds
-from scalebench.records.table import bad_cell, check_header, check_version
+from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
@@ -38,10 +38,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
             by file, line and column).
     """
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     data = data[: data.rfind(b"\n") + 1]
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:
@@ -65,6 +63,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         check_version(path, set(map(str, table["schema_version"].unique())))
         _check_engines(path, table)
         _check_start_times(path, table["started_utc"])
+        _check_tuned(path, table["tuned"])
         check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
         _check_parts(path, table)
     return table[columns(row_type)]
@@ -155,6 +154,20 @@ def _check_start_times(path: Path, moments: pd.Series[str]) -> None:
     dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
     expected = "ISO 8601 (2026-11-20T12:00:00+00:00)"
     _refuse(path, moments.to_frame("started_utc"), "started_utc", given & ~(read & dashed), expected)
+
+
+def _check_tuned(path: Path, texts: pd.Series[str]) -> None:
+    """Refuse cells that do not say which keys were tuned."""
+    wrong = {text for text in texts.dropna().unique() if not _is_object(text)}
+    bad = texts.isin(wrong)
+    _refuse(path, texts.to_frame("tuned"), "tuned", bad, "a JSON object")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_parts(path: Path, table: pd.DataFrame) -> None:

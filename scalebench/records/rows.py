@@ -10,7 +10,7 @@ from typing import Any
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.epoch_async import EpochAsync
-from scalebench.study.spec import Run
+from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
 _SECONDS_PER_HOUR = 3600
@@ -25,103 +25,58 @@ def rows_of(
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
     overrun = _mean(worker.paced_overrun for worker in workers)
-    row = RunRow(
-        study=run.study,
-        run_id=run.run_id,
-        config_hash=run.config_hash,
-        attempt=attempt,
-        status=outcome.status,
-        error=outcome.error or None,
-        execution=run.execution,
-        engine=run.engine,
-        oversubscribed=oversubscribed or (overrun or 0.0) > PACED_OVERRUN_LIMIT,
-        paced_overrun=overrun,
-        cluster=run.cluster,
-        cluster_sha256=run.cluster_sha256,
-        **_described(run),
-        **_configured(run, facts),
-        optimizer_steps=max((worker.optimizer_steps for worker in workers), default=None),
-        syncs=workers[0].syncs if workers else None,
-        collective_calls=workers[0].collective_calls if workers else None,
-        bytes_sent_per_worker=_mean(worker.bytes_sent for worker in workers),
-        train_s=train_s,
-        **_parts(workers, train_s),
-        straggler_factor=_straggler_factor(workers),
-        worker_weights=_worker_weights(run, outcome),
-        staleness_histogram=_histogram(workers, "staleness"),
-        lead_histogram=_histogram(workers, "lead_at_push"),
-        eval_s=outcome.eval_s,
-        final_train_loss=_mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
-        metric_name=facts.metric_name,
-        chance_metric=facts.chance_metric,
-        final_metric=evaluations[-1].metric if evaluations else None,
-        best_metric=max((evaluation.metric for evaluation in evaluations), default=None),
-        target_metric=run.target_metric,
-        **_reached(run, evaluations),
-        peak_rss_mib=max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
-        peak_device_mib=max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
-        energy_j=facts.energy_j,
-        energy_source=facts.energy_source,
-        cost_core_hours=_hours(train_s, run.workers * run.threads_per_worker),
-        cost_gpu_hours=_hours(train_s, facts.gpus),
-        others_load=facts.others_load,
-        reference_step_s=facts.reference_step_s,
-        train_s_no_jitter=facts.train_s_no_jitter,
-        started_utc=started_utc,
-        **provenance,
-    )
+    measured: dict[str, Any] = {
+        "attempt": attempt,
+        "status": outcome.status,
+        "error": outcome.error or None,
+        "oversubscribed": oversubscribed or (overrun or 0.0) > PACED_OVERRUN_LIMIT,
+        "paced_overrun": overrun,
+        "optimizer_steps": max((worker.optimizer_steps for worker in workers), default=None),
+        "syncs": workers[0].syncs if workers else None,
+        "collective_calls": workers[0].collective_calls if workers else None,
+        "bytes_sent_per_worker": _mean(worker.bytes_sent for worker in workers),
+        "train_s": train_s,
+        "straggler_factor": _straggler_factor(workers),
+        "worker_weights": _worker_weights(run, outcome),
+        "staleness_histogram": _histogram(workers, "staleness"),
+        "lead_histogram": _histogram(workers, "lead_at_push"),
+        "eval_s": outcome.eval_s,
+        "final_train_loss": _mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
+        "final_metric": evaluations[-1].metric if evaluations else None,
+        "best_metric": max((evaluation.metric for evaluation in evaluations), default=None),
+        "peak_rss_mib": max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
+        "peak_device_mib": max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
+        "cost_core_hours": _hours(train_s, run.workers * run.threads_per_worker),
+        "cost_gpu_hours": _hours(train_s, facts.gpus),
+        "started_utc": started_utc,
+    }
+    parts = _parts(workers, train_s) | _reached(run, evaluations)
+    row = RunRow(**(_equally_named(run, facts) | _synchronisation(run) | measured | parts | provenance))
     return row, _epoch_rows(run, outcome, attempt)
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
+    """Return the columns named like a key of the run or a fact of its outcome; a known fact counts before a key."""
+    known = {name: value for name, value in vars(facts).items() if value is not None}
+    values = {
+        name: known.get(name, getattr(run, name, None)) for name in RunRow.model_fields if name != "schema_version"
+    }
+    values |= {name: str(value) for name, value in values.items() if isinstance(value, Component)}
+    if values["batch_global"] is None and values["batch_per_worker"]:
+        values["batch_global"] = values["batch_per_worker"] * run.workers
+    return values | {"tuned": run.tuned or None}
+
+
+def _synchronisation(run: Run) -> dict[str, Any]:
     synchronisation = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation
     return {
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
-        "strategy_sha256": run.strategy_sha256,
         "sync_every": synchronisation.every or None,
         "sync_unit": synchronisation.unit,
         "averaged_state": synchronisation.averaged,
         "optimizer_state_policy": synchronisation.optimizer_state,
         "merge_policy": synchronisation.merge,
-    }
-
-
-def _configured(run: Run, facts: RunFacts) -> dict[str, Any]:
-    batch = run.batch_per_worker if facts.batch_per_worker is None else facts.batch_per_worker
-    return {
-        "launcher": facts.launcher,
-        "binding": facts.binding,
-        "model": str(run.model),
-        "model_sha256": run.model_sha256,
-        "init_weights_sha256": run.init_weights_sha256,
-        "parameters": facts.parameters,
-        "dtype": run.dtype,
-        "dataset": str(run.dataset),
-        "dataset_sha256": facts.dataset_sha256,
-        "n_train": facts.n_train,
-        "n_test": facts.n_test,
-        "partition": str(run.partition),
-        "shuffle": run.shuffle,
-        "workers": run.workers,
-        "nodes": facts.nodes,
-        "workers_per_node": facts.workers_per_node,
-        "threads_per_worker": run.threads_per_worker,
-        "device": facts.device,
-        "scaling": run.scaling,
-        "batch_policy": run.batch_policy,
-        "batch_per_worker": batch,
-        "batch_global": run.batch_global or (batch * run.workers if batch else None),
-        "lr": run.lr,
-        "lr_policy": run.lr_policy,
-        "optimizer": str(run.optimizer),
-        "epochs": run.epochs,
-        "steps_per_epoch": facts.steps_per_epoch,
-        "seed": run.seed,
-        "repetition": run.repetition,
-        "run_order": run.run_order,
-        "warmup": run.warmup,
-        "warmup_steps": run.warmup_steps,
     }
 
 
@@ -148,8 +103,8 @@ def _hours(train_s: float | None, held: int | None) -> float | None:
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
     """Straggler factor max_i c_i / mean_i c_i with c_i = compute_s / optimizer_steps of worker i.
 
-    Per step, for who skips rounds or is chosen less often computes less, and is not faster for that. Over the workers
-    that took a step; None where compute is not told apart, or nobody computed.
+    Per step, as a worker that skips rounds or is chosen less often computes less, and is not faster for that. Over the
+    workers that took a step; None where compute is not measured apart, or no worker computed.
     """
     stepped = [worker for worker in workers if worker.optimizer_steps]
     each = [None if worker.compute_s is None else worker.compute_s / worker.optimizer_steps for worker in stepped]

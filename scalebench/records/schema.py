@@ -89,7 +89,7 @@ class RunRow(_Row):
     dataset: Annotated[str, Doc("data set with its options")]
     dataset_sha256: Annotated[str | None, Doc("checksum of the data")] = None
     n_train: Annotated[int | None, Doc("training samples, all workers together")] = None
-    n_test: Annotated[int | None, Doc("samples of the held-out split")] = None
+    n_test: Annotated[int | None, Doc("samples of the held-out split; of a trial, of the validation split")] = None
     partition: Annotated[str, Doc("distribution of samples over workers: iid, dirichlet, by order")]
     shuffle: Annotated[str, Doc("permutation between epochs: none, in_block, rotate_blocks, pairwise, global")]
 
@@ -115,6 +115,12 @@ class RunRow(_Row):
     repetition: Annotated[int, Doc("0-based; runs that differ in nothing else are repetitions")]
     run_order: Annotated[int, Doc("0-based place in the interleaved order; runs added later go on from it")]
     warmup: Annotated[bool, Doc("warm-up run: recorded, excluded from statistics")] = False
+    trial: Annotated[
+        int | None, Doc("0-based trial of tuning, on a validation split of the training samples; empty: a run")
+    ] = None
+    tuned: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("values given by tuning, JSON object; empty without tuning")
+    ] = None
     warmup_steps: Annotated[int | None, Doc("steps before the clock started, in no time")] = None
 
     optimizer_steps: Annotated[int | None, Doc("optimizer steps, largest worker")] = None

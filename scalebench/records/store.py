@@ -11,13 +11,14 @@ from typing import Any
 
 import yaml
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, reading, writing
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
-from scalebench.system.atomic_write import write_whole
+from scalebench.study.tuning import RESULTS_OF_A_TRIAL
+from scalebench.system.atomic_write import write_atomic
 
 
 class Store:
@@ -36,6 +37,7 @@ class Store:
         self._runs = AppendOnlyTable(self.folder / RUNS, RunRow, fsync=fsync)
         try:
             self._completed: dict[tuple[str, str], float | None] = {}
+            self._tried: dict[tuple[str, str], float | None] = {}
             self._attempts: dict[str, int] = {}
             self._failed: dict[str, str] = {}
             self._numbered: list[tuple[str, int]] = []
@@ -63,12 +65,16 @@ class Store:
         """Return train_s by (run_id, config_hash) of every completed run."""
         return dict(self._completed)
 
+    def tried(self) -> dict[tuple[str, str], float | None]:
+        """Return train_s by (run_id, config_hash) of every run that was completed, diverged or timed out."""
+        return dict(self._tried)
+
     def failed(self) -> dict[str, str]:
         """Return config_hash by run_id of the runs whose latest attempt ended without completion."""
         return dict(self._failed)
 
     def numbered(self) -> list[tuple[str, int]]:
-        """Return (run_id, run_order) of the rows found at opening, without warm-up runs."""
+        """Return (run_id, run_order) of the rows found at opening, without warm-up runs and trials."""
         return list(self._numbered)
 
     @property
@@ -109,7 +115,7 @@ class Store:
             row = attempts.row(place, checked=("train_s",))
             train_s = float(row["train_s"]) if row["train_s"] else None
             self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
-            if row["run_order"].isdecimal() and row["warmup"].lower() != "true":
+            if row["run_order"].isdecimal() and row["warmup"].lower() != "true" and not row["trial"]:
                 self._numbered.append((row["run_id"], int(row["run_order"])))
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
@@ -120,6 +126,8 @@ class Store:
                 self._failed[run_id] = config_hash
         if status == "completed":
             self._completed[run_id, config_hash] = train_s
+        if status in RESULTS_OF_A_TRIAL:
+            self._tried[run_id, config_hash] = train_s
 
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None
@@ -134,35 +142,28 @@ class Store:
     def _replace(self, name: str, text: str) -> Path:
         """Replace a file atomically."""
         path = self.folder / name
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            raise ResultsError(f"cannot write {path}: {error.strerror}; choose another folder with --output") from None
+        with writing(path):
+            write_atomic(path, text)
         return path
 
 
 def drop_simulated(folder: Path) -> None:
-    """Remove the rows of virtual and modelled runs, and of their epochs, from the tables in `folder`.
+    """Remove the rows of virtual and modelled runs, and of their epochs, from the tables in `folder`; keep trials.
 
     Raises:
         ResultsError: the tables cannot be read or written.
     """
-    dropped = {run_id for run_id, row in _rows(folder / RUNS) if row["engine"] == "virtual"}
+    dropped = {run_id for run_id, row in _rows(folder / RUNS) if row["engine"] == "virtual" and not row["trial"]}
     for name, row_type in ((EPOCHS, EpochRow), (RUNS, RunRow)):  # the run rows last: they commit the others
         text = io.StringIO()
         writer = csv.DictWriter(text, columns(row_type), lineterminator="\n")
         writer.writeheader()
         writer.writerows(row for run_id, row in _rows(folder / name) if run_id not in dropped)
-        try:
-            write_whole(folder / name, text.getvalue())
-        except OSError as error:
-            raise ResultsError(f"cannot write {folder / name}: {error.strerror}") from None
+        with writing(folder / name, ""):
+            write_atomic(folder / name, text.getvalue())
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
     """Return (run_id, cells) of each row of `path`."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return [(row["run_id"], row) for row in csv.DictReader(file)]
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        return [(row["run_id"], row) for row in csv.DictReader(file)]

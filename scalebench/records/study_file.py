@@ -6,12 +6,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.records.folder import STUDY
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 # Keys that may change while the study stays the same: they add points and leave the meaning of old ones.
 _MAY_CHANGE = {
@@ -40,12 +40,8 @@ def keep_study(folder: Path, study: Study) -> None:
 
 def replace_study(folder: Path, study: Study) -> None:
     """Write study.yaml, or raise ResultsError."""
-    try:
-        write_whole(folder / STUDY, dump_study(study))
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write results to {folder}: {error.strerror}; choose another folder with --output"
-        ) from None
+    with writing(folder):
+        write_atomic(folder / STUDY, dump_study(study))
 
 
 def changes(folder: Path, study: Study) -> list[str]:

@@ -23,9 +23,18 @@ from scalebench.formatting import (
     seconds,
     share,
 )
-from scalebench.report.comparison import BASELINES, EXECUTIONS_IN_WORDS, Comparison, comparisons, headline
+from scalebench.report.comparison import (
+    BASELINES,
+    EXECUTIONS_IN_WORDS,
+    Comparison,
+    Phrase,
+    Sentence,
+    as_text,
+    comparisons,
+    headline,
+    plain,
+)
 from scalebench.report.next_step import ABOUT_EQUAL, to_answer, to_show_metric, to_show_saving
-from scalebench.report.sentence import Phrase, Sentence, as_text, plain
 from scalebench.report.target import target_answer
 
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
@@ -79,7 +88,7 @@ def spoken(results: Results) -> list[str]:
 
 
 def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
-    """What would show the saving and the difference of the metric that `one` does not show."""
+    """Runs that would show the saving and the difference of the metric that `one` does not show."""
     if steps := [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]:
         text = "; ".join(steps)
         yield plain(f"{text[:1].upper()}{text[1:]}.")

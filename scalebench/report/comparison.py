@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 from scalebench.analysis import Results, against
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
@@ -116,3 +117,23 @@ def headline(found: Sequence[Comparison]) -> Comparison:
         (one for one in found if one.workers == most),
         key=lambda one: (executions.index(one.execution), engines.index(one.engine), -one.saved),
     )
+
+
+class Phrase(NamedTuple):
+    """A part of a sentence: `strong` parts are the message, `detail` parts can be skipped."""
+
+    text: str
+    kind: Literal["plain", "strong", "detail"] = "plain"
+
+
+Sentence = tuple[Phrase, ...]
+
+
+def plain(text: str) -> Sentence:
+    """Return a sentence without a message or details."""
+    return (Phrase(text),)
+
+
+def as_text(sentence: Sentence) -> str:
+    """Return the plain text of `sentence`."""
+    return "".join(phrase.text for phrase in sentence)

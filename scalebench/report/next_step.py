@@ -18,7 +18,7 @@ _FEW = 3
 
 
 def to_show_saving(one: Comparison, results: Results) -> str:
-    """What would show whether `one` saves time; empty if its interval shows that already.
+    """Return the runs that would show whether `one` saves time; empty if its interval shows that already.
 
     For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
     small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was.
@@ -42,14 +42,14 @@ def to_show_saving(one: Comparison, results: Results) -> str:
 
 
 def to_show_metric(one: Comparison) -> str:
-    """What would show whether the metric differs; empty with enough seeds, and with one, as for single times."""
+    """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
     if not 1 < one.metric_n < METRIC_FROM:
         return ""
     return f"seeds from --repetitions {METRIC_FROM} up give the metric an interval"
 
 
 def to_answer(results: Results) -> str:
-    """Why no comparison answers the question of the study, and what would."""
+    """Return the reason why no comparison answers the question of the study, and the runs that would."""
     runs = results.completed
     if runs.empty:
         made = len(results.runs)

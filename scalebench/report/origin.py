@@ -16,6 +16,7 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.analysis.environment import stated_in_words
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
+from scalebench.analysis.tuning import optimizer_in_words, tuning_in_words
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word
 from scalebench.records.provenance import redact
@@ -68,8 +69,8 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
         "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
         "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
         f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
-        "training": f"{counted(int(last['epochs']), 'epoch')}, {last['optimizer']}, "
-        f"learning rate {last['lr']:g} ({last['lr_policy']})",
+        "training": f"{counted(int(last['epochs']), 'epoch')}, {optimizer_in_words(results, last)}",
+        "tuning": tuning_in_words(results) or "none: all strategies share these values",
         "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
         if pd.notna(last["metric_name"])
         else "none",
@@ -97,7 +98,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
     return found
 
 
-def recipe(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
+def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
     """Return the commands, files and checksums for repeating the study."""
     folder = results.folder
     study = redact(_text(folder / "study.yaml"), names=False)

@@ -15,17 +15,16 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.analysis.methodology import check, evidence_in
-from scalebench.errors import ResultsError
+from scalebench.errors import writing
 from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
-from scalebench.report.comparison import comparisons
+from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.drawings import draw_all
-from scalebench.report.origin import machines, recipe, study_facts
-from scalebench.report.sentence import as_text
+from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_whole
+from scalebench.system.atomic_write import write_atomic
 
 TEMPLATES = Path(__file__).with_name("templates")
 _SHORTEST = 6  # characters: shorter texts hold no path or secret
@@ -62,21 +61,19 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
             "method": check(evidence),
             "notes": results.notes,
             "machines": machines(evidence.rows, evidence.provenance),
-            "recipe": recipe(results, evidence.provenance),
+            "rerun": rerun_of(results, evidence.provenance),
         },
         sheet,
     )
     with _writing(output):
-        write_whole(output, text)
+        write_atomic(output, text)
     return output
 
 
 @contextlib.contextmanager
 def _writing(output: Path) -> Iterator[None]:
-    try:
+    with writing(output, "choose another file with --output"):
         yield
-    except OSError as error:
-        raise ResultsError(f"cannot write {output}: {error.strerror}; choose another file with --output") from None
 
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:

@@ -10,23 +10,20 @@ import pandas as pd
 
 from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.comparing import SPLIT_BASELINES
-from scalebench.analysis.grouping import CELL, EXECUTIONS, strategy_rank
+from scalebench.analysis.grouping import CELL
 from scalebench.analysis.laws import EFFICIENCY, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.formatting import (
     EMPTY,
     digits,
     metric_with_interval,
-    metric_word,
     percent,
     percent_with_interval,
-    seconds,
     seconds_with_interval,
     share,
 )
-from scalebench.report.comparison import BASELINES, Comparison
+from scalebench.report.comparison import Comparison
 from scalebench.report.table import (
     EXECUTION,
     STRATEGY,
@@ -36,9 +33,15 @@ from scalebench.report.table import (
     Table,
     count_entry,
     execution_entry,
+    metric_head,
     number_entry,
+    place_entries,
+    place_order,
+    row_order,
+    seconds_entry,
     text_entry,
 )
+from scalebench.report.target_table import target_table
 
 _MOST_REASONS = 5
 _MOST_FAILED = 200
@@ -48,7 +51,8 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     """Return the tables that have rows."""
     made = [
         _cost(compared),
-        _target(results),
+        target_table(results),
+        _tuning(results),
         _cells(results),
         _laws(results),
         _split(results),
@@ -62,10 +66,10 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     """Time saved against the baseline and difference in the metric, at every worker count."""
     own = sorted(
         (one for one in compared if not one.per_batch),
-        key=lambda one: _order(one.execution, one.label, one.engine, one.workers),
+        key=lambda one: row_order(one.execution, one.label, one.engine, one.workers),
     )
     tested = any(one.test for one in own)
-    metric = _metric_head({one.metric_name for one in own if one.metric_name})
+    metric = metric_head({one.metric_name for one in own if one.metric_name})
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
         Column("time", "geometric mean of the runs that strategy and baseline share"),
@@ -81,8 +85,8 @@ def _cost(compared: Sequence[Comparison]) -> Table:
             text_entry(one.label),
             execution_entry(one.execution, one.engine, one.oversubscribed),
             number_entry(str(one.workers), one.workers),
-            number_entry(seconds(one.strategy_s), one.strategy_s),
-            number_entry(seconds(one.baseline_s), one.baseline_s),
+            seconds_entry(one.strategy_s),
+            seconds_entry(one.baseline_s),
             number_entry(percent_with_interval(one.saved, one.saved_low, one.saved_high), one.saved),
             number_entry(metric_with_interval(one.metric, math.nan, math.nan), one.metric),
             number_entry(
@@ -107,63 +111,31 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     )
 
 
-def _target(results: Results) -> Table:
-    """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
-    table, compared = times_to_target(results), target_ratios(results)
-    baselines = [name for name in BASELINES if (compared["baseline_s"].notna() & (compared["baseline"] == name)).any()]
-    saved = ("reduction", "reduction_low", "reduction_high")
-    for name in baselines:
-        own = compared.loc[compared["baseline"] == name, [*CELL, *saved]]
-        table = table.merge(own.rename(columns={key: f"{key} {name}" for key in saved}), on=CELL, how="left")
-    metric = _metric_head(set(table["metric_name"].dropna()) - {""})
-    goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
+def _tuning(results: Results) -> Table:
+    """Values of the best trial of every strategy and worker count."""
+    table = tuned_cells(results)
+    keys = list(dict.fromkeys(key for tuned in table["tuned"] for key in tuned)) if len(table) else []
+    by_time = metric_of(results) == "time_to_target"
     columns = (
-        *(STRATEGY, EXECUTION, WORKERS),
-        Column(
-            "time", f"training time until {metric} was {goal} or more; a Kaplan-Meier median where runs stayed below"
-        ),
-        Column("epochs", "median number of epochs until then"),
-        Column("reached", "runs that reached it, of those made"),
-        *(Column(f"vs {name}", f"1 - T(strategy) / T({name}), times to the target") for name in baselines),
+        *(STRATEGY, WORKERS),
+        *(Column(key, "of the best trial; *: the least or the largest that was tried") for key in keys),
+        *([Column("time", "virtual time to the target on the validation split")] if by_time else []),
+        Column("metric", "final metric on the validation split"),
+        Column("reached", "trials that reached the target, of those made"),
     )
     rows = [
         (
             text_entry(row["label"]),
-            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
             count_entry(row["workers"]),
-            number_entry(_time_to_target(row), row["time_to_target_s"]),
-            number_entry(_epochs_to_target(row["epochs_to_target"]), row["epochs_to_target"]),
-            number_entry(f"{row['n_reached']} of {row['n_aimed']}", row["n_reached"]),
-            *(
-                number_entry(percent_with_interval(*(row[f"{key} {name}"] for key in saved)), row[f"{saved[0]} {name}"])
-                for name in baselines
-            ),
+            *(text_entry(f"{row['tuned'].get(key, EMPTY)}{'*' * (key in row['edges'])}") for key in keys),
+            *([seconds_entry(row["value"])] if by_time else []),
+            number_entry(metric_with_interval(row["metric"], math.nan, math.nan), row["metric"]),
+            number_entry(f"{row['reached']} of {row['trials']}", row["reached"]),
         )
-        for row in sorted(
-            table.to_dict("records"),
-            key=lambda row: _order(row["execution"], row["label"], row["engine"], row["workers"]),
-        )
+        for row in table.to_dict("records")
     ]
-    note = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
-    some = bool(table["time_to_target_s"].eq(math.inf).any())
-    return Table("target", f"Time and epochs to {metric} {goal}", columns, tuple(rows), (note,) if some else ())
-
-
-def _time_to_target(row: dict[Hashable, Any]) -> str:
-    """The time with its interval; an upper bound that the runs leave open is infinite."""
-    time, low, high = row["time_to_target_s"], row["target_low_s"], row["target_high_s"]
-    if math.isfinite(low) and high == math.inf and math.isfinite(time):
-        return f"{seconds(time)} [from {seconds(low)}]"
-    return seconds_with_interval(time, low, high)
-
-
-def _epochs_to_target(epochs: float) -> str:
-    return "never" if epochs == math.inf else EMPTY if math.isnan(epochs) else f"{epochs:g}"
-
-
-def _order(execution: str, label: str, engine: str, workers: int) -> tuple[object, ...]:
-    """Return the sort key of a row, in the order of `cells`."""
-    return EXECUTIONS.index(execution), strategy_rank(label), engine, workers
+    words = tuning_in_words(results)
+    return Table("tuning", "Tuned values", columns, tuple(rows), (f"{words[:1].upper()}{words[1:]}.",))
 
 
 def _cells(results: Results) -> Table:
@@ -175,7 +147,7 @@ def _cells(results: Results) -> Table:
     scaling = scaling[scaling["baseline"] == "serial"]
     bounds = [f"{name}{end}" for name in ("speedup", "efficiency") for end in ("", "_low", "_high")]
     table = table.merge(scaling[[*CELL, *bounds]], on=CELL, how="left")
-    metric = _metric_head(set(table["metric_name"].dropna()))
+    metric = metric_head(set(table["metric_name"].dropna()))
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
         *(Column("batch", "samples in one worker's batch"), Column("steps", "optimizer steps per epoch")),
@@ -196,11 +168,10 @@ def _cells(results: Results) -> Table:
 def _cell(row: dict[Hashable, Any]) -> tuple[Entry, ...]:
     efficiency = metric_with_interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
     return (
-        text_entry(row["label"]),
-        execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
-        *(count_entry(row[name]) for name in ("workers", "batch_per_worker", "steps_per_epoch")),
+        *place_entries(row),
+        *(count_entry(row[name]) for name in ("batch_per_worker", "steps_per_epoch")),
         number_entry(seconds_with_interval(row["train_s"], row["low_s"], row["high_s"]), row["train_s"]),
-        number_entry(seconds(row["median_s"]), row["median_s"]),
+        seconds_entry(row["median_s"]),
         number_entry(share(row["spread"]), row["spread"]),
         number_entry(f"{digits(row['speedup'])}×" if math.isfinite(row["speedup"]) else EMPTY, row["speedup"]),
         number_entry(efficiency, row["efficiency"]),
@@ -268,25 +239,21 @@ def _split(results: Results) -> Table:
         (
             text_entry(row["label"]),
             text_entry(row["baseline"]),
-            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
-            count_entry(row["workers"]),
-            number_entry(seconds(row["train_s"]), row["train_s"]),
-            number_entry(seconds(row["baseline_s"]), row["baseline_s"]),
+            *place_entries(row)[1:],
+            seconds_entry(row["train_s"]),
+            seconds_entry(row["baseline_s"]),
             number_entry(
                 percent_with_interval(row["reduction"], row["reduction_low"], row["reduction_high"]), row["reduction"]
             ),
             number_entry(percent(row["engine_part"]), row["engine_part"]),
             number_entry(percent(row["frequency_part"]), row["frequency_part"]),
         )
-        for row in sorted(own.to_dict("records"), key=_split_order)
+        for row in sorted(
+            own.to_dict("records"), key=lambda row: (SPLIT_BASELINES.index(row["baseline"]), *place_order(row))
+        )
     ]
     note = "The two parts add up to what is saved over the runs that all three share."
     return Table("split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,))
-
-
-def _split_order(row: dict[Hashable, Any]) -> tuple[object, ...]:
-    order = _order(row["execution"], row["label"], row["engine"], row["workers"])
-    return (SPLIT_BASELINES.index(row["baseline"]), *order)
 
 
 def _agreement(results: Results) -> Table:
@@ -304,8 +271,8 @@ def _agreement(results: Results) -> Table:
             text_entry(row["label"]),
             execution_entry("native", row["engine"], row["oversubscribed"]),
             count_entry(row["workers"]),
-            number_entry(seconds(row["native_s"]), row["native_s"]),
-            number_entry(seconds(row["virtual_s"]), row["virtual_s"]),
+            seconds_entry(row["native_s"]),
+            seconds_entry(row["virtual_s"]),
             number_entry(_ratio(row["ratio"], row["ratio_low"], row["ratio_high"]), row["ratio"]),
             number_entry(f"{row['n_native']}, {row['n_virtual']}", row["n_native"]),
         )
@@ -323,9 +290,7 @@ def _failed(results: Results) -> Table:
     rows = [
         (
             text_entry(row["run_id"]),
-            text_entry(row["label"]),
-            execution_entry(row["execution"], row["engine"], row["oversubscribed"]),
-            count_entry(row["workers"]),
+            *place_entries(row),
             text_entry(row["status"]),
             text_entry("" if pd.isna(row["error"]) else row["error"]),
         )
@@ -340,10 +305,6 @@ def _ratio(value: float, low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return digits(value)
     return f"{digits(value)} [{digits(low)}, {digits(high)}]"
-
-
-def _metric_head(names: set[str]) -> str:
-    return "/".join(sorted(metric_word(name) for name in names)) or "metric"
 
 
 def _intervals(table: pd.DataFrame) -> set[tuple[str, str]]:

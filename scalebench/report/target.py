@@ -12,8 +12,7 @@ from scalebench.analysis import Results
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
-from scalebench.report.comparison import Comparison
-from scalebench.report.sentence import Phrase, Sentence, plain
+from scalebench.report.comparison import Comparison, Phrase, Sentence, plain
 
 Row = dict[Hashable, Any]
 
@@ -88,7 +87,7 @@ def _course(time: float, cell: Row) -> str:
 
 
 def _counts(*cells: Row) -> str:
-    """How many runs reached the target, of the cells where some did not."""
+    """Numbers of runs that reached the target, of the cells where some did not."""
     torn = [cell for cell in cells if cell and cell["n_reached"] < cell["n_aimed"]]
     return " and ".join(f"{cell['n_reached']} of {counted(cell['n_aimed'], 'run')} of {cell['label']}" for cell in torn)
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, mode
 
 from scalebench.errors import StudyError
 from scalebench.study.jitter import MOST_SIGMA, STATED
-from scalebench.study.strict import StrictModel
+from scalebench.study.validation import StrictModel
 
 
 class SlowWindow(StrictModel):

@@ -20,7 +20,8 @@ from pydantic import (
 
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.parsing import parse_share, parse_workers
-from scalebench.study.strict import StrictModel
+from scalebench.study.tuning import Tune, unknown_key
+from scalebench.study.validation import StrictModel
 
 Execution = Literal["native", "paced", "virtual", "modelled"]
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
@@ -30,6 +31,7 @@ _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
 MOST_RUNS = 100_000  # of a study, and of an execution of it: planning takes some 20 seconds
 BY_LAYER = ("lars", "lamb")  # optimizers with a step size per layer, which one flat vector cannot have
+TRIAL_SEED = MOST_RUNS  # added to the study's seed: no repetition has it
 MOST_SEED = 2**32 - 1  # limit of the random generators; the seed of a repetition is the study's plus its number
 
 
@@ -205,6 +207,7 @@ class Study(Training):
     )
     repetitions: PositiveInt = 3
     until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
+    tune: Tune | None = Field(None, description="tune every strategy at every worker count, with equal trials")
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
     seed: int = Field(0, ge=0, le=MOST_SEED)
     execution: Literal["auto", "native", "paced", "virtual", "modelled"] = "auto"
@@ -232,12 +235,36 @@ class Study(Training):
     @model_validator(mode="after")
     def _few_enough_runs(self) -> Study:
         """Refuse sweeps that would exhaust the memory, such as 1..1000000:1."""
-        runs = len(self.workers) * len(self.strategies) * self.repetitions
+        trials = self.tune.trials if self.tune else 0
+        runs = len(self.workers) * len(self.strategies) * (self.repetitions + trials)
         if runs > MOST_RUNS:
             raise ValueError(
                 f"{len(self.workers):,} worker counts, {len(self.strategies)} strategies and {self.repetitions:,} "
-                f"repetitions make {runs:,} runs; a study has at most {MOST_RUNS:,}"
+                f"repetitions{f' and {trials:,} trials' * bool(trials)} make {runs:,} runs; a study has at most "
+                f"{MOST_RUNS:,}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_tuned(self) -> Study:
+        """Refuse a search space of other keys, a metric that the study lacks, and studies without virtual runs."""
+        tune = self.tune
+        if tune is None:
+            return self
+        if self.execution not in ("auto", "virtual"):
+            raise ValueError(
+                f"tune: trials are virtual runs, which execution {self.execution} excludes; use auto or virtual"
+            )
+        for key in tune.over:
+            name, _, option = key.partition(".")
+            if fault := unknown_key(key, [component.name for component in self.strategies]):
+                raise ValueError(fault)
+            if any(component.name == name and option in component.options for component in self.strategies):
+                raise ValueError(f"tune.over: {key} is fixed in strategies; leave it out of one of the two")
+        if tune.metric == "time_to_target" and self.target_metric is None:
+            raise ValueError("tune.metric: time_to_target needs a target_metric in the study; or use final_metric")
+        if tune.metric == "time_to_target" and not self.evaluate_every:
+            raise ValueError("tune.metric: time_to_target needs evaluations; evaluate_every is 0")
         return self
 
     @model_validator(mode="after")
@@ -268,6 +295,9 @@ class Run(Training):
     trace: bool = Field(False, description="keep every lap of every worker")
     also_without_jitter: bool = Field(False, description="a virtual run is timed without jitter, too")
     warmup: bool = Field(False, description="made to warm its launch up, in no statistic")
+    tuned: dict[str, Any] = Field({}, description="values that tuning gave, by key of `tune.over`")
+    trial: NonNegativeInt | None = Field(None, description="number of the trial; None for runs that count")
+    validation: float | None = Field(None, description="of trials: share of the training samples that judges them")
 
 
 def slug(text: str) -> str:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TextIO
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Replace the content of `path` by `text` and sync it to the disk.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(text)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
+def atomic_file(path: Path) -> Iterator[TextIO]:
     """Open a text file that replaces `path` at the end of the context and is synced to the disk.
 
     The target of a link is replaced, not the link; a device or pipe is written to and never replaced.
@@ -58,3 +58,8 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def cache_folder(kind: str) -> Path:
+    """Return `$XDG_CACHE_HOME/scalebench/<kind>`, by default below `~/.cache`, without creating it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / kind

@@ -23,6 +23,16 @@ def end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def end_with_launcher() -> None:
+    """Kill this rank when the process that started it (of mpirun, srun or torchrun) ends, at once if it has already.
+
+    A rank that imports while its launcher is killed would otherwise wait for its peers for ever.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
 def preloaded_forkserver() -> ForkServerContext:
     """Return a multiprocessing context that forks from a process with torch imported.
 

@@ -6,9 +6,12 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scalebench.study.tuning import RESULTS_OF_A_TRIAL
+
 if TYPE_CHECKING:
     from scalebench.data.dataset import Dataset
     from scalebench.data.plan import BatchPlan
+    from scalebench.study.spec import Run
 
 _GROUPS = {"forward": "compute", "backward": "compute", "update": "compute", "shuffle": "data"}
 
@@ -132,6 +135,10 @@ class Outcome:
     evaluations: list[Evaluation] = field(default_factory=list)
     eval_s: float | None = None
     facts: RunFacts = field(default_factory=RunFacts)
+
+    def failed(self, run: Run) -> bool:
+        """Return True unless `run` has its result; that of a trial can be that it diverged or took too long."""
+        return self.status not in (("completed",) if run.trial is None else RESULTS_OF_A_TRIAL)
 
     def add_facts(self, **facts: Any) -> None:
         """Set these fields of `facts`."""

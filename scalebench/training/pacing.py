@@ -7,8 +7,9 @@ released at its share of the backward pass, so that overlapped communication of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 import torch
@@ -37,6 +38,15 @@ class PacedStep:
     def of(self, task: Task) -> float:
         """Return seconds of one of the three tasks."""
         return (self.forward_s, self.backward_s, self.update_s)[_STEP.index(task)]
+
+
+def release_shares(sizes: Sequence[int]) -> list[float]:
+    """Return the share of a stated backward pass after which each gradient of these sizes is complete.
+
+    It is the share of all elements from it on, as gradients of the last layer come first.
+    """
+    done = list(accumulate(reversed(sizes)))
+    return [share / done[-1] for share in reversed(done)]
 
 
 def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
@@ -105,20 +115,17 @@ class PacedClock(WallClock):
         return self._behind > _TOLERANCE * self._total
 
     def attach(self, model: torch.nn.Module, *, waits_in_backward: bool = False) -> None:
-        """Delay each parameter's gradient until its share of the backward pass is over.
+        """Delay each parameter's gradient until its share of the backward pass is over (`release_shares`).
 
-        The share is that of the parameters up to it in reverse order, as gradients of the last layer come first. The
-        hooks run before those of Horovod and DDP, which act on the accumulated gradient. The time of the pass after
+        The hooks run before those of Horovod and DDP, which act on the accumulated gradient. The time of the pass after
         its last gradient, estimated from previous steps, is not distributed. `waits_in_backward`: the pass ends with
         communication (the real DDP), so that the time after the last gradient is communication.
         """
         self._waits_in_backward = waits_in_backward
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        total = sum(parameter.numel() for parameter in trainable)
-        done = 0
-        for parameter in reversed(trainable):
-            done += parameter.numel()
-            parameter.register_hook(self._holding(done / total))  # type: ignore[no-untyped-call]
+        shares = release_shares([parameter.numel() for parameter in trainable])
+        for parameter, share in zip(reversed(trainable), reversed(shares), strict=True):
+            parameter.register_hook(self._holding(share))  # type: ignore[no-untyped-call]
         self._gradients = len(trainable)
 
     def start(self) -> None:

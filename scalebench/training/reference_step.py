@@ -59,10 +59,10 @@ class Gauge:
 
     def seconds(self) -> float | None:
         """Return the median step of undisturbed windows in seconds; None if all windows were disturbed."""
-        self._step()
         found = []
         for _ in range(_WINDOWS):
             self._stopwatch.start()
+            self.steps(_STEPS)  # reading the counters, and whatever ran before, evicts caches
             seconds = self.steps(_STEPS)
             if self._stopwatch.stop().undisturbed:
                 found.append(seconds)

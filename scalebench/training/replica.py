@@ -24,10 +24,9 @@ from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
-from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
-from scalebench.training.optimizers import SgdOptions, build_optimizer, check_optimizer, learning_rate
+from scalebench.training.optimizers import FlatSgd, SgdOptions, build_optimizer, check_optimizer, learning_rate
 
 _CUT_AT_ONCE = 32  # batches
 

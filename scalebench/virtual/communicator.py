@@ -18,8 +18,7 @@ from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.reduction import ExchangeLap, exchange_laps, merge_pairs_, reduce_tensors
-from scalebench.virtual.rendezvous import Group, Rendezvous
-from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.scheduler import Group, Rendezvous, Scheduler
 
 _T = TypeVar("_T")
 

@@ -15,12 +15,11 @@ from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
-from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, price
 from scalebench.pricing.program import Program, is_lock_step
-from scalebench.pricing.recording import Recordings, RecordingWorker, record
+from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -30,25 +29,22 @@ from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerRep
 from scalebench.training.replica import Replica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.rendezvous import Group
 from scalebench.virtual.replay import Trace
-from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 
 Weights = dict[str, Tensor]
 
 
-def simulate(run: Run, dataset: Dataset, cost_model: Machine) -> tuple[Outcome, Weights]:
+def simulate(run: Run, dataset: Dataset, machine: Machine) -> tuple[Outcome, Weights]:
     """Run `run` virtually; what goes wrong in training becomes the outcome's status, not an exception.
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
     """
-    return _judged(run, dataset, cost_model, lambda simulation: simulation.play())
+    return _judged(run, dataset, machine, lambda simulation: simulation.play())
 
 
-def simulate_alike(
-    runs: Sequence[Run], dataset: Dataset, cost_model: Machine
-) -> Iterator[tuple[Run, Outcome, Weights]]:
+def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> Iterator[tuple[Run, Outcome, Weights]]:
     """Simulate runs of one `alike` key: the first is computed, the others are replays with their own time.
 
     Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
@@ -56,50 +52,48 @@ def simulate_alike(
     first: tuple[Outcome, Weights] | None = None
     for run in runs:
         if run.execution == "modelled":
-            yield run, _timed_without_jitter(run, model_time(run, dataset, cost_model), dataset, cost_model), {}
+            yield run, _timed_without_jitter(run, model_time(run, dataset, machine), dataset, machine), {}
             continue
         sends_buffers = "worker 0's buffers" in _virtual(run).synchronisation.averaged
         if len(runs) > 1 and run.workers > 1 and sends_buffers and _has_buffers(run, dataset):
-            outcome, weights = simulate(run, dataset, cost_model)
-            yield run, _timed_without_jitter(run, outcome, dataset, cost_model), weights
+            outcome, weights = simulate(run, dataset, machine)
+            yield run, _timed_without_jitter(run, outcome, dataset, machine), weights
         elif first is None:
-            first = simulate(run, dataset, cost_model)
+            first = simulate(run, dataset, machine)
             outcome = first[0]
             if outcome.status == "completed" and not run.trace and alike(run) != run.run_id:
                 # Priced like its replays, bit for bit, whichever of them comes first in a continued study.
-                outcome = replace(replay(run, dataset, cost_model, Trace.of(outcome)), eval_s=outcome.eval_s)
-            yield run, _timed_without_jitter(run, outcome, dataset, cost_model), first[1]
+                outcome = replace(replay(run, dataset, machine, Trace.of(outcome)), eval_s=outcome.eval_s)
+            yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
         elif first[0].status == "completed":
-            outcome = replay(run, dataset, cost_model, Trace.of(first[0]))
-            yield run, _timed_without_jitter(run, outcome, dataset, cost_model), first[1]
+            outcome = replay(run, dataset, machine, Trace.of(first[0]))
+            yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
         else:
             yield run, replace(first[0], run_id=run.run_id), {}
 
 
-def model_time(run: Run, dataset: Dataset, cost_model: Machine) -> Outcome:
+def model_time(run: Run, dataset: Dataset, machine: Machine) -> Outcome:
     """Return the times of `run` without its arithmetic: its schedule priced, or its program on the event engine."""
-    return _judged(run, dataset, cost_model, lambda simulation: simulation.model())[0]
+    return _judged(run, dataset, machine, lambda simulation: simulation.model())[0]
 
 
-def replay(
-    run: Run, dataset: Dataset, cost_model: Machine, trace: Trace, recordings: Recordings | None = None
-) -> Outcome:
+def replay(run: Run, dataset: Dataset, machine: Machine, trace: Trace, recordings: Recordings | None = None) -> Outcome:
     """The times of `run`, and the losses and metrics of `trace`; nothing is computed, and `recordings` are shared."""
-    return _judged(run, dataset, cost_model, lambda it: it.replay(trace, recordings or Recordings()))[0]
+    return _judged(run, dataset, machine, lambda it: it.replay(trace, recordings or Recordings()))[0]
 
 
 def replays(run: Run) -> bool:
-    """Whether the arithmetic of `run` does not depend on time and moves no rows, so that times follow without it."""
+    """Return True if the arithmetic of `run` does not depend on time and moves no rows: it is priced without it."""
     return _virtual(run).deterministic and run.shuffle in ("none", "in_block")
 
 
-def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_model: Machine) -> Outcome:
+def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, machine: Machine) -> Outcome:
     """`outcome` with the time that the run takes if no step takes longer than another, if it asks for that."""
     if not run.also_without_jitter or outcome.status != "completed" or not replays(run):
         return outcome
     steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
     try:
-        found = replay(steady, dataset, cost_model, Trace.of(outcome))
+        found = replay(steady, dataset, machine, Trace.of(outcome))
     except (NotLockStepError, RuntimeError):  # RuntimeError: it reads numbers out of tensors
         return outcome
     if found.status == "completed":
@@ -108,13 +102,7 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, cost_mod
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:
-    return next(_meta_model(run, dataset).buffers(), None) is not None
-
-
-def _meta_model(run: Run, dataset: Dataset) -> torch.nn.Module:
-    """Return the model of a run without memory."""
-    dtype = getattr(torch, run.dtype)
-    return build_model(run.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, run.seed).to("meta")
+    return next(meta_model(run, dataset).buffers(), None) is not None
 
 
 def _parameters(model: torch.nn.Module) -> int:
@@ -135,17 +123,17 @@ def alike(run: Run) -> str:
     arithmetic = _virtual(run).arithmetic(run.workers)
     stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
     shares = arithmetic and stays and run.execution == "virtual"
-    return f"{arithmetic} {run.workers} {run.seed}" if shares else run.run_id
+    return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
 
 
 def _judged(
-    run: Run, dataset: Dataset, cost_model: Machine, play: Callable[[Simulation], tuple[Outcome, Weights]]
+    run: Run, dataset: Dataset, machine: Machine, play: Callable[[Simulation], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
     began = time.perf_counter()
     torch.set_num_threads(run.threads_per_worker)
     strategy = _virtual(run)
     try:
-        outcome, weights = play(Simulation(run, dataset, cost_model, strategy, deadline=began + run.time_limit_s))
+        outcome, weights = play(Simulation(run, dataset, machine, strategy, deadline=began + run.time_limit_s))
     except RunError as error:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -163,18 +151,18 @@ class Simulation:
 
     clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
-    def __init__(self, run: Run, dataset: Dataset, cost_model: Machine, strategy: Strategy, deadline: float) -> None:
-        self.run, self.dataset, self.cost_model, self.strategy = run, dataset, cost_model, strategy
+    def __init__(self, run: Run, dataset: Dataset, machine: Machine, strategy: Strategy, deadline: float) -> None:
+        self.run, self.dataset, self.machine, self.strategy = run, dataset, machine, strategy
         self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
-        self.table = cost_model.table_for(run.workers)
-        self.charges = Charges.of(run, cost_model, strategy)
+        self.table = machine.table_for(run.workers)
+        self.charges = Charges.of(run, machine, strategy)
         self.costs = self.charges.costs
         self.group = Group(tuple(range(run.workers)))
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = deadline
-        self._per_node = cost_model.cluster.node.workers_per_node
+        self._per_node = machine.cluster.node.workers_per_node
 
     def play(self) -> tuple[Outcome, Weights]:
         """Compute the run."""
@@ -214,7 +202,7 @@ class Simulation:
         return self._outcome(reports, [], 0.0, _parameters(model)), {}
 
     def _without_arithmetic(self) -> torch.nn.Module:
-        model = _meta_model(self.run, self.dataset)
+        model = meta_model(self.run, self.dataset)
         self.costs.gradients = gradients(model, self.table.release)
         return model
 
@@ -232,8 +220,8 @@ class Simulation:
         return Outcome(self.run.run_id, "completed", "", ordered, found, eval_s, self._facts(parameters))
 
     def _facts(self, parameters: int) -> RunFacts:
-        cluster, state = self.cost_model.cluster, self.state
-        loads = [load for load in (self.table.others_load, self.cost_model.engines.others_load) if load is not None]
+        cluster, state = self.machine.cluster, self.state
+        loads = [load for load in (self.table.others_load, self.machine.engines.others_load) if load is not None]
         served = {} if state is None or state.laps is None else {"servers": state.shards, "server_laps": [state.laps]}
         return RunFacts.of(
             self.dataset,
@@ -245,7 +233,7 @@ class Simulation:
             gpus=self.run.workers if cluster.node.gpus else None,
             launcher="in-process",
             binding="none",
-            reference_step_s=self.cost_model.reference_s,
+            reference_step_s=self.machine.reference_s,
             others_load=max(loads, default=None),
             **served,
         )
@@ -334,7 +322,7 @@ def _worker_seed(run: Run, rank: int) -> int:
 
 
 def _draws_random_numbers(replica: Replica) -> bool:
-    """Whether a step of the model consumes random numbers (dropout): then every worker needs its own generator."""
+    """Return True if a step of the model consumes random numbers (dropout): every worker needs its own generator."""
     before = torch.get_rng_state()
     try:
         for batch in replica.batches(0):

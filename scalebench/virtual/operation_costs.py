@@ -86,7 +86,7 @@ class _MeasuringSimulation(Simulation):
         return found
 
 
-def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_model: Machine) -> OperationTimes:
+def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
     """Measure the operations of each strategy of `runs`, by strategy with options."""
     smallest: dict[str, Run] = {}
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
@@ -98,7 +98,7 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], cost_m
             times[name] = {}
             continue
         torch.set_num_threads(run.threads_per_worker)
-        simulation = _MeasuringSimulation(run, datasets[run.workers], cost_model, strategy, deadline=float("inf"))
+        simulation = _MeasuringSimulation(run, datasets[run.workers], machine, strategy, deadline=float("inf"))
         found = simulation.measure(simulation.plan.batch_size)
         times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
     return times

@@ -30,7 +30,7 @@ class Simulator:
     `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them.
     """
 
-    cost_model: Machine
+    machine: Machine
     folders: dict[int, Path]
     weights_folder: Path
     fail_fast: bool = False
@@ -42,12 +42,12 @@ class Simulator:
             return found
         try:
             for run, outcome, weights in simulate_alike(
-                runs, open_dataset(self.folders[runs[0].workers]), self.cost_model
+                runs, open_dataset(self.folders[runs[0].workers]), self.machine
             ):
                 if run.save_weights and weights:
                     save_weights(self.weights_folder, run.run_id, weights["initial"], weights["final"])
                 found.append(outcome)
-                if stopping() or self.ends_with([outcome]):
+                if stopping() or self.ends_with(run, [outcome]):
                     return found
         except Exception as error:  # of any kind, raised by a user's strategy or model
             begun = len(found)
@@ -55,9 +55,9 @@ class Simulator:
             return found[: begun + 1] if self.fail_fast else found
         return found
 
-    def ends_with(self, outcomes: Sequence[Outcome]) -> bool:
-        """Return True if no run may follow these outcomes."""
-        return self.fail_fast and any(outcome.status != "completed" for outcome in outcomes)
+    def ends_with(self, run: Run, outcomes: Sequence[Outcome]) -> bool:
+        """Return True if no run may follow these outcomes of runs like `run`."""
+        return self.fail_fast and any(outcome.failed(run) for outcome in outcomes)
 
 
 def run_virtual(
@@ -86,7 +86,7 @@ def run_virtual(
             outcomes = simulator.outcomes(piece, stopping)
             for run, outcome in zip(piece, outcomes, strict=False):
                 on_outcome(run, outcome)
-            if simulator.ends_with(outcomes):
+            if simulator.ends_with(piece[0], outcomes):
                 return
         return
     waiting = list(pieces.values())
@@ -160,6 +160,6 @@ def _begin(simulator: Simulator, stop: Any) -> None:
 def _simulate_here(runs: list[Run]) -> list[Outcome]:
     assert _simulator is not None
     outcomes = _simulator.outcomes(runs, _stop.is_set)
-    if _simulator.ends_with(outcomes):
+    if _simulator.ends_with(runs[0], outcomes):
         _stop.set()  # here, before this process takes the piece that waits for it
     return outcomes

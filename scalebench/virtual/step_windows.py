@@ -162,7 +162,7 @@ class Rounds:
         self._stopwatch.start()
         self._gauge.steps(_STEPS if warm else 1)  # reading the counters evicts caches
         reference_s = self._gauge.steps(_STEPS)
-        if warm:
+        for _ in range(steps if warm else 0):
             self._step()
         clock.resume()
         for _ in range(steps):

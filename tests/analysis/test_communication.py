@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scalebench.analysis.communication import communication_shares
+from scalebench.analysis.grouping import communication_shares
 from tests.analysis.test_comparing import only, run
 
 

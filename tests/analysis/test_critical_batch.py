@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.analysis.critical_batch import critical_batches
+from scalebench.analysis.epochs_to_target import critical_batches
 from tests.analysis.test_comparing import run
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalebench.analysis.pareto import metric_by_cost, non_dominated
+from scalebench.analysis.grouping import metric_by_cost, non_dominated
 from tests.analysis.test_comparing import only, run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.analysis.prediction_error import error_by_source, with_errors
 from scalebench.analysis.published import communication_s, family, read_published, records, step_seconds
-from scalebench.analysis.published_prediction import predict_published
+from scalebench.analysis.published_prediction import buckets_of, predict_published
 from scalebench.errors import ResultsError
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
@@ -123,3 +123,14 @@ def test_slower_links_and_a_single_flow_take_longer() -> None:
     row = next(row for row in records(some_rows("Pollux")) if row.nodes == 4 and row.params_million > 50)
     assert communication_s(row, 0.5) > communication_s(row, one_flow=False)
     assert communication_s(row) > 5 * communication_s(row, one_flow=False)  # 5 of 50 Gbit/s
+
+
+def test_buckets_are_released_by_the_layers_of_a_known_model() -> None:
+    """VGG16's fully connected layers are nine tenths of its bytes and complete after few of the flops."""
+    known, unknown = buckets_of("VGG16", 553e6), buckets_of("YOLOv3 PASCAL-VOC", 248e6)
+    for buckets in (known, unknown):
+        assert sum(part for part, _ in buckets) == pytest.approx(1.0)
+        assert [release for _, release in buckets] == sorted(release for _, release in buckets)
+        assert buckets[-1][1] == pytest.approx(1.0)
+    assert sum(part for part, release in known if release < 0.1) > 0.85
+    assert [release for _, release in unknown] == pytest.approx([k / 10 for k in range(1, 11)])

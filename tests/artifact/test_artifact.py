@@ -238,11 +238,11 @@ def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
     assert "rank 1 of <user> on <host>: cannot read ~/x or ~/y with https://<credentials>@host/z and <secret>" in rows
 
 
-def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, cost_model):
+def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machine):
     home = Path(os.environ["HOME"])
     for name in ("net.py", "our cluster.yaml", "start.npz"):
         (home / name).write_text("x = 1\n")
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines).model_dump_json()
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines).model_dump_json()
     (home / "given.json").write_text(given)
     places = {
         "model": f"{home}/net.py:build",

@@ -20,8 +20,9 @@ from scalebench.analysis import load
 from scalebench.artifact import Paper
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import Description, describe
-from scalebench.artifact.rendering import escape_latex, escape_markdown, latex, latex_link, markdown, script
-from scalebench.artifact.reproduction import expected_again
+from scalebench.artifact.rendering import escape_markdown, latex, latex_link, markdown, script
+from scalebench.artifact.verification import expected_again
+from scalebench.figures.caption_files import escape_latex
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
 from scalebench.study.spec import Study

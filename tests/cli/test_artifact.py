@@ -49,7 +49,7 @@ def test_packed_artifact_verifies(scalebench):
 
 def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
     scalebench()
-    monkeypatch.setattr("scalebench.artifact.reproduction._equal", lambda before, now: False)
+    monkeypatch.setattr("scalebench.artifact.verification._equal", lambda before, now: False)
     real = plot_folder
 
     def altered(folder, output, *, jobs):
@@ -58,7 +58,7 @@ def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
         table.write_text(table.read_text().replace("2", "3", 1))
         return drawn
 
-    monkeypatch.setattr("scalebench.artifact.reproduction.plot_folder", altered)
+    monkeypatch.setattr("scalebench.artifact.verification.plot_folder", altered)
     said = scalebench("--verify", "artifacts/synthetic-artifact", code=1)
     assert "time-reduction: DIFFERS: line " in said
     assert "1 of 1 figures differ" in said

@@ -17,7 +17,7 @@ FILE = Path("machine.json")
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, invoke, cost_model):
+def scalebench(tmp_path, monkeypatch, invoke, machine):
     """The command on a machine without measuring; `invoke.measured` has the sizes, of which `invoke.fails` fails."""
     monkeypatch.chdir(tmp_path)
     invoke.measured, invoke.fails = [], None
@@ -26,14 +26,14 @@ def scalebench(tmp_path, monkeypatch, invoke, cost_model):
         if invoke.fails in sizes:
             raise RunError("calibration: a measuring process ended before its time")
         invoke.measured += sorted(sizes)
-        (like,) = cost_model.tables
+        (like,) = machine.tables
         batches = [like.batches[0].model_copy(update={"samples": size}) for size in sizes]
         loads = sorted({1, node_workers})
         return Measured([like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, [])
 
     monkeypatch.setattr("scalebench.launch.machine_file.measure_steps", steps)
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_steps", steps)
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", lambda *_, **__: cost_model.engines)
+    monkeypatch.setattr("scalebench.launch.machine.measure_steps", steps)
+    monkeypatch.setattr("scalebench.launch.machine.measure_engine_costs", lambda *_, **__: machine.engines)
     return invoke
 
 

@@ -20,7 +20,7 @@ MINE = Path("results/mine")
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch, cost_model, invoke):
+def machine(tmp_path, monkeypatch, machine, invoke):
     """A machine whose steps take `factor` times as long as the fixture's, of which `taken` cores are busy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SCALEBENCH_NOISY")
@@ -30,9 +30,9 @@ def machine(tmp_path, monkeypatch, cost_model, invoke):
 
         def calibration(self):
             """A file with these numbers."""
-            tables = [table.scaled(self.factor) for table in cost_model.tables]
+            tables = [table.scaled(self.factor) for table in machine.tables]
             path = tmp_path / f"{self.factor:g}.json"
-            path.write_text(Calibration(key="made up", tables=tables, engines=cost_model.engines).model_dump_json())
+            path.write_text(Calibration(key="made up", tables=tables, engines=machine.engines).model_dump_json())
             return path
 
         def steps(self, run, folder, sizes, node_workers, budget):
@@ -40,19 +40,19 @@ def machine(tmp_path, monkeypatch, cost_model, invoke):
                 raise DisturbedError("the steps could not be measured: accept it with --noisy")
             self.measured += 1
             update = {"others_load": self.taken}
-            tables = [table.scaled(self.factor).model_copy(update=update) for table in cost_model.tables]
+            tables = [table.scaled(self.factor).model_copy(update=update) for table in machine.tables]
             return Measured(tables, 1e-3, [])
 
         def engines(self, *_, **__):
             entries = [
                 entry.model_copy(update={"disturbed": entry.engine in self.disturbed})
-                for entry in cost_model.engines.entries
+                for entry in machine.engines.entries
             ]
-            return cost_model.engines.model_copy(update={"entries": entries})
+            return machine.engines.model_copy(update={"entries": entries})
 
     here = Machine()
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_steps", here.steps)
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", here.engines)
+    monkeypatch.setattr("scalebench.launch.machine.measure_steps", here.steps)
+    monkeypatch.setattr("scalebench.launch.machine.measure_engine_costs", here.engines)
     return here
 
 

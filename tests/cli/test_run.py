@@ -24,11 +24,11 @@ class Done:
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, capsys, cost_model):
+def scalebench(tmp_path, monkeypatch, capsys, machine):
     """Call `scalebench run` in an empty folder; virtual runs are charged by given times and stay in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
 
     def call(*arguments: object) -> Done:

@@ -44,11 +44,11 @@ class Net(torch.nn.Linear):
 
 
 @pytest.fixture
-def scalebench(tmp_path, monkeypatch, invoke, cost_model):
+def scalebench(tmp_path, monkeypatch, invoke, machine):
     monkeypatch.chdir(tmp_path)
     # How long real engines take to be measured says how busy the machine is.
-    monkeypatch.setattr("scalebench.launch.cost_model.measure_engine_costs", lambda *_, **__: cost_model.engines)
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
+    monkeypatch.setattr("scalebench.launch.machine.measure_engine_costs", lambda *_, **__: machine.engines)
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
 

@@ -42,6 +42,12 @@ def test_interval_decides_on_the_digits(value, half, shown):
     assert f"{number.value} [{number.low}, {number.high}]" == shown
 
 
+def test_a_wide_interval_does_not_round_its_number_to_zero():
+    assert round_to_interval(1.98, 0.04, 108.0) == Rounded("2", "0", "108")
+    assert round_to_interval(95.8, -980.0, 99.4) == Rounded("96", "-980", "99")
+    assert round_to_interval(-0.3, -50.0, 40.0) == Rounded("0", "-50", "40")
+
+
 @given(st.floats(1e-6, 1e6), st.floats(1e-4, 0.9), st.floats(1e-4, 0.9))
 def test_rounding_moves_no_bound_by_more_than_a_seventh_of_the_interval(value, below, above):
     """Two digits of a half-width move a number by at most 1/20 of it, one digit from 355 on by at most 1/7."""
@@ -75,6 +81,7 @@ def test_latex_table_has_rules_caption_and_label(folder, invoke):
         r"\begin{tabular}{lrrr}",
         r"\label{tab:mine}",
         r"\caption{Strong",
+        r"\parbox{\linewidth}{\scriptsize ",
     ):
         assert part in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]

@@ -1,7 +1,8 @@
-"""`scalebench validate --published` prints errors beside linear scaling and writes predictions and the figure."""
+"""`scalebench validate` prints errors beside linear scaling and writes predictions and the figure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.cli.validate import validate
+from scalebench.pricing.calibration_file import Calibration
+from scalebench.pricing.machine import Machine
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 
@@ -42,3 +45,38 @@ def test_a_missing_file_leaves_with_2_and_one_line(tmp_path: Path, capsys: pytes
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "not a readable CSV of published measurements" in error
+
+
+def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, invoke: Callable[..., str]
+) -> None:
+    """Rows priced by a file and marked as native are predicted without error by it; a slower allreduce is seen."""
+    monkeypatch.chdir(tmp_path)
+    calibration = Calibration(key="made up", tables=machine.tables, engines=machine.engines)
+    Path("mine.json").write_text(calibration.model_dump_json())
+    slow = [entry.model_copy(update={"points": [(4, 0.1), (1 << 20, 0.1)]}) for entry in machine.engines.entries]
+    slower = calibration.model_copy(update={"engines": machine.engines.model_copy(update={"entries": slow})})
+    Path("slow.json").write_text(slower.model_dump_json())
+    run = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "modelled", "--calibration", "mine.json")
+    invoke(*run, "--workers", "1,2", "--strategy", "allreduce", "--name", "mine", "--repetitions", "2")
+    rows = pd.read_csv("results/mine/runs.csv", dtype=str, keep_default_na=False)
+    rows.assign(execution="native", engine="mpi").to_csv("results/mine/runs.csv", index=False)
+    said = invoke("validate", "results/mine", "--output", "out")
+    assert "mine: native, mpi" in said
+    table = pd.read_csv("out/prediction-error.csv").set_index("workers")
+    assert set(table["execution"]) == {"native"}
+    assert table["error"].abs().max() < 1e-9
+    assert table["linear"].isna().tolist() == [True, False]
+    assert table["linear"][2] == pytest.approx(table["measured"][1] / 2)
+    invoke("validate", "results/mine", "--calibration", "slow.json", "--output", "out")
+    steps = 9  # 142 samples, two workers, batches of 8
+    slowed = pd.read_csv("out/prediction-error.csv").set_index("workers")["predicted"] - table["predicted"]
+    assert slowed[1] == pytest.approx(0.0)
+    assert slowed[2] == pytest.approx(steps * 0.1, rel=0.02)  # the former allreduce takes 0.1 ms at most
+    Path("results/mine/calibration.json").unlink(missing_ok=True)
+    Path("mine.json").unlink()
+    assert "cannot read mine.json" in invoke("validate", "results/mine", code=2)
+
+
+def test_runs_and_published_rows_exclude_each_other(invoke: Callable[..., str]) -> None:
+    assert "leave RESULTS and --calibration out" in invoke("validate", "results", "--published", str(FILE), code=2)

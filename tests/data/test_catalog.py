@@ -14,7 +14,7 @@ from scalebench.data.catalog import dataset_names, describe_datasets, open_datas
 from scalebench.data.dataset import ARRAY_NAMES
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
-from scalebench.system.cache import cache_folder
+from scalebench.system.atomic_write import cache_folder
 
 
 def training(dataset, **options):

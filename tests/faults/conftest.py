@@ -117,8 +117,8 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def place(tmp_path, cost_model, zygote) -> Place:
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
+def place(tmp_path, machine, zygote) -> Place:
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)
     (tmp_path / "printed.txt").touch()

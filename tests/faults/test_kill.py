@@ -18,8 +18,8 @@ KILLS = int(os.environ.get("SCALEBENCH_KILLS", "12"))
 RUNS, EPOCHS = 2 * (1 + 5 * 3), 2
 AIMS = ("any moment", "a run", "a run", "a row")
 PHASES = {  # what stands in the stack of a command that is killed -> what it was doing; the first that is found
-    "calibrating": ("in cost_model_for",),
-    "writing": ("in append", "in _write", "in write_whole"),
+    "calibrating": ("in machine_for",),
+    "writing": ("in append", "in _write", "in write_atomic"),
     "in a run": ("in simulate_alike",),
     "between runs": ("in run_virtual",),
     "done": ("in _summarise",),
@@ -136,4 +136,21 @@ def test_killed_study_with_a_stopping_rule_resumes_to_the_same_rows(place):
         command.send(signal.SIGKILL)
         assert command.wait() in (0, -signal.SIGKILL)
     assert place.run("disturbed", *until) == 0
+    assert place.tables("disturbed") == wanted
+
+
+def test_study_killed_amid_its_trials_ends_with_the_rows_of_an_undisturbed_one(place):
+    study = place.folder / "study.yaml"
+    text = study.read_text().replace("workers: 1,2,4", "workers: 1,2").replace("horovod, ddp, ", "")
+    study.write_text(f"{text}target_metric: 0.8\ntune: {{over: {{lr: [0.003, 0.3]}}, trials: 4}}\n")
+    assert place.run("undisturbed") == 0
+    wanted = place.tables("undisturbed")
+    trials = 4 * 7
+    assert len(wanted[0]) == trials + 2 * 7
+    for rows in (3, trials - 2, trials + 2):
+        command = place.start("run", "study.yaml", "--output", "disturbed", "--jobs", "1")
+        place.until(lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows, "a row")
+        command.send(signal.SIGKILL)
+        assert command.wait() in (0, -signal.SIGKILL)
+    assert place.run("disturbed") == 0
     assert place.tables("disturbed") == wanted

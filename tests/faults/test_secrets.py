@@ -43,12 +43,12 @@ STUDY = (
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, cost_model):
+def home(tmp_path, monkeypatch, machine):
     """The home folder of a user, with a model and a calibration in it, and an environment full of secrets."""
     folder = tmp_path / "home" / PERSON
     folder.mkdir(parents=True)
     (folder / "net.py").write_text(MODEL)
-    given = Calibration(key="given", tables=cost_model.tables, engines=cost_model.engines)
+    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (folder / "given.json").write_text(given.model_dump_json())
     for name, value in {
         "HOME": str(folder),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +16,9 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import EngineError
-from scalebench.install import horovod, toolchain
+from scalebench.install import horovod, wheels
 from scalebench.install.horovod import BuildError, build_environment, check_horovod, install_horovod
-from scalebench.install.toolchain import find_toolchain
-from scalebench.install.wheels import default_cache, find_wheel, relative_runpath, store_wheel
+from scalebench.install.wheels import default_cache, find_toolchain, find_wheel, relative_runpath, store_wheel
 from tests.conftest import needs_mpi
 
 HERE = find_toolchain()
@@ -67,7 +68,7 @@ def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = CliRunner().invoke(main, ["install", "horovod", "--force", "--cache", str(tmp_path / "file" / "below")])
     assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1 + len(["building Horovod ..."])
+    assert result.stderr.count("\n") == 1
     assert "Not a directory; name another folder with --cache" in result.stderr
 
 
@@ -81,7 +82,7 @@ def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
 def test_missing_requirement_names_the_command_that_adds_it(
     monkeypatch: pytest.MonkeyPatch, path: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr(toolchain, path, value)
+    monkeypatch.setattr(wheels, path, value)
     with pytest.raises(EngineError, match=message):
         install_horovod()
 
@@ -168,6 +169,44 @@ def test_wheel_works_in_a_second_environment(tmp_path: Path) -> None:
     assert prefix == str(second)
     assert str(second) in mapped
     assert sys.prefix not in mapped
+
+
+def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
+    """The second waits, names the first, and takes its wheel; a real lock between real processes."""
+    program = """if True:
+        import sys, time
+        from pathlib import Path
+        from scalebench.install import horovod
+        from scalebench.install.wheels import store_wheel
+
+        folder, name = Path(sys.argv[1]), sys.argv[2]
+
+        def note(event):
+            with (folder / "events").open("a") as file:
+                file.write(f"{name} {event}\\n")
+
+        def build(toolchain, place, progress):
+            note("builds")
+            while "waiting" not in (folder / "events").read_text():
+                time.sleep(0.02)
+            (folder / f"{name}.whl").write_text("a wheel")
+            return store_wheel(folder / f"{name}.whl", place)
+
+        horovod._build = build
+        horovod._pip = lambda command, *_: note(Path(command[-1]).name)
+        horovod.check_horovod = lambda mpirun: ""
+        horovod.install_horovod(cache=folder / "cache", progress=lambda line: "waiting" in line and note(line))
+    """
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    first = subprocess.Popen([*command, "first"])
+    while not list(tmp_path.glob("events")) and first.poll() is None:
+        time.sleep(0.02)
+    second = subprocess.Popen([*command, "second"])
+    assert [first.wait(60), second.wait(60)] == [0, 0]
+    events = (tmp_path / "events").read_text().splitlines()
+    assert re.fullmatch(rf"second waiting for process {first.pid} on .*; if it has ended, delete .*lock", events.pop(1))
+    assert events == ["first builds", *["first first.whl"] * 2, *["second first.whl"] * 2]
+    assert not list(tmp_path.rglob("lock"))
 
 
 def test_build_seconds_are_recorded_by_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

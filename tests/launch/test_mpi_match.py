@@ -12,7 +12,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
 from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -65,7 +65,7 @@ def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_
     runs = expand(study, load_cluster("this-machine")).runs
     folders = prepare_study(study, runs).folders
     with pytest.raises(EngineError, match=r"mpirun started 2 ranks, and each of them is alone.*--no-binary mpi4py"):
-        launch(runs, folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print)
+        Launcher(folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print).launch(runs)
 
 
 @needs_mpi

@@ -17,7 +17,7 @@ import pytest
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.launch.mpirun import launch, warm_ups
+from scalebench.launch.mpirun import Launcher, warm_ups
 from scalebench.launch.processes import environment, mpirun_command
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
@@ -54,8 +54,7 @@ class Recorder:
     def __init__(self, runs, tmp_path, ranks=2, **options):
         self.started, self.outcomes, self.messages, self.folder = [], {}, [], tmp_path
         folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
-        launch(
-            runs,
+        Launcher(
             folders,
             ranks=ranks,
             work_dir=tmp_path / "work",
@@ -64,7 +63,7 @@ class Recorder:
             on_outcome=self.note,
             log=self.messages.append,
             **options,
-        )
+        ).launch(runs)
 
     def started_one(self, run):
         self.started.append(run.run_id)

@@ -193,3 +193,14 @@ def test_missing_user_file_is_refused(name, message):
     for refuse in (build, lambda component: check_model(Component.model_validate(component))):
         with pytest.raises(ModelError, match=message):
             refuse(name)
+
+
+def test_a_layer_table_has_the_parameters_of_its_model_and_cannot_be_trained():
+    table = {"layers": {"table": "vgg16"}}
+    assert count(build(table, (1,), 1000)) == 138_357_544
+    component = Component.model_validate(table)
+    check_model(component, trained=False)
+    with pytest.raises(ModelError, match=r"layers\(table=vgg16\) can be priced but not trained; use execution"):
+        check_model(component)
+    with pytest.raises(ModelError, match="unknown layer table 'vgg61'"):
+        build({"layers": {"table": "vgg61"}})

@@ -5,7 +5,7 @@ import pytest
 
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.study.spec import Component, Run
 
 STRATEGIES = {
@@ -56,8 +56,7 @@ def launched(tmp_path_factory):
     ]
     runs += [make_run(engine, PACED[engine], 2, execution="paced", device_step_time=STEP_S) for engine in here]
     outcomes, messages = {}, []
-    launch(
-        runs,
+    Launcher(
         {workers: prepare(runs[0], workers) for workers in COUNTS},
         ranks=4,
         work_dir=folder / "work",
@@ -65,7 +64,7 @@ def launched(tmp_path_factory):
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=messages.append,
-    )
+    ).launch(runs)
     assert not messages, "one launch served all"
     assert [path.name for path in (folder / "work").iterdir()] == ["launch-1"]
     assert list(outcomes) == [run.run_id for run in runs], "in run order"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.comm.event_log import EventLog
+from scalebench.comm.counters import EventLog
 from scalebench.native.laps import parted
 from scalebench.native.waiting import by_epoch, waits
 from scalebench.training.outcome import Lap

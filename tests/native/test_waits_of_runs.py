@@ -10,7 +10,7 @@ from scalebench.comm.engines import available
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import stated_table
@@ -40,11 +40,10 @@ def paced(tmp_path_factory):
     if reason := available("mpi"):
         pytest.skip(reason)
     said, outcomes = study("paced"), {}
-    launch(
-        expand(said, load_cluster("this-machine")).runs, {WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
+    Launcher({WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
         work_dir=tmp_path_factory.mktemp("paced"), on_start=lambda run: None, log=lambda message: None,
         on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: outcome}),
-    )  # fmt: skip
+    ).launch(expand(said, load_cluster("this-machine")).runs)  # fmt: skip
     assert {outcome.error for outcome in outcomes.values()} == {""}
     return outcomes
 
@@ -55,8 +54,8 @@ def virtual():
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
     for run in expand(said, cluster).runs:
         batch = BatchPlan.of(said, WORKERS, run.seed, dataset).batch_size
-        cost_model = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
-        outcomes[run.strategy.name], _ = simulate(run, dataset, cost_model)
+        machine = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
+        outcomes[run.strategy.name], _ = simulate(run, dataset, machine)
     return outcomes
 
 

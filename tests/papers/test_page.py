@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
 from scalebench.papers.catalog import find_paper
-from scalebench.papers.claims import Claim, judge
-from scalebench.papers.obtained import obtain
+from scalebench.papers.claims import Check, Claim, judge
+from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.page import write_page
 from scalebench.papers.published import COLUMNS, read_published
 from scalebench.records.store import Store
@@ -33,7 +35,7 @@ def paper(tmp_path):
     (folder / "published.csv").write_text(f"{','.join(COLUMNS)}\n{PUBLISHED}")
     (folder / "fig1.yaml").write_text(STUDY)
     (folder / "table2.yaml").write_text(STUDY.replace("fig1", "table2"))
-    (folder / "scales.yaml").write_text("smoke:\n  all: {repetitions: 1}\n  fig1: {epochs: 2}\n")
+    (folder / "scales.yaml").write_text("smoke:\n  all: {repetitions: 1}\n  fig1, table2: {epochs: 2}\n")
     return find_paper(tmp_path / "experiments", "mine")
 
 
@@ -107,10 +109,34 @@ def test_quantities_of_curves_and_times(results):
         obtain(results, "epochs@3", "serial", 1)
 
 
+def test_quantities_that_compare_two_strategies(results):
+    runs = results.runs.assign(
+        lead_histogram='{"0": 5, "12": 1}',
+        syncs=results.runs["label"].map({"epoch_average": 6}).fillna(60),
+        epochs_to_target=3,
+        time_to_target_s=results.runs["train_s"] / 2,
+    )
+    made = replace(results, runs=runs)
+    same = (runs["workers"] == 8) & (runs["execution"] == "virtual")
+    own, other = (runs[same & (runs["label"] == label)] for label in ("epoch_average", "allreduce"))
+
+    def one(quantity, of=made):
+        return [one.value for one in obtain(of, quantity, "epoch_average", 8)]
+
+    ratio = own["train_s"].median() / other["train_s"].median()
+    assert one("time_over@allreduce") == one("target_time_over@allreduce") == [pytest.approx(ratio)]
+    assert one("fewer_syncs@allreduce") == [pytest.approx(10)]
+    assert one("largest_lead") == [12]
+    assert one("time_over@asp") == one("largest_lead", results) == []
+    slow = runs.assign(time_to_target_s=runs["time_to_target_s"].where(runs["label"] != "epoch_average"))
+    assert one("target_time_over@allreduce", replace(results, runs=slow)) == [float("inf")]
+
+
 def test_scales_and_figures_choose_studies(paper):
     assert paper.studies_of("1") == paper.studies_of("fig1") == ["fig1"]
     assert paper.studies_of(None) == ["fig1", "table2"]
     assert (paper.study_at("fig1", "smoke").epochs, paper.study_at("fig1", "smoke").repetitions) == (2, 1)
+    assert paper.study_at("table2", "smoke").epochs == 2
     assert paper.study_at("fig1", "smoke").name == "mine-fig1-smoke"
     assert paper.study_at("fig1", "laptop").name == "mine-fig1"
     with pytest.raises(UsageError, match="--figure 7: mine has no study 'fig7'"):
@@ -134,3 +160,35 @@ def test_the_command_lists_papers_and_names_an_unknown_one(paper, capsys):
         main.main(["reproduce", "mina", *where], prog_name="scalebench")
     assert end.value.code == 2
     assert "unknown paper 'mina'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main.main(["reproduce", "all", "--figure", "1", *where], prog_name="scalebench")
+    assert end.value.code == 2
+
+
+def test_redraw_runs_nothing_and_writes_a_page_of_each_paper(paper, results, tmp_path, capsys):
+    kept = ["--experiments", str(paper.folder.parent), "--results", str(results.folder.parent)]
+    with pytest.raises(SystemExit) as end:
+        main.main(["reproduce", "all", "--redraw", *kept, "--output", str(tmp_path / "plots")], prog_name="scalebench")
+    assert end.value.code == 0
+    page = (tmp_path / "plots" / "mine" / "index.md").read_text()
+    assert "1 study at scale laptop" in page
+    assert "not run" in page
+
+
+def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
+    (paper.folder / "what_if.yaml").write_text(
+        "planes:\n  links:\n    description: By the speed of links.\n    model: alexnet\n    cluster: juwels-booster\n"
+        "    step_time: 0.1\n    samples: 4096\n    vary: ['link-bandwidth=0.001,1']\n"
+    )
+    page = write_page(paper, {}, "laptop", tmp_path / "plots")
+    text = page.read_text()
+    assert "## What if: links\n\nBy the speed of links.\n\n- 2 cells, modelled:" in text
+    assert "- bound by network bandwidth: 50 % of the cells" in text
+    assert (page.parent / "what-if-links.svg").is_file()
+
+
+def test_a_check_with_both_bounds_is_a_range():
+    check = Check(study="fig1", quantity="efficiency", at_least=0.85, at_most=0.95)
+    assert check.bound == "0.850 to 0.950"
+    for low, high, holds in ((0.86, 0.94, True), (0.96, 0.99, False), (0.7, 0.8, False), (0.9, 0.99, None)):
+        assert check.holds(Obtained((low + high) / 2, low, high, "modelled", 3)) is holds

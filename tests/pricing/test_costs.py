@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
@@ -105,6 +107,25 @@ def test_more_nodes_scale_the_measurement_by_the_network_model():
     ratio = prices.network.allreduce(MIB, range(8)) / prices.network.allreduce(MIB, range(3))
     assert ratio > 1
     assert prices.allreduce(MIB, tuple(range(8))) == pytest.approx(0.8 * ratio)
+
+
+@pytest.mark.parametrize(("growth", "counts"), [(0.0, (2, 3, 4)), (0.3, (2, 3, 4))])
+def test_nodes_and_bytes_beyond_the_measured_cost_what_the_fitted_links_do(growth, counts):
+    """A ring on links of 37 Mbit/s, where the cluster states 10 Gbit/s; to 1 %, where the fit of congestion ends."""
+
+    def ring(nodes, nbytes):
+        crowd = 1 + growth * math.log2(nodes / 2) if nodes > 2 else 1.0
+        return crowd * (2 * (nodes - 1) * 5e-3 + 2 * (nodes - 1) / nodes * nbytes / 4.6e6)
+
+    sizes = [1 << power for power in range(12, 21, 2)]
+    entries = [
+        EngineCost(engine="mpi", ranks=p, nodes=p, alpha_s=1e-2, points=[(n, ring(p, n)) for n in sizes], source="test")
+        for p in counts
+    ]
+    prices = costs(entry("mpi", 7e-3), *entries, per_node=1)
+    for nbytes in (1 << 16, 1 << 20, 1 << 22):
+        assert prices.allreduce(nbytes, range(16)) == pytest.approx(ring(16, nbytes), rel=0.01)
+    assert prices.message(MIB, 0, 1) == pytest.approx(5e-3 + MIB / 4.6e6, rel=0.01)
 
 
 def test_measurement_applies_to_its_ranks_per_node():

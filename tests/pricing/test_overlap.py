@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -104,7 +106,7 @@ def test_horovod_step_is_that_of_loops_with_timers_of_their_own(compute_s):
 def test_horovod_step_is_a_continuous_function_of_compute(turn_s):
     """1 % more compute is at most 5 % more time, where a timer without phases takes one cycle or two."""
     steps = [horovod_step_s(2, 1e-3 * 1.01**power, turn_s) for power in range(-8, 9)]
-    assert all(a * 0.999 <= b <= (1.05 if turn_s < 1e-3 else 1.1) * a for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a * 0.999 <= b <= (1.05 if turn_s < 1e-3 else 1.1) * a for a, b in pairwise(steps))
     assert steps[-1] > steps[0]
 
 

@@ -20,11 +20,11 @@ from scalebench.virtual.engine import model_time, simulate
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, cost_model, name):
+def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, machine, name):
     workers = 1 if name == "serial" else 4
     run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": {workers - 1: 1.3}})
-    computed, _ = simulate(run, blobs, cost_model)
-    modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, cost_model)
+    computed, _ = simulate(run, blobs, machine)
+    modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
     assert modelled.status == computed.status == "completed", modelled.error
     for found, expected in zip(modelled.workers, computed.workers, strict=True):
         for column in ("train_s", "compute_s", "comm_s", "wait_s", "data_s", "other_s"):
@@ -49,14 +49,14 @@ def replace_cluster(machine, name):
     return replace(machine, cluster=load_cluster(name))
 
 
-def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_one_is_not(make_run, cost_model):
+def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_one_is_not(make_run, machine):
     exposed = {}
     for name in ("allreduce", "ddp"):
         run = make_run(name, 8, epochs=1, batch_per_worker=4, virtual={"jitter": "none"})
         program = registry.create(name, {}, "virtual")
         model = torch.nn.Sequential(*[torch.nn.Linear(2000, 2000) for _ in range(4)]).to("meta")
-        machine = replace(cost_model, tables=[table.scaled(50.0) for table in cost_model.tables])
-        charges = Charges.of(run, replace_cluster(machine, "dgx-h100"), program)
+        slow = replace(machine, tables=[table.scaled(50.0) for table in machine.tables])
+        charges = Charges.of(run, replace_cluster(slow, "dgx-h100"), program)
         charges.costs.gradients = gradients(model, [])
         end = price(record(run, program, BatchPlan(64, 8, seed=0, batch_per_worker=4), model, 8), charges).end
         exposed[name] = (end.seconds[Task.COMM] / end.transfer).max()
@@ -64,10 +64,10 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
     assert exposed["ddp"] < 0.9
 
 
-def test_programs_that_do_not_meet_are_refused(make_run, cost_model):
+def test_programs_that_do_not_meet_are_refused(make_run, machine):
     everyone = Partition.of_all(2)
     alone = Schedule(0, [Event("barrier", members=(0, 1), partition=everyone)])
-    charges = Charges.of(make_run("allreduce", 2), cost_model, registry.create("allreduce", {}, "virtual"))
+    charges = Charges.of(make_run("allreduce", 2), machine, registry.create("allreduce", {}, "virtual"))
     with pytest.raises(RunError, match="others do not call"):
         price([alone, Schedule(1)], charges)
     with pytest.raises(NotLockStepError):

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from scalebench.records.durations import durations_in, timed
+from scalebench.records.folder import durations_in, timed
 
 
 def test_durations_are_stored_by_command(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from scalebench.formatting import metric_change, metric_with_interval
 from scalebench.report.answer import answer
-from scalebench.report.comparison import comparisons, headline
-from scalebench.report.sentence import as_text
+from scalebench.report.comparison import as_text, comparisons, headline
 from tests.records_factory import run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.report.answer import answer, spoken
-from scalebench.report.comparison import comparisons
-from scalebench.report.sentence import as_text
+from scalebench.report.comparison import as_text, comparisons
 from tests.report.test_answer import ACCURACY, cell
 
 VIRTUAL = {"execution": "virtual", "engine": "virtual"}

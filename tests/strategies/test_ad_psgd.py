@@ -15,7 +15,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
@@ -212,13 +212,12 @@ def real_run(workers, options):
 
 
 @pytest.mark.thorough
-def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
+def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
     """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     runs, outcomes = [real_run(*case) for case in REAL], {}
-    launch(
-        runs,
+    Launcher(
         {workers: prepare(runs[0], workers) for workers in (2, 4)},
         ranks=4,
         work_dir=tmp_path / "work",
@@ -226,7 +225,7 @@ def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
-    )
+    ).launch(runs)
     for run in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", outcome.error  # a model that is not finite would be `diverged`
@@ -242,6 +241,6 @@ def test_real_ranks_train_without_a_server(tmp_path, cost_model, recorded):
         assert losses[1] < losses[0]
     dataset = open_dataset(prepare(runs[-1], 2))
     twin = runs[-1].model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = engine.simulate(twin, dataset, cost_model)
+    virtual, weights = engine.simulate(twin, dataset, machine)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(kept["final"], weights["final"].numpy(), rtol=0, atol=1e-12)

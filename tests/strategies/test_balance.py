@@ -81,7 +81,7 @@ def test_equal_speeds_give_the_plan_without_balance():
     assert sorted(balanced.shard_sizes(0)) == sorted(plain.shard_sizes(0))
 
 
-def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(make_run, blobs, cost_model):
+def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(make_run, blobs, machine):
     """Workers 1 and 2 are half and a third as fast; a step takes time in proportion to its samples."""
     linear = [
         BatchTimes(samples=n, data_s=[n * 1e-6], forward_s=[n * 3e-5], backward_s=[n * 6e-5], update_s=[1e-7])
@@ -90,7 +90,7 @@ def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(mak
     table = StepTable(
         source="test", busy_workers=2, batches=linear, shuffle_s_per_sample=0.0, release=[1.0, 0.8, 0.6, 0.5], jitter=[]
     )
-    proportional = type(cost_model)(cost_model.cluster, cost_model.engines, [table])
+    proportional = type(machine)(machine.cluster, machine.engines, [table])
     options = {"epochs": 3, "batch_global": 96, "optimizer": "sgd", "virtual": {"slowdown": {1: 2.0, 2: 3.0}}}
     found = {}
     for partition in ("iid", BALANCED):

@@ -21,7 +21,7 @@ BYTES = 8 * (5 + 5 + 1)  # mean and variance of five features, and a counter
 
 
 @pytest.fixture
-def simulated(blobs, cost_model, monkeypatch):
+def simulated(blobs, machine, monkeypatch):
     """`simulated(run)`: the outcome, the weights, and the buffers (worker, number) that training ended with."""
     real = engine.evaluate
 
@@ -35,7 +35,7 @@ def simulated(blobs, cost_model, monkeypatch):
 
         monkeypatch.setattr(engine, "evaluate", looking)
         virtual = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(virtual, blobs, cost_model)
+        outcome, weights = simulate(virtual, blobs, machine)
         assert outcome.status == "completed", outcome.error
         return outcome, weights, np.stack([found[rank] for rank in sorted(found)])
 
@@ -83,23 +83,23 @@ def test_recorded_traffic_of_ddp_holds_its_buffers(make_run, simulated, recorded
     assert first - second == updates * 8 * (12 + 12 + 1)  # worker 0 alone sends buffers
 
 
-def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, cost_model, monkeypatch):
+def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, machine, monkeypatch):
     run = make_run("ddp", 4, model=MODEL, virtual={"jitter": "none"})
     whole = simulated(run)[0]
     monkeypatch.setattr(ddp, "buffers_of", lambda worker: [])
     without = simulated(run)[0]
-    costs = Costs(Network(cost_model.cluster, cost_model.cluster.node.workers_per_node), cost_model.engines, "gloo")
+    costs = Costs(Network(machine.cluster, machine.cluster.node.workers_per_node), machine.engines, "gloo")
     price = 2 * whole.facts.steps_per_epoch * costs.broadcast(BYTES, (0, 1, 2, 3))
     for charged, free in zip(whole.workers, without.workers, strict=True):
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 
 
-def test_workers_that_share_arithmetic_keep_buffers_of_their_own(make_run, blobs, cost_model):
+def test_workers_that_share_arithmetic_keep_buffers_of_their_own(make_run, blobs, machine):
     runs = [make_run(name, 3, run_id=name, model=MODEL) for name in ("ddp", "allreduce", "horovod")]
-    found = list(simulate_alike(runs, blobs, cost_model))
+    found = list(simulate_alike(runs, blobs, machine))
     assert [run.run_id for run, _, _ in found] == ["ddp", "allreduce", "horovod"]
     for run, outcome, _ in found:
-        alone, _ = simulate(run, blobs, cost_model)
+        alone, _ = simulate(run, blobs, machine)
         assert [each.train_s for each in outcome.workers] == [each.train_s for each in alone.workers]
         assert [each.syncs for each in outcome.workers] == [each.syncs for each in alone.workers]
         assert outcome.evaluations == alone.evaluations

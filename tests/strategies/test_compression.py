@@ -134,11 +134,11 @@ def test_powersgd_is_allreduce_until_it_starts(play):
         assert torch.equal(weights["final"], reduced["final"]) is same
 
 
-def test_a_model_with_nothing_to_factor_is_refused(make_run, blobs, cost_model):
+def test_a_model_with_nothing_to_factor_is_refused(make_run, blobs, machine):
     from scalebench.errors import ModelError
 
     with pytest.raises(ModelError, match="no layer shrinks to less than 1/2 at rank 1"):
-        simulate(make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, cost_model)
+        simulate(make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, machine)
 
 
 def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
@@ -214,12 +214,10 @@ def test_collectives_spelled_out_sum_as_the_engine_does(play, collective, worker
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, cost_model, workers):
+def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, machine, workers):
     """Per step 2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma, one worker per node, equal workers."""
-    node = cost_model.cluster.node.model_copy(update={"workers_per_node": 1})
-    one_each = type(cost_model)(
-        cost_model.cluster.model_copy(update={"node": node}), cost_model.engines, cost_model.tables
-    )
+    node = machine.cluster.node.model_copy(update={"workers_per_node": 1})
+    one_each = type(machine)(machine.cluster.model_copy(update={"node": node}), machine.engines, machine.tables)
     run = make_run({"allreduce": {"collective": "tree"}}, workers, epochs=1, batch_per_worker=96)
     outcome, weights = simulate(run, blobs, one_each)
     nbytes, link = weights["final"].numel() * 8, one_each.cluster.links.inter

@@ -17,22 +17,22 @@ from tests.conftest import setting
 from tests.strategies import daso_case
 
 
-def simulate(run, replica_class, x, y, cost_model, monkeypatch):
+def simulate(run, replica_class, x, y, machine, monkeypatch):
     monkeypatch.setattr(engine, "Replica", replica_class)
     replica_class.made.clear()
-    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), cost_model)
+    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)
     assert outcome.status == "completed", outcome.error
     return outcome, weights
 
 
 @pytest.mark.parametrize("name", "abcde")
-def test_schedule_and_final_weights_are_those_of_heat(name, cost_model, monkeypatch, tmp_path):
+def test_schedule_and_final_weights_are_those_of_heat(name, machine, monkeypatch, tmp_path):
     """float32, as the reference computed it; sums in another order differ by some 1e-7."""
     case = daso_case.reference(name)
     np.savez(tmp_path / "initial.npz", initial=case["initial"])
     replicas = daso_case.reference_class(case)
     run = daso_case.reference_run(case, tmp_path / "initial.npz")
-    _, weights = simulate(run, replicas, case["x"], case["y"], cost_model, monkeypatch)
+    _, weights = simulate(run, replicas, case["x"], case["y"], machine, monkeypatch)
     np.testing.assert_array_equal(weights["initial"].numpy(), case["initial"])
     assert len(replicas.made) == 4
     for replica in replicas.made:
@@ -179,7 +179,7 @@ SHAPES = st.tuples(
 )
 
 
-def compare(name, shape, options, fixed, flat, cost_model, monkeypatch):
+def compare(name, shape, options, fixed, flat, machine, monkeypatch):
     epochs, batches, (nodes, devices), seed = shape
     random = np.random.default_rng(seed)
     x = random.standard_normal((epochs, batches, nodes * devices, 3, 2))
@@ -187,7 +187,7 @@ def compare(name, shape, options, fixed, flat, cost_model, monkeypatch):
     losses = np.ones((epochs, nodes * devices)) if flat else None
     replicas = daso_case.given(x, y, losses)
     run = daso_case.daso_run({name: {"devices_per_node": devices, **options}}, x, y)
-    outcome, weights = simulate(run, replicas, x, y, cost_model, monkeypatch)
+    outcome, weights = simulate(run, replicas, x, y, machine, monkeypatch)
     rule = Transcription(x, y, weights["initial"].numpy(), devices, options, fixed=fixed, losses=losses)
     expected = rule.run()
     for replica in replicas.made:
@@ -208,23 +208,23 @@ def compare(name, shape, options, fixed, flat, cost_model, monkeypatch):
     flat=st.booleans(),
 )
 def test_weights_schedule_and_counts_are_those_of_the_transcription(
-    shape, warm_up, cool_down, top, patience, flat, cost_model, monkeypatch
+    shape, warm_up, cool_down, top, patience, flat, machine, monkeypatch
 ):
     options = {
         "warm_up_epochs": warm_up, "cool_down_epochs": cool_down, "max_global_skips": top, "patience": patience,
     }  # fmt: skip
-    compare("daso-heat", shape, options, None, flat, cost_model, monkeypatch)
+    compare("daso-heat", shape, options, None, flat, machine, monkeypatch)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=HELD)
 @for_all(
     shape=SHAPES, skips=st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(0, 5)), warm_up=st.integers(0, 3)
 )
-def test_constant_skips_are_those_of_the_transcription(shape, skips, warm_up, cost_model, monkeypatch):
+def test_constant_skips_are_those_of_the_transcription(shape, skips, warm_up, machine, monkeypatch):
     shape = (min(shape[0], 8), *shape[1:])
     options = {"warm_up_epochs": warm_up, "cool_down_epochs": 1}
     named = dict(zip(("global_skip", "local_skip", "wait"), skips, strict=True))
-    compare("daso-fixed", shape, {**options, **named}, skips, False, cost_model, monkeypatch)
+    compare("daso-fixed", shape, {**options, **named}, skips, False, machine, monkeypatch)
 
 
 def test_counted_sums_are_those_of_the_schedule(play):

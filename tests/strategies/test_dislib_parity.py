@@ -63,10 +63,10 @@ def run_of_reference(make_run, reference, folder, strategy, options, **values):
 
 
 @pytest.mark.parametrize(("expected", "name", "options"), CASES)
-def test_final_weights_are_those_of_dislib(reference, expected, name, options, make_run, cost_model, tmp_path):
+def test_final_weights_are_those_of_dislib(reference, expected, name, options, make_run, machine, tmp_path):
     run = run_of_reference(make_run, reference, tmp_path, name, options)
     x, y = reference["x"], reference["y"]
-    outcome, weights = simulate(run, Dataset("dislib", "regression", 3, x, y, x[:8], y[:8]), cost_model)
+    outcome, weights = simulate(run, Dataset("dislib", "regression", 3, x, y, x[:8], y[:8]), machine)
     assert outcome.status == "completed", outcome.error
     np.testing.assert_array_equal(weights["initial"].numpy(), reference["initial"])
     np.testing.assert_allclose(weights["final"].numpy(), reference[expected], atol=1e-6, rtol=0)
@@ -145,11 +145,11 @@ def order_of(places):
 
 @pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize(("strategy", "options"), ODD)
-def test_uneven_block_sizes_follow_the_rule(strategy, options, workers, make_run, cost_model):
+def test_uneven_block_sizes_follow_the_rule(strategy, options, workers, make_run, machine):
     """207 rows in 7 blocks of 30 and 29: 4 batches of 7, 2 or 1 left out; 3 and 2 blocks a worker."""
     x, y = odd_data()
     run = odd_run(make_run, strategy, options, workers)
-    outcome, weights = simulate(run, Dataset("odd", "regression", 2, x, y, x[:8], y[:8]), cost_model)
+    outcome, weights = simulate(run, Dataset("odd", "regression", 2, x, y, x[:8], y[:8]), machine)
     assert outcome.status == "completed", outcome.error
     order = None
     if strategy.endswith("async"):

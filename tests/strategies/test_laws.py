@@ -31,7 +31,7 @@ def one_of(*values):
     return st.sampled_from(values)
 
 
-def trained(x, y, strategy, cost_model, monkeypatch, starts=None, samples=None, lr=0.05, **values):
+def trained(x, y, strategy, machine, monkeypatch, starts=None, samples=None, lr=0.05, **values):
     """(final weights, every replica's weights) of a run on given batches [epoch, batch, rank, row, feature]."""
 
     class Given(daso_case.given(x, y)):
@@ -45,7 +45,7 @@ def trained(x, y, strategy, cost_model, monkeypatch, starts=None, samples=None, 
         Given.samples = property(lambda self: samples[self.rank])
     monkeypatch.setattr(engine, "Replica", Given)
     run = daso_case.daso_run(strategy, x, y, lr=lr, **values)
-    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), cost_model)
+    outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)
     assert outcome.status == "completed", outcome.error
     return weights["final"], torch.stack([made.parameters.detach() for made in Given.made])
 
@@ -71,7 +71,7 @@ AVERAGING = st.one_of(
 
 @settings(max_examples=40, suppress_health_check=HELD)
 @given(strategy=AVERAGING, workers=st.integers(2, 7), seed=st.integers(0, 2**32 - 1))
-def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, cost_model, monkeypatch):
+def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, machine, monkeypatch):
     """Replicas that begin apart and do not move: their mean is what they end with, and keep to 1e-12."""
     ((name, chosen),) = strategy.items()
     random = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, cos
     final, replicas = trained(
         *zeros,
         strategy,
-        cost_model,
+        machine,
         monkeypatch,
         starts=starts,
         samples=held,
@@ -127,26 +127,26 @@ SYMMETRIC = st.one_of(
 @given(
     strategy=SYMMETRIC, order=st.integers(2, 6).flatmap(lambda k: st.permutations(range(k))), seed=st.integers(0, 99)
 )
-def test_exchanging_shards_between_workers_does_not_change_the_weights(strategy, order, seed, cost_model, monkeypatch):
+def test_exchanging_shards_between_workers_does_not_change_the_weights(strategy, order, seed, machine, monkeypatch):
     """Workers exchange their shards: a synchronous rule ends with the same weights but for the order of its sums."""
-    same_but_for_the_order(strategy, order, seed, cost_model, monkeypatch)
+    same_but_for_the_order(strategy, order, seed, machine, monkeypatch)
 
 
 @settings(max_examples=8, suppress_health_check=HELD)
 @given(every=SMALL, workers=st.integers(3, 6), turn=st.integers(1, 5), seed=st.integers(0, 99))
-def test_rotating_a_ring_does_not_change_the_weights(every, workers, turn, seed, cost_model, monkeypatch):
+def test_rotating_a_ring_does_not_change_the_weights(every, workers, turn, seed, machine, monkeypatch):
     """Neighbours stay neighbours."""
     order = np.roll(np.arange(workers), turn)
-    same_but_for_the_order({"gossip": {"every": every}}, order, seed, cost_model, monkeypatch)
+    same_but_for_the_order({"gossip": {"every": every}}, order, seed, machine, monkeypatch)
 
 
-def same_but_for_the_order(strategy, order, seed, cost_model, monkeypatch):
+def same_but_for_the_order(strategy, order, seed, machine, monkeypatch):
     random = np.random.default_rng(seed)
     x = random.standard_normal((2, 5, len(order), 4, 3))
     y = random.standard_normal((2, 5, len(order), 4, 2))
     held = random.integers(1, 50, len(order))
     plain, permuted = (
-        trained(x[:, :, ranks], y[:, :, ranks], strategy, cost_model, monkeypatch, samples=held[ranks].tolist())[0]
+        trained(x[:, :, ranks], y[:, :, ranks], strategy, machine, monkeypatch, samples=held[ranks].tolist())[0]
         for ranks in (np.arange(len(order)), np.array(order))
     )
     torch.testing.assert_close(permuted, plain, **SUMS)

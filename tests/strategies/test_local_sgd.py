@@ -31,7 +31,7 @@ def arrays():
 
 
 @pytest.fixture
-def trained(arrays, cost_model, monkeypatch):
+def trained(arrays, machine, monkeypatch):
     """Run a strategy on the arrays: `outcome, final, replicas = trained({"local_sgd": {"steps": 4}})`."""
 
     def run(strategy, order=None, samples=None, **values):
@@ -42,7 +42,7 @@ def trained(arrays, cost_model, monkeypatch):
         monkeypatch.setattr(engine, "Replica", made)
         made.made.clear()
         spec = daso_case.daso_run(strategy, x, y, lr=LR, **values)
-        outcome, weights = engine.simulate(spec, daso_case.stand_in(x, y), cost_model)
+        outcome, weights = engine.simulate(spec, daso_case.stand_in(x, y), machine)
         assert outcome.status == "completed", outcome.error
         return outcome, weights, made.made
 

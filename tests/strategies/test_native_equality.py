@@ -126,10 +126,10 @@ def native_runs(engine, strategies, make_run, counts=(4,), **values):
     ]  # fmt: skip
 
 
-def compare(runs, found, blobs, cost_model):
+def compare(runs, found, blobs, machine):
     for run in runs:
         twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
-        outcome, weights = simulate(twin, blobs, cost_model)
+        outcome, weights = simulate(twin, blobs, machine)
         assert outcome.status == "completed", (run.run_id, outcome.error)
         native = found[run.run_id]
         np.testing.assert_allclose(native["final"], weights["final"].numpy(), atol=1e-10, rtol=0, err_msg=run.run_id)
@@ -140,7 +140,7 @@ def compare(runs, found, blobs, cost_model):
             assert native["metrics"].tolist() == metrics, run.run_id
 
 
-def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, cost_model, tmp_path):
+def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, machine, tmp_path):
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
     runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
     runs += native_runs("mpi", ALL_APART, make_run, **REPLACING)
@@ -154,7 +154,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
     runs += native_runs("mpi", {"epoch_average-grid": {"epoch_average": {}}}, make_run, blocks=[4, 2])
     runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
-    compare(runs, found, blobs, cost_model)
+    compare(runs, found, blobs, machine)
     for run in runs:
         calls, syncs = found[run.run_id]["called"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
         assert found[run.run_id]["recorded"].tolist() == calls, f"{run.run_id}: the records count the calls of MPI"
@@ -178,7 +178,7 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
 
 
 @pytest.mark.thorough
-def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, cost_model, tmp_path):
+def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, machine, tmp_path):
     torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
     runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **REPLACING)
     runs += native_runs("gloo", torchs, make_run, counts=(2,))
@@ -189,10 +189,10 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, cos
     compressed = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide)
     alone = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(1,), model=wide)
     found = launched("gloo", [*runs, *compressed, *alone], [], blobs, tmp_path)
-    compare([*runs, *alone], found, blobs, cost_model)
+    compare([*runs, *alone], found, blobs, machine)
     for run in compressed:
         twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
-        reports = simulate(twin, blobs, cost_model)[0].workers
+        reports = simulate(twin, blobs, machine)[0].workers
         counted = [[report.syncs, report.bytes_sent] for report in reports]
         assert found[run.run_id]["counted"].tolist() == counted, run.run_id
         recorded, called = (found[run.run_id][name].tolist() for name in ("recorded", "called"))

@@ -1,4 +1,4 @@
-"""The strategy of docs/own-strategy.md, found through an entry point as another package's is, trains on both kinds."""
+"""The strategy of the tutorial, found through an entry point as another package's is, trains on both kinds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from tests.conftest import some
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-strategy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-model-data-strategy.md"
 POINT = "[scalebench.strategies]\nlazy_average = lazy_average\n"
 
 
 @pytest.fixture
 def package(tmp_path):
     """The environment in which the page's package is installed."""
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = re.findall(r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "lazy_average.py").write_text(source)
     info = tmp_path / "my_strategies-0.1.dist-info"
     info.mkdir()
@@ -68,7 +68,7 @@ RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--executi
 def file(tmp_path, monkeypatch):
     """The page's strategy as a file in the working folder."""
     monkeypatch.chdir(tmp_path)
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = re.findall(r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "lazy.py").write_text(source)
     return tmp_path / "lazy.py"
 

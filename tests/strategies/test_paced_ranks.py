@@ -13,7 +13,7 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.engine_choice import describe_strategies
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.strategies import registry
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Component, Run
@@ -83,8 +83,7 @@ def launched(tmp_path_factory):
         if engine not in known:
             folder, outcomes = tmp_path_factory.mktemp(engine), {}
             runs = [make_run(name, engine, how) for name, on in PLACES if on == engine for how in EXECUTIONS]
-            launch(
-                runs,
+            Launcher(
                 {workers: prepare(runs[0], workers) for workers in (1, 2)},
                 ranks=3 if engine == "mpi" else 2,  # the third is a server's
                 work_dir=folder / "work",
@@ -92,7 +91,7 @@ def launched(tmp_path_factory):
                 on_start=lambda run: None,
                 on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
                 log=lambda message: None,
-            )
+            ).launch(runs)
             known[engine] = outcomes, folder / "weights"
         return known[engine]
 
@@ -107,7 +106,7 @@ def test_every_registered_strategy_is_here():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "engine"), PLACES)
-def test_pacing_changes_times_and_not_weights(launched, cost_model, name, engine):
+def test_pacing_changes_times_and_not_weights(launched, machine, name, engine):
     outcomes, folder = launched(engine)
     runs = {execution: make_run(name, engine, execution) for execution in EXECUTIONS}
     for run in runs.values():
@@ -128,7 +127,7 @@ def test_pacing_changes_times_and_not_weights(launched, cost_model, name, engine
         return
     dataset = open_dataset(prepare(paced, paced.workers))
     twin = paced.model_copy(update={"execution": "virtual", "engine": "virtual"})
-    virtual, weights = simulate(twin, dataset, cost_model)
+    virtual, weights = simulate(twin, dataset, machine)
     assert virtual.status == "completed", virtual.error
     np.testing.assert_allclose(found, weights["final"].numpy(), atol=EXACT, rtol=0)
     np.testing.assert_allclose(found, kept["native"]["final"], atol=EXACT, rtol=0)

@@ -235,10 +235,10 @@ def test_as_many_backups_as_workers_are_refused():
         strategy.check(setting(1))
 
 
-def test_nan_gradient_stops_the_run(make_run, blobs, cost_model):
+def test_nan_gradient_stops_the_run(make_run, blobs, machine):
     from scalebench.virtual.engine import simulate
 
-    outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
+    outcome, _ = simulate(make_run("asp", 4, lr=1e30, dtype="float32", epochs=3), blobs, machine)
     assert outcome.status == "diverged"
 
 

@@ -13,7 +13,7 @@ import pytest
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch.mpirun import launch
+from scalebench.launch.mpirun import Launcher
 from scalebench.records.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
@@ -113,8 +113,7 @@ def outcomes_of(runs, folder):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     outcomes = {}
-    launch(
-        runs,
+    Launcher(
         {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
         ranks=max(run.workers for run in runs),
         work_dir=folder / "work",
@@ -122,7 +121,7 @@ def outcomes_of(runs, folder):
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
-    )
+    ).launch(runs)
     return outcomes
 
 
@@ -132,23 +131,23 @@ def launched(tmp_path_factory):
     return outcomes_of([run for run, _ in runs_of(CASES)] + loose(), folder), folder / "weights"
 
 
-def test_real_ranks_end_with_the_weights_of_the_virtual_run(cost_model, launched):
-    check(runs_of(CASES), *launched, cost_model)
+def test_real_ranks_end_with_the_weights_of_the_virtual_run(machine, launched):
+    check(runs_of(CASES), *launched, machine)
 
 
 @pytest.mark.thorough
-def test_real_ranks_end_with_the_weights_of_the_virtual_run_at_further_options(cost_model, tmp_path):
+def test_real_ranks_end_with_the_weights_of_the_virtual_run_at_further_options(machine, tmp_path):
     runs = runs_of(FURTHER_CASES)
-    check(runs, outcomes_of([run for run, _ in runs], tmp_path), tmp_path / "weights", cost_model)
+    check(runs, outcomes_of([run for run, _ in runs], tmp_path), tmp_path / "weights", machine)
 
 
-def check(runs, outcomes, folder, cost_model):
+def check(runs, outcomes, folder, machine):
     for run, tolerance in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         dataset = open_dataset(prepare(run, run.workers))
         virtual, weights = simulate(
-            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, cost_model
+            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, machine
         )
         assert virtual.status == "completed", virtual.error
         kept = np.load(folder / f"{run.run_id}.npz")

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from scalebench.study.strict import StrictModel
+from scalebench.study.validation import StrictModel
 
 
 class Inner(StrictModel):

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.study.spec import Component
-from scalebench.training.flat_sgd import FlatSgd
-from scalebench.training.optimizers import build_optimizer
+from scalebench.training.optimizers import FlatSgd, build_optimizer
 
 MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
 DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
@@ -84,7 +83,7 @@ def test_training_with_sgd_does_not_load_torchs_compiler() -> None:
         "from virtual_overhead import *\n"
         "training = Training(epochs=1, dataset={'name': 'digits'})\n"
         "run, dataset = make_run(training, 'allreduce'), open_dataset(prepare(training, 64))\n"
-        "assert simulate(run, dataset, stated_scenery())[0].status == 'completed'\n"
+        "assert simulate(run, dataset, stated_machine())[0].status == 'completed'\n"
         "print(sorted({'torch._dynamo', 'sympy'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

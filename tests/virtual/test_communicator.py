@@ -16,8 +16,7 @@ from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.rendezvous import Group
-from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
 
 TABLE = StepTable(

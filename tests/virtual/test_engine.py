@@ -119,7 +119,7 @@ def test_synchronisations_and_bytes_follow_the_rule(play):
             assert sum(epoch.syncs for epoch in report.epochs) == syncs
 
 
-def test_engine_of_a_study_charges_its_collectives(play, cost_model):
+def test_engine_of_a_study_charges_its_collectives(play, machine):
     """gloo with 1 ms more per operation: 12 allreduces, and the rest as on mpi."""
     entries = [
         entry.model_copy(
@@ -130,11 +130,11 @@ def test_engine_of_a_study_charges_its_collectives(play, cost_model):
         )
         if entry.engine == "gloo"
         else entry
-        for entry in cost_model.engines.entries
+        for entry in machine.engines.entries
     ]
-    place = replace(cost_model, engines=cost_model.engines.model_copy(update={"entries": entries}))
+    place = replace(machine, engines=machine.engines.model_copy(update={"entries": entries}))
     seconds = {
-        engine: play("allreduce", 2, virtual={"engine": engine}, cost_model=place)[0].workers[0]
+        engine: play("allreduce", 2, virtual={"engine": engine}, machine=place)[0].workers[0]
         for engine in ("auto", "mpi", "gloo")
     }
     assert seconds["auto"].train_s == seconds["mpi"].train_s
@@ -162,52 +162,52 @@ def test_dropout_does_not_depend_on_the_interleaving(play, tmp_path):
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])
-def test_infinite_last_update_is_a_diverged_run(make_run, blobs, cost_model, strategy, workers):
+def test_infinite_last_update_is_a_diverged_run(make_run, blobs, machine, strategy, workers):
     """One batch, with the loss of the initial weights."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run(strategy, workers, epochs=1, batch_global=96, **explosive)
-    outcome, weights = simulate(run, blobs, cost_model)
+    outcome, weights = simulate(run, blobs, machine)
     assert (outcome.status, weights) == ("diverged", {})
     assert "the weights are not finite" in outcome.error
 
 
-def test_infinite_weights_are_detected_at_the_end_of_the_epoch(make_run, blobs, cost_model):
+def test_infinite_weights_are_detected_at_the_end_of_the_epoch(make_run, blobs, machine):
     """Replicas in agreement detect it before the loss of the second epoch."""
     from scalebench.virtual.engine import simulate
 
     explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
     run = make_run("epoch_average", 3, epochs=2, batch_global=96, **explosive)
-    outcome, _ = simulate(run, blobs, cost_model)
+    outcome, _ = simulate(run, blobs, machine)
     assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
 
 
-def test_infinite_loss_is_a_diverged_run(make_run, blobs, cost_model):
+def test_infinite_loss_is_a_diverged_run(make_run, blobs, machine):
     from scalebench.virtual.engine import simulate
 
-    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, cost_model)
+    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, machine)
     assert outcome.status == "diverged"
     assert "training loss is" in outcome.error
     assert weights == {}
 
 
-def test_time_limit_ends_a_run(make_run, blobs, cost_model):
+def test_time_limit_ends_a_run(make_run, blobs, machine):
     from scalebench.virtual.engine import simulate
 
-    outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, cost_model)
+    outcome, _ = simulate(make_run("allreduce", 2, time_limit_s=1e-6), blobs, machine)
     assert outcome.status == "timeout"
 
 
 @pytest.mark.parametrize(("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")])
-def test_single_worker_is_charged_for_its_engine(play, cost_model, strategy, engine):
+def test_single_worker_is_charged_for_its_engine(play, machine, strategy, engine):
     alone = 2e-4
     entries = [
         entry.model_copy(update={"alone_s": alone}) if entry.engine == engine else entry
-        for entry in cost_model.engines.entries
+        for entry in machine.engines.entries
     ]
-    place = replace(cost_model, engines=cost_model.engines.model_copy(update={"entries": entries}))
+    place = replace(machine, engines=machine.engines.model_copy(update={"entries": entries}))
     plain, _ = play("serial")
-    own, _ = play(strategy, 1, cost_model=place)
+    own, _ = play(strategy, 1, machine=place)
     steps = plain.workers[0].optimizer_steps
     assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(steps * alone)

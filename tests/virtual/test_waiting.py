@@ -17,14 +17,14 @@ SLOW = {"virtual": {**QUIET, "slowdown": {1: FACTOR}}, "epochs": 4}
 
 
 @pytest.fixture
-def free(cost_model):
+def free(machine):
     """The test machine with a nearly free network, so that communication is waiting."""
-    links = cost_model.cluster.links
+    links = machine.cluster.links
     at_once = {"latency_s": 1e-12, "bandwidth_bytes_per_s": 1e18}
     ends = {"intra": links.intra.model_copy(update=at_once), "inter": links.inter.model_copy(update=at_once)}
     links = links.model_copy(update=ends)
-    cluster = cost_model.cluster.model_copy(update={"links": links})
-    return type(cost_model)(cluster, EngineCosts(), cost_model.tables)
+    cluster = machine.cluster.model_copy(update={"links": links})
+    return type(machine)(cluster, EngineCosts(), machine.tables)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def free(cost_model):
 )
 def test_lockstep_waits_for_the_slow_worker_at_every_step(play, free, strategy, step):
     """(3 - 1) x 12 steps. On a ring of four, worker 3 is held up by its neighbours a step later."""
-    outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
+    outcome, _ = play(strategy, 4, machine=free, **SLOW)
     waited = [worker.wait_s for worker in outcome.workers]
     assert waited[1] == pytest.approx(0, abs=1e-6)
     for rank in (0, 2, 3):
@@ -41,14 +41,14 @@ def test_lockstep_waits_for_the_slow_worker_at_every_step(play, free, strategy, 
 
 
 def test_epoch_averaging_waits_as_long_at_fewer_barriers(play, free):
-    outcome, _ = play("epoch_average", 4, cost_model=free, **SLOW)
+    outcome, _ = play("epoch_average", 4, machine=free, **SLOW)
     assert outcome.workers[0].wait_s == pytest.approx((FACTOR - 1) * STEPS * STEP, rel=0.01)
     assert outcome.workers[0].syncs == 4
 
 
 @pytest.mark.parametrize("strategy", ["asp", "epoch_async", "ad_psgd"])
 def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
-    outcome, _ = play(strategy, 4, cost_model=free, **SLOW)
+    outcome, _ = play(strategy, 4, machine=free, **SLOW)
     for worker in outcome.workers:
         epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs  # its mean ends the last epoch
         assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(0, abs=0.5 * STEP)  # for one another's updates
@@ -57,7 +57,7 @@ def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_bounded_staleness_shortens_the_wait_by_its_bound(play, free, staleness):
     """Its last push waits until the slow one has made its push number 12 - s: s slow steps less than under bsp."""
-    outcome, _ = play({"ssp": {"staleness": staleness}}, 4, cost_model=free, **SLOW)
+    outcome, _ = play({"ssp": {"staleness": staleness}}, 4, machine=free, **SLOW)
     in_epochs = sum(epoch.wait_s for epoch in outcome.workers[0].epochs)
     spared, lockstep = FACTOR * staleness * PUSHED, (FACTOR - 1) * STEPS * PUSHED
     assert in_epochs == pytest.approx(lockstep - spared, abs=staleness * 6e-5)  # the server's updates take 0.05 ms
@@ -66,18 +66,18 @@ def test_bounded_staleness_shortens_the_wait_by_its_bound(play, free, staleness)
 
 def test_gossip_partners_wait_for_each_other_only(play, free):
     """A worker without direct or indirect exchange with the slow one does not wait."""
-    outcome, _ = play({"gossip": {"peers": "pair"}}, 4, cost_model=free, **{**SLOW, "epochs": 1})
+    outcome, _ = play({"gossip": {"peers": "pair"}}, 4, machine=free, **{**SLOW, "epochs": 1})
     waited = sorted(worker.wait_s for worker in outcome.workers)
     assert waited[0] == pytest.approx(0, abs=1e-6)
     assert waited[-1] <= (FACTOR - 1) * 3 * STEP * 1.01
 
 
-def test_message_transfer_is_not_waiting(play, cost_model):
+def test_message_transfer_is_not_waiting(play, machine):
     """Two equal workers arrive at the same moment, so their exchange has no waiting."""
-    links = cost_model.cluster.links
+    links = machine.cluster.links
     slow = links.model_copy(update={"intra": links.intra.model_copy(update={"latency_s": 5e-3})})
-    place = type(cost_model)(cost_model.cluster.model_copy(update={"links": slow}), EngineCosts(), cost_model.tables)
-    outcome, _ = play("gossip", 2, cost_model=place, virtual=QUIET, epochs=1)
+    place = type(machine)(machine.cluster.model_copy(update={"links": slow}), EngineCosts(), machine.tables)
+    outcome, _ = play("gossip", 2, machine=place, virtual=QUIET, epochs=1)
     steps = outcome.facts.steps_per_epoch
     for worker in outcome.workers:
         assert worker.comm_s > steps * 5e-3
@@ -110,7 +110,7 @@ def test_largest_of_exponentials_is_the_harmonic_number():
 def test_barrier_each_step_costs_the_largest_draw(play, free, kind):
     """E[step] = E[max of K], for exponential steps H_K times the mean; waited is that less one, on the mean."""
     jitter = {"jitter": kind, "jitter_sigma": SIGMA[kind]}
-    outcome, _ = play("allreduce", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("allreduce", WORKERS, machine=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = EPOCHS * outcome.facts.steps_per_epoch
     mean, variance = moments_of_largest(LAWS[kind], WORKERS)
     found = outcome.workers[0].train_s / (steps * STEP)
@@ -123,7 +123,7 @@ def test_barrier_each_step_costs_the_largest_draw(play, free, kind):
 def test_barrier_each_epoch_costs_the_largest_sum_of_draws(play, free):
     """A sum of S exponentials is Gamma(S): rare barriers are cheaper although the steps are the same."""
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
-    outcome, _ = play("epoch_average", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("epoch_average", WORKERS, machine=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = outcome.facts.steps_per_epoch
     mean, variance = moments_of_largest(stats.gamma(steps), WORKERS)
     assert outcome.workers[0].train_s / (EPOCHS * STEP) == pytest.approx(mean, abs=4 * np.sqrt(variance / EPOCHS))
@@ -132,7 +132,7 @@ def test_barrier_each_epoch_costs_the_largest_sum_of_draws(play, free):
 
 def test_random_steps_without_barriers_cost_their_mean(play, free):
     jitter = {"jitter": "exponential", "jitter_sigma": 1.0}
-    outcome, _ = play("asp", WORKERS, cost_model=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
+    outcome, _ = play("asp", WORKERS, machine=free, virtual=jitter, epochs=EPOCHS, evaluate_every=0)
     steps = EPOCHS * outcome.facts.steps_per_epoch
     for worker in outcome.workers:
         assert worker.compute_s + worker.data_s == pytest.approx(steps * STEP, abs=4 * STEP * np.sqrt(steps))

@@ -19,7 +19,7 @@ from scalebench.analysis.laws.advice import Count
 from scalebench.analysis.laws.bands import band_name, no_band
 from scalebench.analysis.laws.scaling import Estimated, Scaling
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.formatting import EMPTY, digits, percent, seconds
 from scalebench.study.spec import slug
 
@@ -188,10 +188,8 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
         others = [key for key in groups if key[:2] == (execution, engine)]
         points = f"-at-{'-'.join(map(str, counts))}" if len(others) > 1 else ""
         target = file if len(groups) == 1 else file.with_name(slug(f"{file.stem}-{name}{points}") + file.suffix)
-        try:
+        with writing(target, "give another file to --extrap"):
             target.write_text("".join(_extrap_lines(members)), encoding="utf-8")
-        except OSError as error:
-            raise ResultsError(f"cannot write {target}: {error.strerror}; give another file to --extrap") from None
         files.append(target)
     return files
 

@@ -1,23 +1,23 @@
 """Rules of method: warnings about what a study's results cannot support.
 
-Each rule is one class, found by name. A new rule is one new class in this package, or in another package through the
-entry point group `scalebench.rules`. `check` applies all of them to a study's folder; `quality.findings` applies those
-that need the statistics only, for the summary of a study and for figures.
+Each rule is one function, found by its name. A new rule is one new function in this package, or in another package
+through the entry point group `scalebench.rules`. `check` applies all of them to a study's folder; `quality.findings`
+applies those that need the statistics only, for the summary of a study and for figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import pandas as pd
 
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.environment import provenance_in
-from scalebench.analysis.grouping import cells
+from scalebench.analysis.grouping import cells, place
 from scalebench.analysis.loading import Results, load, read_runs
 from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import UsageError
@@ -81,19 +81,38 @@ class Evidence:
         return ratios(self.results)
 
 
+def finding(severity: Severity, what: str, where: pd.DataFrame | str, fix: str) -> Finding:
+    """Return a finding about the cells of the runs `where`, or about what a text names."""
+    return Finding(severity, "", what, where if isinstance(where, str) else place(where), fix)
+
+
+Find: TypeAlias = Callable[[Evidence], Iterator[Finding]]
+
+
 class Rule(Choice):
-    """One rule; its fields are its thresholds."""
+    """One rule of method."""
 
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        """Violations of the rule, one finding per matter."""
-        raise NotImplementedError
-
-    def finding(self, severity: Severity, what: str, where: str, fix: str) -> Finding:
-        """A finding of this rule."""
-        return Finding(severity, self.name, what, where, fix)
+    find: ClassVar[Find]
 
 
 RULES: Registry[Rule] = Registry("rule", UsageError, "scalebench.analysis.methodology", "scalebench.rules")
+
+
+def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
+    """Register a function as a rule, `dirty_commit` as `dirty-commit`; thresholds are parameters with defaults."""
+
+    def register(violations: Callable[..., Iterator[Finding]]) -> Find:
+        name = violations.__name__.replace("_", "-")
+
+        @wraps(violations)
+        def find(evidence: Evidence) -> Iterator[Finding]:
+            return (replace(found, rule=name) for found in violations(evidence))
+
+        facts = {"__module__": violations.__module__, "name": name, "summary": summary, "find": staticmethod(find)}
+        RULES.add(type(name, (Rule,), facts))
+        return find
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -127,7 +146,7 @@ def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
     """
     ignored = sorted({RULES.find(name).name for name in ignore})
     evidence = study if isinstance(study, Evidence) else evidence_in(study)
-    found = {name: list(RULES.create(name, {}).findings(evidence)) for name in RULES.names() if name not in ignored}
+    found = {name: list(RULES.find(name).find(evidence)) for name in RULES.names() if name not in ignored}
     passed = [name for name, own in found.items() if not own]
     return Report(by_severity(finding for own in found.values() for finding in own), passed, ignored)
 

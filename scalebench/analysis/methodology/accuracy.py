@@ -7,148 +7,124 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalebench.analysis.comparing import against
-from scalebench.analysis.grouping import PER_BATCH, place
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
+from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted
 
 
-@RULES.add
-class Metric(Rule):
+@rule("every completed run reports its accuracy, or R2")
+def metric(evidence: Evidence) -> Iterator[Finding]:
     """Times are comparable only with the metric that was reached."""
-
-    name = "metric"
-    summary = "every completed run reports its accuracy, or R2"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        untrained = evidence.runs["execution"] == "modelled"
-        if len(evidence.runs[untrained]):
-            yield self.finding(
-                "note",
-                "modelled times have no metric, as nothing was trained: they do not say what the time bought",
-                place(evidence.runs[untrained]),
-                "give the metric of virtual or native runs at the same number of workers",
-            )
-        runs = evidence.runs[~untrained]
-        without = runs[runs["final_metric"].isna()]
-        if len(without):
-            which = "no run reports" if len(without) == len(runs) else f"{counted(len(without), 'run')} without"
-            yield self.finding(
-                "error",
-                f"{which} a metric on held-out data: nothing says what the time bought",
-                place(without),
-                "keep a test split and evaluate the consensus model; metrics may not be removed from the rows",
-            )
+    untrained = evidence.runs["execution"] == "modelled"
+    if len(evidence.runs[untrained]):
+        yield finding(
+            "note",
+            "modelled times have no metric, as nothing was trained: they do not say what the time bought",
+            evidence.runs[untrained],
+            "give the metric of virtual or native runs at the same number of workers",
+        )
+    runs = evidence.runs[~untrained]
+    without = runs[runs["final_metric"].isna()]
+    if len(without):
+        which = "no run reports" if len(without) == len(runs) else f"{counted(len(without), 'run')} without"
+        yield finding(
+            "error",
+            f"{which} a metric on held-out data: nothing says what the time bought",
+            without,
+            "keep a test split and evaluate the consensus model; metrics may not be removed from the rows",
+        )
 
 
-@RULES.add
-class MetricCost(Rule):
+@rule("no strategy's metric lies below the baseline's by more than its interval; where it does, this is stated")
+def metric_cost(evidence: Evidence) -> Iterator[Finding]:
     """A saving of time has to be reported with the loss of accuracy."""
-
-    name = "metric-cost"
-    summary = "no strategy's metric lies below the baseline's by more than its interval; where it does, this is stated"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = against(evidence.results)
-        if table.empty:
-            return
-        worse = table[~table["label_a"].isin(PER_BATCH) & (table["metric_high"] < 0)]
-        worse = worse.rename(columns={"label_a": "label", "engine_a": "engine"})
-        for name, own in worse.groupby("metric_name", sort=False):
-            worst = own.iloc[int(own["metric_difference"].to_numpy(dtype=float).argmin())]
-            yield self.finding(
-                "warning",
-                f"{name} lies below that of allreduce by more than its interval, by up to "
-                f"{-worst['metric_difference']:.3f} ({worst['label']}, {counted(worst['workers'], 'worker')})",
-                place(own),
-                "give the metric beside every time saved, or compare times to a target metric",
-            )
+    table = against(evidence.results)
+    if table.empty:
+        return
+    worse = table[~table["label_a"].isin(PER_BATCH) & (table["metric_high"] < 0)]
+    worse = worse.rename(columns={"label_a": "label", "engine_a": "engine"})
+    for name, own in worse.groupby("metric_name", sort=False):
+        worst = own.iloc[int(own["metric_difference"].to_numpy(dtype=float).argmin())]
+        yield finding(
+            "warning",
+            f"{name} lies below that of allreduce by more than its interval, by up to "
+            f"{-worst['metric_difference']:.3f} ({worst['label']}, {counted(worst['workers'], 'worker')})",
+            own,
+            "give the metric beside every time saved, or compare times to a target metric",
+        )
 
 
-@RULES.add
-class AtChance(Rule):
+@rule("no cell ends at chance level, or with less than half of what it once had learned")
+def at_chance(
+    evidence: Evidence,
+    errors: float = 2.0,  # standard errors sqrt(p (1 - p) / n) above chance
+) -> Iterator[Finding]:
     """The time of a run that learned nothing is not a training time."""
-
-    name = "at-chance"
-    summary = "no cell ends at chance level, or with less than half of what it once had learned"
-    errors: float = 2.0  # standard errors sqrt(p (1 - p) / n) above chance
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        runs = runs[runs["chance_metric"].notna() & runs["final_metric"].notna()]
-        if runs.empty:
-            return
-        chance = runs["chance_metric"].astype(float)
-        sampling = (chance * (1 - chance) / runs["n_test"].fillna(1).clip(lower=1).astype(float)) ** 0.5
-        gained = runs["final_metric"] - chance
-        nothing = gained <= self.errors * sampling
-        lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
-        for which, how in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
-            own = runs[which]
-            if own.empty:
-                continue
-            worst = own.iloc[int(gained[which].to_numpy(dtype=float).argmin())]
-            yield self.finding(
-                "warning",
-                f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {_metric(worst)} "
-                f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
-                place(own),
-                "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` lists "
-                "traps), or leave these cells out",
-            )
+    runs = evidence.runs
+    runs = runs[runs["chance_metric"].notna() & runs["final_metric"].notna()]
+    if runs.empty:
+        return
+    chance = runs["chance_metric"].astype(float)
+    sampling = (chance * (1 - chance) / runs["n_test"].fillna(1).clip(lower=1).astype(float)) ** 0.5
+    gained = runs["final_metric"] - chance
+    nothing = gained <= errors * sampling
+    lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
+    for which, how in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
+        own = runs[which]
+        if own.empty:
+            continue
+        worst = own.iloc[int(gained[which].to_numpy(dtype=float).argmin())]
+        yield finding(
+            "warning",
+            f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {_metric(worst)} "
+            f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
+            own,
+            "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` lists "
+            "traps), or leave these cells out",
+        )
 
 
-@RULES.add
-class TimeToTarget(Rule):
+@rule("a target metric is stated, and every run reaches it")
+def time_to_target(evidence: Evidence) -> Iterator[Finding]:
     """Equal epochs are not equal training: time to a stated metric is comparable."""
-
-    name = "time-to-target"
-    summary = "a target metric is stated, and every run reaches it"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        aimed = runs[runs["target_metric"].notna()]
-        if len(runs) and aimed.empty:
-            yield self.finding(
-                "warning",
-                "no target metric is stated: there is no time to target, only time for a number of epochs",
-                "the study",
-                "state one that the baseline reaches (--set target_metric=0.9 --new), and give both times",
-            )
-        never = aimed[aimed["time_to_target_s"].isna()]
-        if len(never):
-            target = never["target_metric"].iloc[-1]
-            yield self.finding(
-                "note",
-                f"{counted(len(never), 'run')} of {len(aimed):,} never reached {target:g}; their time to target is "
-                "longer than the run",
-                place(never),
-                "give the number that reached it beside each time to target, or train for more epochs",
-            )
+    runs = evidence.runs
+    aimed = runs[runs["target_metric"].notna()]
+    if len(runs) and aimed.empty:
+        yield finding(
+            "warning",
+            "no target metric is stated: there is no time to target, only time for a number of epochs",
+            "the study",
+            "state one that the baseline reaches (--set target_metric=0.9 --new), and give both times",
+        )
+    never = aimed[aimed["time_to_target_s"].isna()]
+    if len(never):
+        target = never["target_metric"].iloc[-1]
+        yield finding(
+            "note",
+            f"{counted(len(never), 'run')} of {len(aimed):,} never reached {target:g}; their time to target is "
+            "longer than the run",
+            never,
+            "give the number that reached it beside each time to target, or train for more epochs",
+        )
 
 
-@RULES.add
-class SmallTestSet(Rule):
+@rule("the test set's own sampling error is below one percentage point of accuracy")
+def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
     """An accuracy p of n samples has a standard error of sqrt(p (1 - p) / n) at any number of seeds."""
-
-    name = "small-test-set"
-    summary = "the test set's own sampling error is below one percentage point of accuracy"
-    most: float = 0.01
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        runs = runs[(runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1) & (runs["n_test"] > 0)]
-        if runs.empty:
-            return
-        accuracy, samples = float(runs["final_metric"].median()), int(runs["n_test"].min())
-        error = math.sqrt(accuracy * (1 - accuracy) / samples)
-        if error > self.most:
-            yield self.finding(
-                "note",
-                f"accuracies are over {samples:,} test samples: a standard error of {100 * error:.1f} percentage "
-                "points that more seeds do not reduce",
-                "all accuracies",
-                "claim no smaller difference for other data of this kind, or test on more samples",
-            )
+    runs = evidence.runs
+    runs = runs[(runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1) & (runs["n_test"] > 0)]
+    if runs.empty:
+        return
+    accuracy, samples = float(runs["final_metric"].median()), int(runs["n_test"].min())
+    error = math.sqrt(accuracy * (1 - accuracy) / samples)
+    if error > most:
+        yield finding(
+            "note",
+            f"accuracies are over {samples:,} test samples: a standard error of {100 * error:.1f} percentage "
+            "points that more seeds do not reduce",
+            "all accuracies",
+            "claim no smaller difference for other data of this kind, or test on more samples",
+        )
 
 
 def _metric(run: Any) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed, place
+from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed
 from scalebench.analysis.intervals import CONFIDENCE, t_quantile
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, Severity
+from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
 from scalebench.formatting import counted, percent, seconds_with_interval
 from scalebench.records.progress import group_of
 
@@ -17,151 +17,127 @@ _MOST_RUNS = 200  # largest number of repetitions that a fix recommends
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
 
-@RULES.add
-class SpeedupBase(Rule):
+@rule("a speedup has a base, serial on one worker, whose absolute time is stated")
+def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     """Rule 1 of the twelve: state the base case of a speedup and its absolute time."""
-
-    name = "speedup-base"
-    summary = "a speedup has a base, serial on one worker, whose absolute time is stated"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
-        missing = against[against["note"] != ""]
-        for note, own in missing.groupby("note", sort=False):
-            severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
-            yield self.finding(severity, f"no speedup can be given: {note}", place(own), self._fix(evidence, own))
-        known = evidence.cells
-        fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
-        for base in known[fair].to_dict("records"):
-            time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
-            kind = group_of(str(base["execution"]), str(base["engine"]))
-            yield self.finding(
-                "note",
-                f"{kind} speedups are over serial on one worker, {time}"
-                + (f", {base['interval']}" * bool(base["interval"])),
-                f"serial at 1 worker ({kind})",
-                "state this time wherever a speedup is shown",
-            )
-
-    def _fix(self, evidence: Evidence, lacking: pd.DataFrame) -> str:
-        """Way to get the missing base of the rows `lacking`: it did not run, failed, or is oversubscribed."""
-        made = evidence.results.runs
-        made = made[(made["strategy"] == "serial") & made["execution"].isin(lacking["execution"])]
-        if made.empty:
-            return "add serial to the study's strategies"
-        if made["oversubscribed"].astype(bool).any():
-            paced = made["execution"].eq("paced").all()
-            return (
-                "state a device_step_time that this machine can keep (--new)"
-                if paced
-                else "run on a machine that can feed one worker, or with fewer threads (threads_per_worker)"
-            )
-        if (made["status"] == "completed").all():
-            return "let serial run once in each repetition of the others"
-        return "make serial complete (see failed-runs); without it there is no speedup to show"
+    table = evidence.ratios
+    against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
+    missing = against[against["note"] != ""]
+    for note, own in missing.groupby("note", sort=False):
+        severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
+        yield finding(severity, f"no speedup can be given: {note}", own, _fix(evidence, own))
+    known = evidence.cells
+    fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
+    for base in known[fair].to_dict("records"):
+        time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
+        kind = group_of(str(base["execution"]), str(base["engine"]))
+        yield finding(
+            "note",
+            f"{kind} speedups are over serial on one worker, {time}"
+            + (f", {base['interval']}" * bool(base["interval"])),
+            f"serial at 1 worker ({kind})",
+            "state this time wherever a speedup is shown",
+        )
 
 
-@RULES.add
-class ReductionBase(Rule):
+def _fix(evidence: Evidence, lacking: pd.DataFrame) -> str:
+    """Way to get the missing base of the rows `lacking`: it did not run, failed, or is oversubscribed."""
+    made = evidence.results.runs
+    made = made[(made["strategy"] == "serial") & made["execution"].isin(lacking["execution"])]
+    if made.empty:
+        return "add serial to the study's strategies"
+    if made["oversubscribed"].astype(bool).any():
+        paced = made["execution"].eq("paced").all()
+        return (
+            "state a device_step_time that this machine can keep (--new)"
+            if paced
+            else "run on a machine that can feed one worker, or with fewer threads (threads_per_worker)"
+        )
+    if (made["status"] == "completed").all():
+        return "let serial run once in each repetition of the others"
+    return "make serial complete (see failed-runs); without it there is no speedup to show"
+
+
+@rule("a reduction has a per-batch baseline of the same execution, engine, worker count and global batch")
+def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
-
-    name = "reduction-base"
-    summary = "a reduction has a per-batch baseline of the same execution, engine, worker count and global batch"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        table = table[~table["strategy"].isin(PER_BATCH) & ~table["oversubscribed"].astype(bool)]
-        key = ["execution", "engine", "label", "workers"]
-        others = table[(table["baseline"] != "serial") & (table["note"] == "")][key].drop_duplicates()
-        missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
-        missing = missing.merge(others.assign(compared=True), on=key, how="left")
-        rest = missing["compared"].notna()
-        matters: list[tuple[Severity, str, pd.DataFrame]] = [
-            ("error", "any reduction", missing[~rest]),
-            ("warning", "what synchronising less often saves", missing[rest]),
-        ]
-        for severity, measured, own in matters:
-            if len(own):
-                yield self.finding(
-                    severity,
-                    f"nothing to measure {measured} against: {listed(own['note'].unique(), 3)}",
-                    place(own),
-                    "run allreduce on the same engine at these worker counts (--strategy allreduce)",
-                )
+    table = evidence.ratios
+    table = table[~table["strategy"].isin(PER_BATCH) & ~table["oversubscribed"].astype(bool)]
+    key = ["execution", "engine", "label", "workers"]
+    others = table[(table["baseline"] != "serial") & (table["note"] == "")][key].drop_duplicates()
+    missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
+    missing = missing.merge(others.assign(compared=True), on=key, how="left")
+    rest = missing["compared"].notna()
+    matters: list[tuple[Severity, str, pd.DataFrame]] = [
+        ("error", "any reduction", missing[~rest]),
+        ("warning", "what synchronising less often saves", missing[rest]),
+    ]
+    for severity, measured, own in matters:
+        if len(own):
+            yield finding(
+                severity,
+                f"nothing to measure {measured} against: {listed(own['note'].unique(), 3)}",
+                own,
+                "run allreduce on the same engine at these worker counts (--strategy allreduce)",
+            )
 
 
-@RULES.add
-class WeakBaseline(Rule):
+@rule("the baseline allreduce is not slower than another per-batch strategy")
+def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     """A reduction against a slow baseline overstates the effect of the synchronisation frequency."""
-
-    name = "weak-baseline"
-    summary = "the baseline allreduce is not slower than another per-batch strategy"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(("horovod", "ddp"))]
-        plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
-        alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
-        table = table[plain | alone]
-        slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & ~table["oversubscribed"].astype(bool)]
-        for name, own in slower.groupby("baseline", sort=False):
-            worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
-            yield self.finding(
-                "warning",
-                f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1).lstrip('+')} of {name}'s "
-                f"time at {worst['workers']} workers: a reduction against allreduce flatters",
-                place(own),
-                f"give the reduction against {name} as well",
-            )
+    table = evidence.ratios
+    table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(("horovod", "ddp"))]
+    plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
+    alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
+    table = table[plain | alone]
+    slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & ~table["oversubscribed"].astype(bool)]
+    for name, own in slower.groupby("baseline", sort=False):
+        worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
+        yield finding(
+            "warning",
+            f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1).lstrip('+')} of {name}'s "
+            f"time at {worst['workers']} workers: a reduction against allreduce flatters",
+            own,
+            f"give the reduction against {name} as well",
+        )
 
 
-@RULES.add
-class Superlinear(Rule):
+@rule("no efficiency lies above 1 by more than its interval, or without one above 1.2")
+def superlinear(evidence: Evidence) -> Iterator[Finding]:
     """Efficiency above one needs an explanation: a slow base, less work at more workers, or caches."""
-
-    name = "superlinear"
-    summary = "no efficiency lies above 1 by more than its interval, or without one above 1.2"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        over = table[(table["baseline"] == "serial") & (table["workers"] > 1)]
-        if len(over):
-            unknown = over["efficiency_low"].isna() & (over["efficiency"] > _BEYOND_NOISE)
-            over = over[(over["efficiency_low"] > 1) | unknown]
-        if len(over):
-            worst = over.iloc[int(over["efficiency"].to_numpy(dtype=float).argmax())]
-            without = " without an interval" if pd.isna(worst["efficiency_low"]) else ""
-            yield self.finding(
-                "warning",
-                f"efficiency is up to {worst['efficiency']:.2f}{without} ({worst['label']}, "
-                f"{worst['workers']} workers), more than ideal",
-                place(over),
-                "say why: a slow base case, fewer steps at more workers, or caches; check the base first",
-            )
+    table = evidence.ratios
+    over = table[(table["baseline"] == "serial") & (table["workers"] > 1)]
+    if len(over):
+        unknown = over["efficiency_low"].isna() & (over["efficiency"] > _BEYOND_NOISE)
+        over = over[(over["efficiency_low"] > 1) | unknown]
+    if len(over):
+        worst = over.iloc[int(over["efficiency"].to_numpy(dtype=float).argmax())]
+        without = " without an interval" if pd.isna(worst["efficiency_low"]) else ""
+        yield finding(
+            "warning",
+            f"efficiency is up to {worst['efficiency']:.2f}{without} ({worst['label']}, "
+            f"{worst['workers']} workers), more than ideal",
+            over,
+            "say why: a slow base case, fewer steps at more workers, or caches; check the base first",
+        )
 
 
-@RULES.add
-class Unsettled(Rule):
+@rule("every reduction against allreduce has a sign: its interval does not hold zero")
+def unsettled(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: a difference within its interval is not established."""
-
-    name = "unsettled"
-    summary = "every reduction against allreduce has a sign: its interval does not hold zero"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
-        open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
-        for execution in dict.fromkeys(open_["execution"]):
-            own = open_[open_["execution"] == execution]
-            several = int((headline["execution"] == execution).sum())
-            yield self.finding(
-                "note",
-                f"whether time is saved against allreduce is open in "
-                f"{share_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
-                place(own),
-                _to_settle(own),
-            )
+    table = evidence.ratios
+    headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
+    open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
+    for execution in dict.fromkeys(open_["execution"]):
+        own = open_[open_["execution"] == execution]
+        several = int((headline["execution"] == execution).sum())
+        yield finding(
+            "note",
+            f"whether time is saved against allreduce is open in "
+            f"{share_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
+            own,
+            _to_settle(own),
+        )
 
 
 def share_of(count: int, total: int, noun: str) -> str:

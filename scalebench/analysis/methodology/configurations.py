@@ -7,201 +7,160 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, listed, place
-from scalebench.analysis.loading import CONDITION
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
+from scalebench.analysis.grouping import PER_BATCH, listed
+from scalebench.analysis.loading import conditions
+from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted
 
 
-@RULES.add
-class MixedBatchPolicies(Rule):
+@rule("all runs keep the same batch fixed, per worker or global")
+def mixed_batch_policies(evidence: Evidence) -> Iterator[Finding]:
     """Optimizer steps fall with the worker count at a fixed batch per worker, but not at a fixed global batch."""
-
-    name = "mixed-batch-policies"
-    summary = "all runs keep the same batch fixed, per worker or global"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        counts = evidence.rows["batch_policy"].value_counts()
-        if len(counts) > 1:
-            yield self.finding(
-                "error",
-                f"two scaling questions in one folder: batch_policy is {_shares(evidence.rows['batch_policy'])}",
-                place(_rarest(evidence.rows, "batch_policy")),
-                "give each batch policy a study of its own (--name, --batch-per-worker or --batch-global)",
-            )
+    counts = evidence.rows["batch_policy"].value_counts()
+    if len(counts) > 1:
+        yield finding(
+            "error",
+            f"two scaling questions in one folder: batch_policy is {_shares(evidence.rows['batch_policy'])}",
+            _rarest(evidence.rows, "batch_policy"),
+            "give each batch policy a study of its own (--name, --batch-per-worker or --batch-global)",
+        )
 
 
-@RULES.add
-class MixedConfigurations(Rule):
+@rule("all runs share model, data, optimizer, learning rate, epochs and precision")
+def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
     """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
-
-    name = "mixed-configurations"
-    summary = "all runs share model, data, optimizer, learning rate, epochs and precision"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        rows = evidence.rows
-        shared = [
-            *(name for name in CONDITION if name != "batch_policy"),
-            "dataset_sha256",
-            "n_test",
-            "parameters",
-            "target_metric",
-        ]
-        if (rows["scaling"] == "strong").all():
-            shared.append("n_train")
-        for column in shared:
-            if rows[column].nunique() > 1:
-                yield self.finding(
-                    "error",
-                    f"{column} is {_shares(rows[column])}; statistics use the latest runs' only, or mix them",
-                    place(_rarest(rows, column)),
-                    "give each configuration a study of its own (--name)",
-                )
-
-
-@RULES.add
-class DuplicateRuns(Rule):
-    """Several rows for one repetition of a cell come from folders that were joined by hand."""
-
-    name = "duplicate-runs"
-    summary = "no two rows are the same repetition of the same cell"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        twice = evidence.results.repeated
-        if len(twice):
-            yield self.finding(
+    rows = evidence.rows
+    shared = [
+        *(name for name in conditions(rows) if name != "batch_policy"),
+        "dataset_sha256",
+        "n_test",
+        "parameters",
+        "target_metric",
+    ]
+    if (rows["scaling"] == "strong").all():
+        shared.append("n_train")
+    for column in shared:
+        if rows[column].nunique() > 1:
+            yield finding(
                 "error",
-                f"{counted(len(twice), 'row')} {'gives' if len(twice) == 1 else 'give'} a repetition of a cell that "
-                "another row gives too: of such only the last counts",
-                place(twice),
-                "keep one study per folder; remove the rows that came from elsewhere",
+                f"{column} is {_shares(rows[column])}; statistics use the latest runs' only, or mix them",
+                _rarest(rows, column),
+                "give each configuration a study of its own (--name)",
             )
 
 
-@RULES.add
-class MixedExecutions(Rule):
+@rule("no two rows are the same repetition of the same cell")
+def duplicate_runs(evidence: Evidence) -> Iterator[Finding]:
+    """Several rows for one repetition of a cell come from folders that were joined by hand."""
+    twice = evidence.results.repeated
+    if len(twice):
+        yield finding(
+            "error",
+            f"{counted(len(twice), 'row')} {'gives' if len(twice) == 1 else 'give'} a repetition of a cell that "
+            "another row gives too: of such only the last counts",
+            twice,
+            "keep one study per folder; remove the rows that came from elsewhere",
+        )
+
+
+@rule("each row says how its time was obtained, and no claim joins two ways")
+def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
     """Measured and simulated times must not be joined by a line or divided."""
-
-    name = "mixed-executions"
-    summary = "each row says how its time was obtained, and no claim joins two ways"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        counts = runs.groupby(["label", "execution"])["workers"].nunique().groupby("label").max()
-        torn = counts.index[counts < runs.groupby("label")["workers"].nunique()]
-        if len(torn):
-            yield self.finding(
-                "warning",
-                f"no one execution covers all worker counts of {listed(torn)}: a curve over them joins two",
-                place(runs[runs["label"].isin(torn)]),
-                "run one execution at all worker counts, as --execution auto does with virtual",
-            )
-        kinds = {str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")}
-        if len(kinds) > 1:
-            spans = ", ".join(f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items())
-            yield self.finding(
-                "note",
-                f"times of {len(kinds)} kinds: {spans}",
-                "all cells",
-                "say which kind each number is; join no two kinds by a line or a ratio",
-            )
+    runs = evidence.runs
+    counts = runs.groupby(["label", "execution"])["workers"].nunique().groupby("label").max()
+    torn = counts.index[counts < runs.groupby("label")["workers"].nunique()]
+    if len(torn):
+        yield finding(
+            "warning",
+            f"no one execution covers all worker counts of {listed(torn)}: a curve over them joins two",
+            runs[runs["label"].isin(torn)],
+            "run one execution at all worker counts, as --execution auto does with virtual",
+        )
+    kinds = {str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")}
+    if len(kinds) > 1:
+        spans = ", ".join(f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items())
+        yield finding(
+            "note",
+            f"times of {len(kinds)} kinds: {spans}",
+            "all cells",
+            "say which kind each number is; join no two kinds by a line or a ratio",
+        )
 
 
-@RULES.add
-class ReducedBatch(Rule):
+@rule("the batch stated as fixed is fixed at every worker count")
+def reduced_batch(evidence: Evidence) -> Iterator[Finding]:
     """A shard smaller than the batch reduces the batch, which changes the problem at those worker counts."""
-
-    name = "reduced-batch"
-    summary = "the batch stated as fixed is fixed at every worker count"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        column = "batch_per_worker" if (runs["batch_policy"] == "per_worker").all() else "batch_global"
-        if runs[column].nunique() > 1:
-            usual = runs[column].max()
-            changed = runs[runs[column] != usual]
-            values = listed(sorted(changed[column].dropna().unique()))
-            yield self.finding(
-                "warning",
-                f"{column} is {values} rather than {usual} at some worker counts: their shards hold no more",
-                place(changed),
-                "leave these worker counts out, or take a smaller batch or a larger data set",
-            )
+    runs = evidence.runs
+    column = "batch_per_worker" if (runs["batch_policy"] == "per_worker").all() else "batch_global"
+    if runs[column].nunique() > 1:
+        usual = runs[column].max()
+        changed = runs[runs[column] != usual]
+        values = listed(sorted(changed[column].dropna().unique()))
+        yield finding(
+            "warning",
+            f"{column} is {values} rather than {usual} at some worker counts: their shards hold no more",
+            changed,
+            "leave these worker counts out, or take a smaller batch or a larger data set",
+        )
 
 
-@RULES.add
-class UnequalSteps(Rule):
+@rule("at each worker count all strategies take the same optimizer steps per epoch")
+def unequal_steps(evidence: Evidence) -> Iterator[Finding]:
     """At one worker count all strategies have to take the same number of optimizer steps."""
-
-    name = "unequal-steps"
-    summary = "at each worker count all strategies take the same optimizer steps per epoch"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
-        usual = runs[runs["strategy"].isin(PER_BATCH)].groupby(["execution", "workers"])["steps_per_epoch"].max()
-        fallback = runs.groupby(["execution", "workers"])["steps_per_epoch"].max()
-        expected = usual.reindex(fallback.index).fillna(fallback).rename("expected").reset_index()
-        runs = runs.merge(expected, on=["execution", "workers"])
-        other = runs[runs["steps_per_epoch"] != runs["expected"]]
-        if len(other):
-            share = (other["steps_per_epoch"] / other["expected"]).astype(float)
-            worst = other.iloc[int((share - 1).abs().to_numpy().argmax())]
-            yield self.finding(
-                "warning",
-                f"steps per epoch differ between strategies: {worst['label']} takes {worst['steps_per_epoch']} at "
-                f"{counted(worst['workers'], 'worker')} where the baselines take {worst['expected']}",
-                place(other),
-                "compare times at equal steps, or time to a target metric; state the steps beside each time",
-            )
+    runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
+    usual = runs[runs["strategy"].isin(PER_BATCH)].groupby(["execution", "workers"])["steps_per_epoch"].max()
+    fallback = runs.groupby(["execution", "workers"])["steps_per_epoch"].max()
+    expected = usual.reindex(fallback.index).fillna(fallback).rename("expected").reset_index()
+    runs = runs.merge(expected, on=["execution", "workers"])
+    other = runs[runs["steps_per_epoch"] != runs["expected"]]
+    if len(other):
+        share = (other["steps_per_epoch"] / other["expected"]).astype(float)
+        worst = other.iloc[int((share - 1).abs().to_numpy().argmax())]
+        yield finding(
+            "warning",
+            f"steps per epoch differ between strategies: {worst['label']} takes {worst['steps_per_epoch']} at "
+            f"{counted(worst['workers'], 'worker')} where the baselines take {worst['expected']}",
+            other,
+            "compare times at equal steps, or time to a target metric; state the steps beside each time",
+        )
 
 
-@RULES.add
-class FallingSteps(Rule):
+@rule("where optimizer steps per epoch fall with the worker count, this is stated")
+def falling_steps(evidence: Evidence) -> Iterator[Finding]:
     """At a fixed batch per worker an epoch at K workers has K-fold fewer optimizer steps than at one."""
-
-    name = "falling-steps"
-    summary = "where optimizer steps per epoch fall with the worker count, this is stated"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
-        if (runs["scaling"] == "weak").any() or runs["workers"].nunique() < 2:
-            return
-        least, most = runs["workers"].min(), runs["workers"].max()
-        first, last = (runs[runs["workers"] == count]["steps_per_epoch"].median() for count in (least, most))
-        if last < 0.9 * first:
-            yield self.finding(
-                "note",
-                f"steps per epoch fall from {first:.0f} at {counted(int(least), 'worker')} to {last:.0f} at {most}: "
-                "equal epochs are not equal training",
-                "all strategies",
-                "state the steps in the caption, and show the metric or the time to a target beside each time",
-            )
+    runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
+    if (runs["scaling"] == "weak").any() or runs["workers"].nunique() < 2:
+        return
+    least, most = runs["workers"].min(), runs["workers"].max()
+    first, last = (runs[runs["workers"] == count]["steps_per_epoch"].median() for count in (least, most))
+    if last < 0.9 * first:
+        yield finding(
+            "note",
+            f"steps per epoch fall from {first:.0f} at {counted(int(least), 'worker')} to {last:.0f} at {most}: "
+            "equal epochs are not equal training",
+            "all strategies",
+            "state the steps in the caption, and show the metric or the time to a target beside each time",
+        )
 
 
-@RULES.add
-class FewSteps(Rule):
+@rule("a strategy that synchronises seldom has at least 8 steps between synchronisations")
+def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
     """Averaging every H steps can hide at most 1 - 1/H of the communication of averaging every step."""
-
-    name = "few-steps"
-    summary = "a strategy that synchronises seldom has at least 8 steps between synchronisations"
-    least: int = 8
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        rare = runs[~runs["strategy"].isin(PER_BATCH) & (runs["sync_unit"] == "epoch") & (runs["workers"] > 1)]
-        rare = rare[(rare["syncs"] > 0) & (rare["optimizer_steps"] > 0)]
-        between = (rare["optimizer_steps"] / rare["syncs"]).astype(float)
-        few = rare[between < self.least]
-        if len(few):
-            least = between.min()
-            steps = f"{least:.3g} step{'' if least == 1 else 's'}"
-            yield self.finding(
-                "warning",
-                f"as few as {steps} between synchronisations: at most {100 * (1 - 1 / least):.0f} % of the "
-                "communication can be saved there",
-                place(few),
-                "take fewer workers, a smaller batch or a larger data set, or state this ceiling",
-            )
+    runs = evidence.runs
+    rare = runs[~runs["strategy"].isin(PER_BATCH) & (runs["sync_unit"] == "epoch") & (runs["workers"] > 1)]
+    rare = rare[(rare["syncs"] > 0) & (rare["optimizer_steps"] > 0)]
+    between = (rare["optimizer_steps"] / rare["syncs"]).astype(float)
+    few = rare[between < least]
+    if len(few):
+        lowest = between.min()
+        steps = f"{lowest:.3g} step{'' if lowest == 1 else 's'}"
+        yield finding(
+            "warning",
+            f"as few as {steps} between synchronisations: at most {100 * (1 - 1 / lowest):.0f} % of the "
+            "communication can be saved there",
+            few,
+            "take fewer workers, a smaller batch or a larger data set, or state this ceiling",
+        )
 
 
 def _shares(values: pd.Series[Any]) -> str:

@@ -14,177 +14,146 @@ from scalebench.analysis.environment import (
     machines_of,
     reads_calibration,
 )
-from scalebench.analysis.grouping import listed, place
+from scalebench.analysis.grouping import listed
 from scalebench.analysis.loading import clusters_of
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
+from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 
 
-@RULES.add
-class MixedCommits(Rule):
+@rule("all runs were made by one commit of scalebench")
+def mixed_commits(evidence: Evidence) -> Iterator[Finding]:
     """Runs of two versions of the code are two experiments."""
-
-    name = "mixed-commits"
-    summary = "all runs were made by one commit of scalebench"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        commits = evidence.runs["git_commit"]
-        if commits.nunique() > 1 or (commits.isna().any() and commits.notna().any()):
-            counts = commits.fillna("no commit").str[:10].value_counts()
-            yield self.finding(
-                "error",
-                f"runs of {len(counts)} commits: "
-                + listed((f"{commit} ({counted(int(count), 'run')})" for commit, count in counts.items()), 4),
-                place(evidence.runs[commits != commits.mode().iloc[0]]),
-                "run the whole study at one commit, or one study for each",
-            )
-
-
-@RULES.add
-class DirtyCommit(Rule):
-    """A commit does not identify the code of a checkout with uncommitted changes."""
-
-    name = "dirty-commit"
-    summary = "the checkout that ran had no changes beside its commit"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        dirty = evidence.runs[evidence.runs["git_dirty"].fillna(False).astype(bool)]
-        if len(dirty):
-            yield self.finding(
-                "warning",
-                f"{counted(len(dirty), 'run')} of a checkout with uncommitted changes: no commit says what ran",
-                place(dirty),
-                "commit, then run the study anew (--new)",
-            )
-
-
-@RULES.add
-class MixedMachines(Rule):
-    """Times of different machines are not comparable; virtual times do not depend on the machine."""
-
-    name = "mixed-machines"
-    summary = "all measured runs of a study were made on one machine, or on equal ones"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.measured
-        machines = machines_of(runs, evidence.provenance)
-        kinds = {host: hardware(facts) if facts else None for host, facts in machines.items()}
-        alike = None not in kinds.values() and len(set(kinds.values())) == 1
-        several = runs["host_hash"].nunique() > 1
-        if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are fine
-            what = "machines of one kind" if alike else "machines"
-            yield self.finding(
-                "warning" if alike else "error",
-                f"measured on {len(kinds)} {what}: "
-                + listed((f"{host} ({kind or 'not described'})" for host, kind in kinds.items()), 4),
-                place(runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs),
-                "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
-            )
-        described = {facts["provenance"] for facts in evidence.provenance}
-        unknown = runs[runs["host_hash"].isna() & ~runs["provenance"].isin(described)]
-        if len(unknown):
-            others = ", and of the others it is on record" if len(unknown) < len(runs) else ""
-            yield self.finding(
-                "warning",
-                f"of {counted(len(unknown), 'measured run')} the machine is unknown (host_hash is empty){others}",
-                place(unknown),
-                "keep host_hash, or say on which machine they were measured and how that is known",
-            )
-        for execution, own in evidence.rows.groupby("execution"):
-            clusters = clusters_of(own)
-            if clusters.nunique() > 1:
-                yield self.finding(
-                    "error",
-                    f"{execution} runs of {clusters.nunique()} clusters: {listed(clusters.unique(), 4)}",
-                    place(own[clusters != clusters.iloc[-1]]),
-                    "give each cluster a study of its own (--name)",
-                )
-
-
-@RULES.add
-class MixedPackages(Rule):
-    """Versions of libraries affect times and metrics."""
-
-    name = "mixed-packages"
-    summary = "all runs used the same package versions"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        hashes = list(runs["packages_hash"].dropna().unique())
-        if len(hashes) < 2:
-            return
-        changed = changed_packages(evidence.provenance, hashes)
-        decisive = [name for name in changed if name in DECISIVE]
-        what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
-        yield self.finding(
-            "error" if decisive else "warning",
-            f"{len(hashes)} sets of packages: "
-            + (listed(what, 6) if what else "provenance/ does not say which differ"),
-            place(runs[runs["packages_hash"] != runs["packages_hash"].mode().iloc[0]]),
-            "run the whole study in one environment (constraints.txt pins it)",
+    commits = evidence.runs["git_commit"]
+    if commits.nunique() > 1 or (commits.isna().any() and commits.notna().any()):
+        counts = commits.fillna("no commit").str[:10].value_counts()
+        yield finding(
+            "error",
+            f"runs of {len(counts)} commits: "
+            + listed((f"{commit} ({counted(int(count), 'run')})" for commit, count in counts.items()), 4),
+            evidence.runs[commits != commits.mode().iloc[0]],
+            "run the whole study at one commit, or one study for each",
         )
 
 
-@RULES.add
-class NoProvenance(Rule):
+@rule("the checkout that ran had no changes beside its commit")
+def dirty_commit(evidence: Evidence) -> Iterator[Finding]:
+    """A commit does not identify the code of a checkout with uncommitted changes."""
+    dirty = evidence.runs[evidence.runs["git_dirty"].fillna(False).astype(bool)]
+    if len(dirty):
+        yield finding(
+            "warning",
+            f"{counted(len(dirty), 'run')} of a checkout with uncommitted changes: no commit says what ran",
+            dirty,
+            "commit, then run the study anew (--new)",
+        )
+
+
+@rule("all measured runs of a study were made on one machine, or on equal ones")
+def mixed_machines(evidence: Evidence) -> Iterator[Finding]:
+    """Times of different machines are not comparable; virtual times do not depend on the machine."""
+    runs = evidence.measured
+    machines = machines_of(runs, evidence.provenance)
+    kinds = {host: hardware(facts) if facts else None for host, facts in machines.items()}
+    alike = None not in kinds.values() and len(set(kinds.values())) == 1
+    several = runs["host_hash"].nunique() > 1
+    if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are fine
+        what = "machines of one kind" if alike else "machines"
+        yield finding(
+            "warning" if alike else "error",
+            f"measured on {len(kinds)} {what}: "
+            + listed((f"{host} ({kind or 'not described'})" for host, kind in kinds.items()), 4),
+            runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs,
+            "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
+        )
+    described = {facts["provenance"] for facts in evidence.provenance}
+    unknown = runs[runs["host_hash"].isna() & ~runs["provenance"].isin(described)]
+    if len(unknown):
+        others = ", and of the others it is on record" if len(unknown) < len(runs) else ""
+        yield finding(
+            "warning",
+            f"of {counted(len(unknown), 'measured run')} the machine is unknown (host_hash is empty){others}",
+            unknown,
+            "keep host_hash, or say on which machine they were measured and how that is known",
+        )
+    for execution, own in evidence.rows.groupby("execution"):
+        clusters = clusters_of(own)
+        if clusters.nunique() > 1:
+            yield finding(
+                "error",
+                f"{execution} runs of {clusters.nunique()} clusters: {listed(clusters.unique(), 4)}",
+                own[clusters != clusters.iloc[-1]],
+                "give each cluster a study of its own (--name)",
+            )
+
+
+@rule("all runs used the same package versions")
+def mixed_packages(evidence: Evidence) -> Iterator[Finding]:
+    """Versions of libraries affect times and metrics."""
+    runs = evidence.runs
+    hashes = list(runs["packages_hash"].dropna().unique())
+    if len(hashes) < 2:
+        return
+    changed = changed_packages(evidence.provenance, hashes)
+    decisive = [name for name in changed if name in DECISIVE]
+    what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
+    yield finding(
+        "error" if decisive else "warning",
+        f"{len(hashes)} sets of packages: " + (listed(what, 6) if what else "provenance/ does not say which differ"),
+        runs[runs["packages_hash"] != runs["packages_hash"].mode().iloc[0]],
+        "run the whole study in one environment (constraints.txt pins it)",
+    )
+
+
+@rule("the resolved study, the machine and packages of every run and the calibration are on record")
+def no_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Study, machine, packages and calibration are needed to repeat a study."""
-
-    name = "no-provenance"
-    summary = "the resolved study, the machine and packages of every run and the calibration are on record"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        if not evidence.results.study:
-            yield self.finding(
-                "warning",
-                "study.yaml is missing: what was run is known only as far as the rows tell",
-                str(evidence.results.folder),
-                "keep the whole folder that `scalebench run` wrote",
-            )
-        keys = ("host_hash", "packages_hash")
-        alike = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
-        runs = evidence.runs
-        nameless = runs["provenance"].isna()  # from other writers: matched by host and packages
-        known = runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
-        known |= nameless & np.array([pair in alike for pair in zip(*(runs[key] for key in keys), strict=True)], bool)
-        unknown = runs[~known]
-        if len(unknown):
-            yield self.finding(
-                "warning",
-                f"nothing in provenance/ describes the machine and packages of {counted(len(unknown), 'run')}",
-                place(unknown),
-                "keep the whole folder that `scalebench run` wrote",
-            )
-        charged = runs[runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")]
-        kept = keeps_calibration(evidence.results)
-        if len(charged) and not (kept and reads_calibration(evidence.results)):
-            charging = f"{counted(len(charged), 'virtual run')} {'was' if len(charged) == 1 else 'were'} charged by"
-            yield self.finding(
-                "warning",
-                f"calibration.json {'cannot be read' if kept else 'is missing'}: nothing says what {charging}, "
-                "nor gives the same times again",
-                place(charged),
-                "keep the whole folder that `scalebench run` wrote",
-            )
+    if not evidence.results.study:
+        yield finding(
+            "warning",
+            "study.yaml is missing: what was run is known only as far as the rows tell",
+            str(evidence.results.folder),
+            "keep the whole folder that `scalebench run` wrote",
+        )
+    keys = ("host_hash", "packages_hash")
+    alike = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
+    runs = evidence.runs
+    nameless = runs["provenance"].isna()  # from other writers: matched by host and packages
+    known = runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
+    known |= nameless & np.array([pair in alike for pair in zip(*(runs[key] for key in keys), strict=True)], bool)
+    unknown = runs[~known]
+    if len(unknown):
+        yield finding(
+            "warning",
+            f"nothing in provenance/ describes the machine and packages of {counted(len(unknown), 'run')}",
+            unknown,
+            "keep the whole folder that `scalebench run` wrote",
+        )
+    charged = runs[runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")]
+    kept = keeps_calibration(evidence.results)
+    if len(charged) and not (kept and reads_calibration(evidence.results)):
+        charging = f"{counted(len(charged), 'virtual run')} {'was' if len(charged) == 1 else 'were'} charged by"
+        yield finding(
+            "warning",
+            f"calibration.json {'cannot be read' if kept else 'is missing'}: nothing says what {charging}, "
+            "nor gives the same times again",
+            charged,
+            "keep the whole folder that `scalebench run` wrote",
+        )
 
 
-@RULES.add
-class FrequencyScaling(Rule):
+@rule("measured runs had processors at a fixed clock rate, as far as the machine says")
+def frequency_scaling(evidence: Evidence) -> Iterator[Finding]:
     """With a governor other than `performance` the clock rate follows the load, and times depend on earlier load."""
-
-    name = "frequency-scaling"
-    summary = "measured runs had processors at a fixed clock rate, as far as the machine says"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        governors = {
-            str(facts["cpu"]["governor"])
-            for facts in machines_of(evidence.measured, evidence.provenance).values()
-            if facts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
-        } - {"performance"}
-        if governors:
-            yield self.finding(
-                "warning",
-                f"the processors' governor is {listed(sorted(governors))}: clock rates follow the load",
-                place(evidence.measured),
-                "cpupower frequency-set -g performance, or state the governor",
-            )
+    governors = {
+        str(facts["cpu"]["governor"])
+        for facts in machines_of(evidence.measured, evidence.provenance).values()
+        if facts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
+    } - {"performance"}
+    if governors:
+        yield finding(
+            "warning",
+            f"the processors' governor is {listed(sorted(governors))}: clock rates follow the load",
+            evidence.measured,
+            "cpupower frequency-set -g performance, or state the governor",
+        )

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from scalebench.analysis import validation
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule, by_severity
-from scalebench.analysis.methodology.baselines import Unsettled, share_of
+from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
+from scalebench.analysis.methodology.baselines import share_of, unsettled
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
-from scalebench.analysis.validation import CHECKED_FROM, virtual_error
 from scalebench.formatting import counted, deviation, percent
 from scalebench.study.spec import SIMULATED
 
@@ -30,242 +30,199 @@ ENOUGH_RUNS = 5
 def findings(results: Results) -> list[Finding]:
     """Findings about the repetitions of completed runs, the gravest first."""
     evidence = Evidence(results)
-    rules = (FewRuns, Spread, OddRuns, TwoGroups, MovingTimes, RunsApart, UncheckedSimulation, Unsettled)
-    return by_severity(finding for rule in rules for finding in rule().findings(evidence))
+    rules = (few_runs, spread, odd_runs, two_groups, drift, runs_apart, virtual_error, unsettled)
+    return by_severity(finding for find in rules for finding in find(evidence))
 
 
-@RULES.add
-class FewRuns(Rule):
+@rule("every cell was repeated often enough for an interval")
+def few_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 5 of the twelve: nondeterministic times need intervals, and intervals need repetitions."""
-
-    name = "few-runs"
-    summary = "every cell was repeated often enough for an interval"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        of_what = "" if states_steps(evidence.results) else " of the calibration"
-        for execution in dict.fromkeys(evidence.cells["execution"]):
-            own = evidence.cells[evidence.cells["execution"] == execution]
-            single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
-            few = few[few["interval"] != NOTHING_VARIES]
-            if len(single):
-                yield self.finding(
-                    "warning",
-                    f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
-                    place(single),
-                    f"repeat every point: {_repeat(evidence.results)}",
-                )
-            if len(few) and execution not in MEASURED:
-                yield self.finding(
-                    "note",
-                    f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
-                    "their spread, which the interval is made of, is hardly known",
-                    place(few),
-                    f"{_repeat(evidence.results)}, which tells the spread better",
-                )
-            if len(few) and execution in MEASURED:
-                yield self.finding(
-                    "warning",
-                    f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
-                    "wide, and no test of a paired difference is within reach",
-                    place(few),
-                    f"{_repeat(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
-                )
+    of_what = "" if states_steps(evidence.results) else " of the calibration"
+    for execution in dict.fromkeys(evidence.cells["execution"]):
+        own = evidence.cells[evidence.cells["execution"] == execution]
+        single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+        few = few[few["interval"] != NOTHING_VARIES]
+        if len(single):
+            yield finding(
+                "warning",
+                f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
+                single,
+                f"repeat every point: {_repeat(evidence.results)}",
+            )
+        if len(few) and execution not in MEASURED:
+            yield finding(
+                "note",
+                f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
+                "their spread, which the interval is made of, is hardly known",
+                few,
+                f"{_repeat(evidence.results)}, which tells the spread better",
+            )
+        if len(few) and execution in MEASURED:
+            yield finding(
+                "warning",
+                f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
+                "wide, and no test of a paired difference is within reach",
+                few,
+                f"{_repeat(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
+            )
 
 
-@RULES.add
-class Spread(Rule):
+@rule("the repetitions of a cell lie within 10 % of each other (coefficient of variation)")
+def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     """Rule 8 of the twelve: a mean of widely spread values says little."""
-
-    name = "spread"
-    summary = "the repetitions of a cell lie within 10 % of each other (coefficient of variation)"
-    most: float = 0.10
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        for execution, own in _repeated_cells(evidence):
-            wide = own[own["spread"] > self.most].sort_values("spread", ascending=False, kind="stable")
-            if len(wide):
-                worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
-                yield self.finding(
-                    "warning",
-                    f"{share_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
-                    f"more than {100 * self.most:.0f} % between repetitions, at most by "
-                    f"{_share(wide['spread'].iloc[0])}{worst}",
-                    place(wide),
-                    "look for other work on the machine, bind the processes, or repeat more often and read the medians",
-                )
+    for execution, own in _repeated_cells(evidence):
+        wide = own[own["spread"] > most].sort_values("spread", ascending=False, kind="stable")
+        if len(wide):
+            worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
+            yield finding(
+                "warning",
+                f"{share_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
+                f"more than {100 * most:.0f} % between repetitions, at most by "
+                f"{_share(wide['spread'].iloc[0])}{worst}",
+                wide,
+                "look for other work on the machine, bind the processes, or repeat more often and read the medians",
+            )
 
 
-@RULES.add
-class OddRuns(Rule):
+@rule("no cell's mean time lies outside the interval of its median")
+def odd_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 8 of the twelve: where single runs move the mean, report the median."""
-
-    name = "odd-runs"
-    summary = "no cell's mean time lies outside the interval of its median"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        for execution, own in _repeated_cells(evidence):
-            odd = own[(own["train_s"] < own["median_low_s"]) | (own["train_s"] > own["median_high_s"])]
-            if len(odd):
-                yield self.finding(
-                    "warning",
-                    f"in {share_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
-                    "interval: single runs were unlike the others and move the mean",
-                    place(odd),
-                    "quote the median and its interval (median_s, median_low_s, median_high_s)",
-                )
+    for execution, own in _repeated_cells(evidence):
+        odd = own[(own["train_s"] < own["median_low_s"]) | (own["train_s"] > own["median_high_s"])]
+        if len(odd):
+            yield finding(
+                "warning",
+                f"in {share_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
+                "interval: single runs were unlike the others and move the mean",
+                odd,
+                "quote the median and its interval (median_s, median_low_s, median_high_s)",
+            )
 
 
-@RULES.add
-class TwoGroups(Rule):
+@rule("no cell's times fall into two groups")
+def two_groups(evidence: Evidence) -> Iterator[Finding]:
     """Rule 6 of the twelve: bimodal times are not normal on any scale.
 
     Adjusted by Holm over the cells of an execution.
     """
-
-    name = "two-groups"
-    summary = "no cell's times fall into two groups"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        for execution in MEASURED:
-            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
-            p = [two_groups_p(list(cell.seconds.values())) for cell in own]
-            known = [n for n, value in enumerate(p) if math.isfinite(value)]
-            adjusted = holm([p[n] for n in known])
-            split = [own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA]
-            if split:
-                yield self.finding(
-                    "warning",
-                    f"the times of {share_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
-                    "machine seems to have had two states, and a mean of both describes neither",
-                    place(_rows(split)),
-                    "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
-                )
+    for execution in MEASURED:
+        own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+        p = [two_groups_p(list(cell.seconds.values())) for cell in own]
+        known = [n for n, value in enumerate(p) if math.isfinite(value)]
+        adjusted = holm([p[n] for n in known])
+        split = [own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA]
+        if split:
+            yield finding(
+                "warning",
+                f"the times of {share_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
+                "machine seems to have had two states, and a mean of both describes neither",
+                _rows(split),
+                "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
+            )
 
 
-@RULES.add
-class MovingTimes(Rule):
+@rule("times neither grow nor shrink while the study runs")
+def drift(evidence: Evidence, most: float = 0.02) -> Iterator[Finding]:
     """Rule 6 of the twelve: repetitions are a sample only of a machine in a steady state."""
-
-    name = "drift"
-    summary = "times neither grow nor shrink while the study runs"
-    most: float = 0.02
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        for execution in MEASURED:
-            own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
-            found = time_trend(own)
-            if found and found.p <= ALPHA and abs(found.factor - 1) > self.most:
-                yield self.finding(
-                    "warning",
-                    f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
-                    f"(p = {found.p:.2g}): the machine was not the same throughout",
-                    f"{counted(len(own), 'cell')} of {execution} times",
-                    "ratios within a round are hardly touched, times are: repeat on an idle, warmed-up machine",
-                )
+    for execution in MEASURED:
+        own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+        found = time_trend(own)
+        if found and found.p <= ALPHA and abs(found.factor - 1) > most:
+            yield finding(
+                "warning",
+                f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "
+                f"(p = {found.p:.2g}): the machine was not the same throughout",
+                f"{counted(len(own), 'cell')} of {execution} times",
+                "ratios within a round are hardly touched, times are: repeat on an idle, warmed-up machine",
+            )
 
 
-@RULES.add
-class RunsApart(Rule):
+@rule("runs of one round were made side by side")
+def runs_apart(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: only runs made side by side share the state of the machine and are paired."""
-
-    name = "runs-apart"
-    summary = "runs of one round were made side by side"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        table = evidence.ratios
-        for execution in MEASURED:
-            own = table[(table["execution"] == execution) & table["reduction"].notna() & (table["n"] > 1)]
-            short = own["left_out"] > 0
-            apart = own[short | ~own["paired"]]
-            if len(apart):
-                yield self.finding(
-                    "warning",
-                    f"{counted(len(apart), f'{execution} ratio')} lost pairs to runs that were not made side by side: "
-                    + ", ".join(
-                        f"{count} {says if count == 1 else say}"
-                        for count, says, say in (
-                            (int(short.sum()), "leaves such rounds out", "leave such rounds out"),
-                            (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
-                        )
-                        if count
-                    ),
-                    place(apart),
-                    "runs were made again or after a pause; for pairs throughout run the study in one go (--new)",
-                )
-
-
-@RULES.add
-class UncheckedSimulation(Rule):
-    """A simulation is as credible as its comparison with native runs."""
-
-    name = "virtual-error"
-    summary = "native runs check the virtual times, and lie within 15 % of them"
-    most: float = 0.15
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        virtual = evidence.cells[evidence.cells["execution"].isin(SIMULATED)]
-        if virtual.empty:
-            return
-        spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
-        error, where = virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
-        if error is None:
-            yield self.finding(
-                "note",
-                "no native point checks the virtual times: "
-                + (
-                    "step times are stated, so that nothing varies and they have no interval"
-                    if virtual["interval"].eq(NOTHING_VARIES).all()
-                    else f"their interval holds the {spread} only"
+    table = evidence.ratios
+    for execution in MEASURED:
+        own = table[(table["execution"] == execution) & table["reduction"].notna() & (table["n"] > 1)]
+        short = own["left_out"] > 0
+        apart = own[short | ~own["paired"]]
+        if len(apart):
+            yield finding(
+                "warning",
+                f"{counted(len(apart), f'{execution} ratio')} lost pairs to runs that were not made side by side: "
+                + ", ".join(
+                    f"{count} {says if count == 1 else say}"
+                    for count, says, say in (
+                        (int(short.sum()), "leaves such rounds out", "leave such rounds out"),
+                        (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
+                    )
+                    if count
                 ),
-                where,
-                _to_check(evidence.results),
-            )
-        elif not error.known:
-            yield self.finding(
-                "warning",
-                f"the error of virtual times is known from {counted(error.checks, 'check')} only "
-                f"({deviation(error.rms)}): they and their ratios are given without interval",
-                where,
-                f"run natively at {CHECKED_FROM} worker counts or more, as far as the cores go",
-            )
-        elif error.rms > math.log1p(self.most):
-            yield self.finding(
-                "warning",
-                f"virtual times differ from native ones by {deviation(error.rms)} (root mean square of "
-                f"{counted(error.checks, 'check')})",
-                where,
-                "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
+                apart,
+                "runs were made again or after a pause; for pairs throughout run the study in one go (--new)",
             )
 
 
-@RULES.add
-class Seeds(Rule):
+@rule("native runs check the virtual times, and lie within 15 % of them")
+def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
+    """A simulation is as credible as its comparison with native runs."""
+    virtual = evidence.cells[evidence.cells["execution"].isin(SIMULATED)]
+    if virtual.empty:
+        return
+    spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
+    error, where = validation.virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
+    if error is None:
+        yield finding(
+            "note",
+            "no native point checks the virtual times: "
+            + (
+                "step times are stated, so that nothing varies and they have no interval"
+                if virtual["interval"].eq(NOTHING_VARIES).all()
+                else f"their interval holds the {spread} only"
+            ),
+            where,
+            _to_check(evidence.results),
+        )
+    elif not error.known:
+        yield finding(
+            "warning",
+            f"the error of virtual times is known from {counted(error.checks, 'check')} only "
+            f"({deviation(error.rms)}): they and their ratios are given without interval",
+            where,
+            f"run natively at {validation.CHECKED_FROM} worker counts or more, as far as the cores go",
+        )
+    elif error.rms > math.log1p(most):
+        yield finding(
+            "warning",
+            f"virtual times differ from native ones by {deviation(error.rms)} (root mean square of "
+            f"{counted(error.checks, 'check')})",
+            where,
+            "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
+        )
+
+
+@rule("each repetition has a seed of its own, and all strategies have the same seeds")
+def seeds(evidence: Evidence) -> Iterator[Finding]:
     """Each repetition needs its own seed, and paired metrics need the same seed in all strategies."""
-
-    name = "seeds"
-    summary = "each repetition has a seed of its own, and all strategies have the same seeds"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        groups = runs.groupby(CELL, dropna=False)["seed"]
-        equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
-        if len(equal):
-            yield self.finding(
-                "warning",
-                f"repetitions share a seed (seed {listed(sorted(equal['seed'].unique()))}): the metric's interval says "
-                "nothing about other seeds",
-                place(equal),
-                "repeat with different seeds, as `scalebench run` does by itself",
-            )
-        seeds = runs.groupby(["execution", "repetition"])["seed"].nunique()
-        if (seeds > 1).any():
-            yield self.finding(
-                "warning",
-                f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'round')} of the run order: "
-                "their metrics are not paired",
-                listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
-                "run all strategies in one study, which gives each repetition one seed",
-            )
+    runs = evidence.runs
+    groups = runs.groupby(CELL, dropna=False)["seed"]
+    equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
+    if len(equal):
+        yield finding(
+            "warning",
+            f"repetitions share a seed (seed {listed(sorted(equal['seed'].unique()))}): the metric's interval says "
+            "nothing about other seeds",
+            equal,
+            "repeat with different seeds, as `scalebench run` does by itself",
+        )
+    seeds = runs.groupby(["execution", "repetition"])["seed"].nunique()
+    if (seeds > 1).any():
+        yield finding(
+            "warning",
+            f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'round')} of the run order: "
+            "their metrics are not paired",
+            listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
+            "run all strategies in one study, which gives each repetition one seed",
+        )
 
 
 def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:

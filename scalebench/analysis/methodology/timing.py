@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.environment import nodes_in
-from scalebench.analysis.grouping import CELL, crowding, place
-from scalebench.analysis.methodology import RULES, Evidence, Finding, Rule
+from scalebench.analysis.grouping import CELL, crowding
+from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted, percent, seconds
 from scalebench.study.spec import SIMULATED
 
@@ -28,146 +28,123 @@ _TICKS = (
 _FEWEST = 4  # different times needed to detect a tick
 
 
-@RULES.add
-class ClockResolution(Rule):
+@rule("measured times are positive and far longer than the tick of the clock that took them")
+def clock_resolution(
+    evidence: Evidence,
+    most: float = 0.001,  # of the shortest time
+) -> Iterator[Finding]:
     """Times that are all multiples of one tick were read from a coarse clock, or rounded."""
-
-    name = "clock-resolution"
-    summary = "measured times are positive and far longer than the tick of the clock that took them"
-    most: float = 0.001  # of the shortest time
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        none = evidence.runs[~(evidence.runs["train_s"] > 0)]
-        if len(none):
-            yield self.finding(
-                "error",
-                f"{counted(len(none), 'completed run')} without a positive training time, in no statistic",
-                place(none),
-                "make the epochs longer than the clock can resolve, or repair the rows",
-            )
-        runs = evidence.measured[evidence.measured["train_s"] > 0]
-        tick = _tick(runs["train_s"].to_numpy(dtype=float))
-        if tick is not None and tick > self.most * runs["train_s"].min():
-            coarse = runs[runs["train_s"] * self.most < tick]
-            yield self.finding(
-                "warning",
-                f"all times are multiples of {seconds(tick)}, up to {100 * tick / runs['train_s'].min():.2g} % of the "
-                "time measured",
-                place(coarse),
-                "keep the digits that were written, use a finer clock, or train for more epochs",
-            )
+    none = evidence.runs[~(evidence.runs["train_s"] > 0)]
+    if len(none):
+        yield finding(
+            "error",
+            f"{counted(len(none), 'completed run')} without a positive training time, in no statistic",
+            none,
+            "make the epochs longer than the clock can resolve, or repair the rows",
+        )
+    runs = evidence.measured[evidence.measured["train_s"] > 0]
+    tick = _tick(runs["train_s"].to_numpy(dtype=float))
+    if tick is not None and tick > most * runs["train_s"].min():
+        coarse = runs[runs["train_s"] * most < tick]
+        yield finding(
+            "warning",
+            f"all times are multiples of {seconds(tick)}, up to {100 * tick / runs['train_s'].min():.2g} % of the "
+            "time measured",
+            coarse,
+            "keep the digits that were written, use a finer clock, or train for more epochs",
+        )
 
 
-@RULES.add
-class ShortRuns(Rule):
+@rule("measured runs take at least a tenth of a second")
+def short_runs(evidence: Evidence, least_s: float = 0.1) -> Iterator[Finding]:
     """The time of a run of a few time slices depends on the scheduler."""
-
-    name = "short-runs"
-    summary = "measured runs take at least a tenth of a second"
-    least_s: float = 0.1
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.measured
-        short = runs[(runs["train_s"] > 0) & (runs["train_s"] < self.least_s)]
-        if len(short):
-            yield self.finding(
-                "warning",
-                f"{counted(len(short), 'run')} took less than {seconds(self.least_s)}, the shortest "
-                f"{seconds(short['train_s'].min())}: one time slice of another process (some ms) shows",
-                place(short),
-                "train for more epochs (--epochs), or take a larger data set",
-            )
+    runs = evidence.measured
+    short = runs[(runs["train_s"] > 0) & (runs["train_s"] < least_s)]
+    if len(short):
+        yield finding(
+            "warning",
+            f"{counted(len(short), 'run')} took less than {seconds(least_s)}, the shortest "
+            f"{seconds(short['train_s'].min())}: one time slice of another process (some ms) shows",
+            short,
+            "train for more epochs (--epochs), or take a larger data set",
+        )
 
 
-@RULES.add
-class WarmUp(Rule):
+@rule("measured runs take warm-up steps before the clock starts, and their first epoch is not slower")
+def warm_up(
+    evidence: Evidence,
+    most: float = 0.25,  # by which the first epoch may exceed the later ones
+    least_share: float = 0.5,  # of the runs
+) -> Iterator[Finding]:
     """The first steps allocate, compile and connect, and have to run before the clock starts."""
-
-    name = "warm-up"
-    summary = "measured runs take warm-up steps before the clock starts, and their first epoch is not slower"
-    most: float = 0.25  # by which the first epoch may exceed the later ones
-    least_share: float = 0.5  # of the runs
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.measured
-        cold = runs[~(runs["warmup_steps"].fillna(0) > 0)]
-        if len(cold):
-            yield self.finding(
-                "warning",
-                f"{counted(len(cold), 'run')} without warm-up steps before the clock started",
-                place(cold),
-                "--set warmup_steps=10 (the default)",
-            )
-        slower = _first_epochs(evidence, runs)
-        slow = slower[slower > 1 + self.most]
-        if len(slower) and len(slow) >= self.least_share * len(slower):
-            yield self.finding(
-                "warning",
-                f"the first epoch is slower than the later ones by {percent(slow.median() - 1)} (median) in "
-                f"{len(slow)} of {counted(len(slower), 'run')}: the warm-up is too short",
-                place(runs[runs["run_id"].isin(slow.index)]),
-                "more warm-up steps (--set warmup_steps=...), or more epochs",
-            )
+    runs = evidence.measured
+    cold = runs[~(runs["warmup_steps"].fillna(0) > 0)]
+    if len(cold):
+        yield finding(
+            "warning",
+            f"{counted(len(cold), 'run')} without warm-up steps before the clock started",
+            cold,
+            "--set warmup_steps=10 (the default)",
+        )
+    slower = _first_epochs(evidence, runs)
+    slow = slower[slower > 1 + most]
+    if len(slower) and len(slow) >= least_share * len(slower):
+        yield finding(
+            "warning",
+            f"the first epoch is slower than the later ones by {percent(slow.median() - 1)} (median) in "
+            f"{len(slow)} of {counted(len(slower), 'run')}: the warm-up is too short",
+            runs[runs["run_id"].isin(slow.index)],
+            "more warm-up steps (--set warmup_steps=...), or more epochs",
+        )
 
 
-@RULES.add
-class Oversubscribed(Rule):
+@rule("no measured point has more workers than cores, or misses its pace; where one does, it is marked")
+def oversubscribed(evidence: Evidence) -> Iterator[Finding]:
     """Workers that share a core, or paced ones that miss their pace, do not represent separate devices."""
-
-    name = "oversubscribed"
-    summary = "no measured point has more workers than cores, or misses its pace; where one does, it is marked"
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        crowded = evidence.measured[evidence.measured["oversubscribed"].astype(bool)]
-        if len(crowded):
-            yield self.finding(
-                "warning",
-                f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with {crowding(crowded)}",
-                place(crowded),
-                "draw them as such, fit nothing to them, compare nothing with them; leave them out"
-                + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
-            )
-        unmarked = _unmarked(evidence)
-        if len(unmarked):
-            yield self.finding(
-                "error",
-                f"{counted(len(unmarked), 'run')} with more threads than usable cores, not marked as oversubscribed",
-                place(unmarked),
-                "restore the column `oversubscribed` as it was written; such runs are no baseline",
-            )
+    crowded = evidence.measured[evidence.measured["oversubscribed"].astype(bool)]
+    if len(crowded):
+        yield finding(
+            "warning",
+            f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with {crowding(crowded)}",
+            crowded,
+            "draw them as such, fit nothing to them, compare nothing with them; leave them out"
+            + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
+        )
+    unmarked = _unmarked(evidence)
+    if len(unmarked):
+        yield finding(
+            "error",
+            f"{counted(len(unmarked), 'run')} with more threads than usable cores, not marked as oversubscribed",
+            unmarked,
+            "restore the column `oversubscribed` as it was written; such runs are no baseline",
+        )
 
 
-@RULES.add
-class BusyMachine(Rule):
+@rule("other programs took less than a tenth of the cores while runs, or the calibration, were measured")
+def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     """A share s of the cores taken by other programs lengthens runs on all cores by about s / (1 - s).
 
     From a tenth this exceeds the spread of 10 % that `spread` warns of. The mean over a cell's runs is judged, because
     the kernel's ticks blur a single short run. For virtual times the load during calibration counts.
     """
-
-    name = "busy-machine"
-    summary = "other programs took less than a tenth of the cores while runs, or the calibration, were measured"
-    most: float = 0.1
-
-    def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        runs = evidence.runs
-        for what, own in (
-            ("cells of real runs", evidence.measured),
-            ("cells of simulated runs, when their calibration was measured", runs[runs["execution"].isin(SIMULATED)]),
-        ):
-            known = own[own["others_load"].notna()]
-            loads = known.groupby(CELL, dropna=False)["others_load"].mean()
-            busy = loads[loads > self.most]
-            if len(busy):
-                yield self.finding(
-                    "warning",
-                    f"other programs took {100 * self.most:.0f} % or more of the cores in {len(busy)} of {len(loads)} "
-                    f"{what}: {100 * busy.median():.0f} % (median), up to {100 * busy.max():.0f} %",
-                    place(known[known.set_index(CELL).index.isin(busy.index)]),
-                    "measure again on a machine that nobody else uses (--new)"
-                    if what == "cells of real runs"
-                    else "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training",
-                )
+    runs = evidence.runs
+    for what, own in (
+        ("cells of real runs", evidence.measured),
+        ("cells of simulated runs, when their calibration was measured", runs[runs["execution"].isin(SIMULATED)]),
+    ):
+        known = own[own["others_load"].notna()]
+        loads = known.groupby(CELL, dropna=False)["others_load"].mean()
+        busy = loads[loads > most]
+        if len(busy):
+            yield finding(
+                "warning",
+                f"other programs took {100 * most:.0f} % or more of the cores in {len(busy)} of {len(loads)} "
+                f"{what}: {100 * busy.median():.0f} % (median), up to {100 * busy.max():.0f} %",
+                known[known.set_index(CELL).index.isin(busy.index)],
+                "measure again on a machine that nobody else uses (--new)"
+                if what == "cells of real runs"
+                else "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training",
+            )
 
 
 def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:

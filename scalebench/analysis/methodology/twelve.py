@@ -77,6 +77,7 @@ TWELVE = (
         (
             *("mixed-configurations", "mixed-batch-policies", "mixed-commits", "dirty-commit", "mixed-machines"),
             *("mixed-packages", "no-provenance", "frequency-scaling", "reduced-batch", "falling-steps"),
+            *("untuned", "tuning-edge", "target-in-trials"),
         ),
         "the resolved study, machine, packages, environment and calibration are kept beside the rows",
         "what nothing in the machine knows: its cooling, the network's other traffic",

@@ -38,6 +38,7 @@ class DigitsShifted(DatasetBuilder):
 
     name = "digits_shifted"
     summary = "digits, each training image also shifted by one pixel in 4 directions: 7,185 for training"
+    copies = 5
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         x_train, y_train, x_test, y_test = _digits()

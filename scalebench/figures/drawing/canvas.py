@@ -18,9 +18,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
+from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.figures.drawing import caption
 from scalebench.figures.drawing.panel import Panel, lettered
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross
+from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross, grouped, looks, name_series
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
 
@@ -55,6 +57,12 @@ class Canvas:
         parts = 3 if style.caption == "below" else 2
         self._bands = self._figure.add_gridspec(parts, 1)
         self._body, self._strip, *self._foot = (self._figure.add_subfigure(self._bands[row]) for row in range(parts))
+
+    def series_of(self, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look], list[list[str]]]:
+        """Name and select the series of `table`: return its selected rows, the look of each series, and the groups."""
+        named = name_series(table)
+        look, shown = looks(list(named["series"])), self.selection.of(named)
+        return shown, look, grouped([name for name in look if name in set(shown["series"])])
 
     def wanted(self, panels: Sequence[str]) -> list[str]:
         """Return those of the figure's `panels` that are to be drawn."""
@@ -124,6 +132,18 @@ class Canvas:
     def say(self, *sentences: str) -> None:
         """Add sentences to the caption."""
         self._caption += [sentence for sentence in sentences if sentence]
+
+    def describe(
+        self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True, machines: bool = True
+    ) -> None:
+        """Add study, executions, `machines`, `sentences` and oversubscription of what is `drawn` to the caption."""
+        self.say(
+            caption.describe_study(results, drawn),
+            caption.describe_executions(results, drawn, bars=bars),
+            caption.describe_machines(results, drawn) if machines else "",
+            *sentences,
+            caption.describe_oversubscription(drawn),
+        )
 
     def data(self) -> pd.DataFrame:
         """Return the drawn data, one row per point or bar segment."""

@@ -20,6 +20,7 @@ from scalebench.analysis.environment import (
 )
 from scalebench.analysis.grouping import EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
+from scalebench.analysis.tuning import optimizer_in_words
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
@@ -48,8 +49,7 @@ def describe_study(results: Results, drawn: pd.DataFrame | None = None) -> str:
         samples = f"{round(sizes.median()):,} training samples" if len(sizes) else "a fixed number of samples"
         scaling = f"Weak scaling: {last['model']}{parameters} on {last['dataset']} ({samples} per worker)"
     epochs = counted(int(last["epochs"]), "epoch")
-    optimizer = f"{last['optimizer']} at lr {last['lr']:g} ({last['lr_policy']})"
-    return f"{scaling}, {epochs}, {last['dtype']}, {optimizer}. {_batch(runs)}"
+    return f"{scaling}, {epochs}, {last['dtype']}, {optimizer_in_words(results, last)}. {_batch(runs)}"
 
 
 def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, bars: bool = True) -> str:

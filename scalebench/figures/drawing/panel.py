@@ -206,7 +206,7 @@ class Panel:
         self.ax.set_xlabel("workers")
 
     def seconds_axis(self, which: str = "y", label: str = "training time (s)") -> None:
-        """Set a log axis of seconds with plain numbers."""
+        """Set a log axis, as of seconds, with plain numbers."""
         axis = getattr(self.ax, f"{which}axis")
         getattr(self.ax, f"set_{which}scale")("log")
         if which == "y":

@@ -12,15 +12,9 @@ from scalebench.analysis.grouping import CELL
 from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE
 from scalebench.figures.base import EmptyFigureError
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import (
-    describe_executions,
-    describe_machines,
-    describe_oversubscription,
-    describe_study,
-    with_interval,
-)
+from scalebench.figures.drawing.caption import with_interval
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.styles import Look, grouped, looks, name_series
+from scalebench.figures.drawing.styles import Look
 
 METRIC_WORDS = {"accuracy": "test accuracy", "r2": "test R²"}
 PANELS = ("time", "efficiency", "metric")
@@ -28,12 +22,10 @@ PANELS = ("time", "efficiency", "metric")
 
 def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     """Draw time, efficiency, and metric of the consensus model; more than six series in rows of a few each."""
-    table = name_series(cells(results))
+    table = cells(results)
     scaling = ratios(results).query("baseline == 'serial'")
     table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
-    look = looks(list(table["series"]))
-    table = canvas.selection.of(table)
-    groups = grouped([name for name in look if name in set(table["series"])])
+    table, look, groups = canvas.series_of(table)
     known = {"time": "train_s", "efficiency": "efficiency", "metric": "metric"}
     names = [name for name in canvas.wanted(PANELS) if table[known[name]].notna().any()]
     if not names:
@@ -52,16 +44,14 @@ def draw_scaling(results: Results, canvas: Canvas, *, weak: bool) -> None:
     ideal = "efficiency" in names or ("time" in names and not weak and _serial(table).any())
     canvas.legend_of_executions(table, *([(Line2D([], [], color="#888888", linestyle=":"), "ideal")] if ideal else []))
     formula = "T(serial, 1) / T(N)" if weak else "T(serial, 1) / (N T(N))"
-    canvas.say(
-        describe_study(results, table),
-        describe_executions(results, table),
-        describe_machines(results, table),
+    canvas.describe(
+        results,
+        table,
         "Times are geometric means." if "time" in names else "",
         f"Efficiency is {formula}, each execution against its own serial run." if "efficiency" in names else "",
         f"The metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}."
         if "metric" in names
         else "",
-        describe_oversubscription(table),
         "Pale grey: the series of the other panels." if len(groups) > 1 else "",
         "Points at one worker count are set apart sideways to be seen.",
     )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.models.architecture import MODELS, Architecture
-from scalebench.models.images import image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, field_validator
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture
-from scalebench.models.images import image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
 
 if TYPE_CHECKING:
     from torch import nn

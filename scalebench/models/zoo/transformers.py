@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture
-from scalebench.models.images import image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
 
 if TYPE_CHECKING:
     from torch import nn

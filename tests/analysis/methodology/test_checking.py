@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.methodology import RULES, SEVERITIES, Finding, Rule, check, evidence_in
+from scalebench.analysis.methodology import RULES, SEVERITIES, Finding, check, evidence_in, finding, rule
 from scalebench.analysis.methodology.twelve import TWELVE
 from scalebench.errors import ResultsError, UsageError
 
@@ -50,15 +50,13 @@ def test_damaged_provenance_counts_as_missing(sound, tmp_path):
 
 
 def test_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
-    class Quiet(Rule):
-        name = "quiet"
-        summary = "nobody else used the machine"
-
-        def findings(self, evidence):
-            yield self.finding("error", f"{len(evidence.runs)} runs beside a build", "all", "measure at night")
-
     RULES.names()
-    monkeypatch.setitem(RULES._classes, "quiet", {"*": Quiet})
+    monkeypatch.setattr(RULES, "_classes", dict(RULES._classes))
+
+    @rule("nobody else used the machine")
+    def quiet(evidence):
+        yield finding("error", f"{len(evidence.runs)} runs beside a build", "all", "measure at night")
+
     report = check(sound.write(tmp_path))
     assert report.findings[0] == Finding("error", "quiet", "70 runs beside a build", "all", "measure at night")
 

@@ -45,6 +45,38 @@ def nothing_is_wrong_but_the_base_is_to_be_said(study):
     pass
 
 
+@case("untuned", "note", "all strategies share lr 0.1 at every worker count: none was tuned")
+def nothing_is_wrong_but_that_it_was_not_tuned_is_to_be_said(study):
+    pass
+
+
+def tuned(study, **best):
+    """All runs have the value of the best of three trials, which are the same for all points."""
+    study.study |= {"tune": {"over": {"lr": [0.01, 1.0]}, "trials": 3, "metric": "time_to_target", "validation": 0.2}}
+    study.change(tuned='{"lr": 0.1}')
+    first = next(row for row in study.rows if row.strategy == "allreduce" and row.execution == "virtual")
+    values = {0: 0.01, 1: 0.1, 2: 1.0}
+    study.rows = [
+        first.model_copy(
+            update={
+                "run_id": f"allreduce-w1-t{trial}-virtual", "trial": trial, "tuned": f'{{"lr": {lr}}}', "lr": lr,
+                "target_metric": 0.9, "time_to_target_s": best.get(f"t{trial}"), "final_metric": 0.8,
+            }
+        )
+        for trial, lr in values.items()
+    ] + study.rows  # fmt: skip
+
+
+@case("tuning-edge", "warning", "the best lr is the least or the largest that was tried (1.0) at 1 of 1 point")
+def the_best_value_is_the_largest(study):
+    tuned(study, t1=0.5, t2=0.4)
+
+
+@case("target-in-trials", "warning", "no trial reached the target at 1 of 1 point")
+def no_trial_reached_the_target(study):
+    tuned(study)
+
+
 @case("reduction-base", "error", "nothing to measure any reduction against: no completed run of allreduce")
 def allreduce_is_missing(study):
     study.drop(lambda row: row.strategy == "allreduce")
@@ -551,6 +583,7 @@ def test_a_sound_study_breaks_no_rule(sound, tmp_path):
         ("note", "mixed-executions"),  # what the text has to say
         ("note", "speedup-base"),
         ("note", "speedup-base"),
+        ("note", "untuned"),
     ]
 
 

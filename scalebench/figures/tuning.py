@@ -1,0 +1,95 @@
+"""The tuning figure: best trial so far against the number of trials, and the values that were chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis import Results
+    from scalebench.figures.drawing.canvas import Canvas
+
+_PANELS = ("trials", "values")
+_COLUMNS, _HEIGHT_IN = 3, 2.1
+
+
+@FIGURES.add
+class Tuning(Figure):
+    name = "tuning"
+    panels = _PANELS
+    by_default = False
+    summary = "best trial so far against the number of trials, and the tuned values against workers"
+
+    def absent(self, results: Results) -> str:
+        return super().absent(results) or ("" if len(results.trials) else "the study was not tuned")
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        import pandas as pd
+        from matplotlib.ticker import MaxNLocator
+
+        from scalebench.analysis.tuning import best_so_far, metric_of, tuned_cells, tuning_in_words
+        from scalebench.figures.drawing.caption import describe_study
+        from scalebench.figures.drawing.panel import share_y
+        from scalebench.figures.drawing.styles import looks, name_series
+        from scalebench.formatting import metric_word
+
+        course, best = (
+            canvas.selection.of(name_series(table).assign(oversubscribed=False))
+            for table in (best_so_far(results), tuned_cells(results))
+        )
+        if course.empty:
+            raise EmptyFigureError("no trial is selected")
+        look = looks(list(course["series"]))
+        by_time = metric_of(results) == "time_to_target"
+        metric = metric_word(str(results.trials["metric_name"].dropna().iloc[0]))
+        target = results.trials["target_metric"].dropna()
+        name = f"time to {metric} {target.iloc[0]:g} (s)" if by_time else f"validation {metric}"
+        wanted = canvas.wanted(_PANELS)
+        counts = sorted(int(count) for count in course["workers"].unique()) if "trials" in wanted else []
+        keys = _numeric(best["tuned"]) if "values" in wanted else []
+        grids = [
+            (number, canvas.fits(min(_COLUMNS, number), narrow=True), _HEIGHT_IN)
+            for number in (len(counts), len(keys))
+            if number
+        ]
+        if not grids:
+            raise EmptyFigureError("no value of the study that was tuned is a number")
+        panels = [panel for grid in canvas.grids(*grids) for panel in grid]
+        for panel, workers in zip(panels, counts, strict=False):
+            panel.title(f"{workers} worker{'s' * (workers > 1)}")
+            panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False)
+            panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.ax.set_xlabel("trials")
+            panel.ax.set_yscale("log" if by_time else "linear")
+        share_y(panels[: len(counts)])
+        for panel in panels[: len(counts)]:
+            if by_time:
+                panel.seconds_axis("y", "")
+            panel.ax.set_ylabel(name if panel.leftmost else "")
+        for panel, key in zip(panels[len(counts) :], keys, strict=True):
+            panel.title(f"chosen {key}")
+            values = pd.to_numeric(best["tuned"].map(lambda tuned, key=key: tuned.get(key)))
+            panel.curve(best.assign(**{key: values}), key, look)
+            panel.workers_axis(sorted(int(count) for count in best["workers"].unique()))
+            panel.seconds_axis("y", key)
+
+        canvas.legend_of_series(look)
+        words = tuning_in_words(results)
+        canvas.say(
+            describe_study(results),
+            f"{words[:1].upper()}{words[1:]}.",
+            "A line begins at the first trial that reached the target." if by_time else "",
+            "Trials are virtual runs with one seed; the runs of the study have others.",
+        )
+
+
+def _numeric(tuned: pd.Series[dict[str, object]]) -> list[str]:  # type: ignore[type-var]
+    """Return the tuned keys whose values are positive numbers."""
+    values: dict[str, list[object]] = {}
+    for chosen in tuned:
+        for key, value in chosen.items():
+            values.setdefault(key, []).append(value)
+    return [key for key, own in values.items() if all(isinstance(v, int | float) and v > 0 for v in own)]

@@ -1,0 +1,305 @@
+"""The machine that charges virtual runs: measured once, kept beside the results, used again by later commands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from scalebench.analysis.environment import STATED_STEPS
+from scalebench.cluster.engine_costs import EngineCosts, joined
+from scalebench.cluster.spec import Cluster
+from scalebench.comm import engines
+from scalebench.data.dataset import open_dataset
+from scalebench.errors import ClusterError, EngineError, ResultsError
+from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
+from scalebench.launch.hosts import reachable
+from scalebench.launch.planning import StudyPlan
+from scalebench.models.zoo.layers import layers_of
+from scalebench.pricing.calibration_file import (
+    Calibration,
+    Measurement,
+    Trained,
+    read_calibration,
+    require_measured_cluster,
+    save_text,
+)
+from scalebench.pricing.devices import Stated, step_table
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.step_times import StepTable, stated_table
+from scalebench.records.folder import CALIBRATION
+from scalebench.records.machine import cpu_model
+from scalebench.records.provenance import host_hash
+from scalebench.study.spec import Run, Study
+from scalebench.system.atomic_write import cache_folder
+from scalebench.virtual.calibration import Budget, measure_steps
+from scalebench.virtual.operation_costs import measure_operations
+
+THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
+ENGINES_SHARE = 0.4  # of the time for a calibration
+_OTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
+_OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
+_OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
+Note = Callable[[str], None]
+
+
+def machine_for(
+    plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
+) -> Machine:
+    """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
+
+    Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
+    machine that measured them. Where step times are stated for this machine, only engines' costs are measured.
+
+    Raises:
+        ClusterError: a calibration cannot be read, or does not fit the study.
+        ResultsError: the numbers that charged earlier runs are lost, have changed, or cannot be completed here.
+    """
+    study, path = plan.study, folder / CALIBRATION
+    given = given_calibration(study, plan.cluster)
+    states = plan.cluster.compute != "this-machine" or study.device_step_time is not None
+    if states and any(run.workers > 1 for run in runs):
+        note(STATED_STEPS)
+    if plan.cluster.compute != "this-machine":  # another machine's engines were not measured: its network is charged
+        return Machine(plan.cluster, EngineCosts(), [_stated(plan, runs)])
+    kept = read_calibration(path) if path.exists() else None
+    if given is not None:
+        if charged and kept is not None and kept != given:
+            raise ResultsError(
+                f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
+                f"put it back, or give them new times with: scalebench recalibrate {folder}"
+            )
+        return machine_of(_keep_given(study, given, runs, path, note), plan, runs)
+    if charged and kept is None:
+        raise ResultsError(
+            f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
+            f"put it back, or give them new times with: scalebench recalibrate {folder}"
+        )
+    complete = _complete_engines if study.device_step_time is not None else _complete
+    return machine_of(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+
+
+def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
+    """Scale the calibration in `folder` to the machine speed of the study's real runs.
+
+    `references` are the times of the reference step beside those runs, in seconds.
+    """
+    path = folder / CALIBRATION
+    if not references or study.calibration is not None or study.device_step_time is not None or not path.exists():
+        return machine
+    calibration = read_calibration(path).at(fmean(references))
+    calibration.save(path)
+    return replace(
+        machine,
+        engines=calibration.engines,
+        tables=calibration.tables,
+        operations=calibration.operations,
+        reference_s=calibration.reference_s,
+    )
+
+
+def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
+    """Read the calibration file that the study names; only its engines' costs count if the study states step times.
+
+    Raises:
+        ClusterError: the file cannot be read or is not a calibration, lacks step times that the study does not state,
+            is of another model or dtype, or charges nothing, as the cluster states everything.
+    """
+    if study.calibration is None:
+        return None
+    found = read_calibration(study.calibration)
+    require_measured_cluster(study.calibration, cluster)
+    if study.device_step_time is not None:
+        return found.model_copy(update={"tables": []})
+    if found.measured and (other := found.measured.differences(measurement_of(study), _OF_THE_STUDY)):
+        raise ClusterError(
+            f"calibration: {study.calibration} was measured for {found.measured}, which this study does not train "
+            f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
+        )
+    if not found.tables:
+        raise ClusterError(
+            f"calibration: {study.calibration} has no step times, as it is of a study that states them; "
+            "name another, or state them with --device-step-time"
+        )
+    return found
+
+
+def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
+    """Copy the given calibration to `path`; note the strategies without times of operations."""
+    assert study.calibration is not None
+    if given.measured and (other := given.measured.differences(measurement_of(study), _OF_THE_MACHINE)):
+        note(f"{study.calibration} is not of this machine and study: {'; '.join(other)}")
+    if study.device_step_time is not None:
+        given.save(path)
+        return given
+    save_text(study.calibration.read_text(), path)
+    for name in sorted({str(run.strategy) for run in _without_operations(given, runs)}):
+        note(f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it")
+    return given
+
+
+def _complete_engines(
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+) -> Calibration:
+    """The engines' costs beside stated step times: measured now, unless runs were `charged` by kept ones."""
+    key = key_of(plan)
+    if charged and kept is not None:
+        if kept.key != key:
+            note(_OTHER_MACHINE)
+        return kept
+    costs = measure_engines(plan, note)
+    measured = Calibration(key=key, measured=measurement_of(plan.study), tables=[], engines=costs)
+    measured.save(path)
+    return measured
+
+
+def _complete(
+    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+) -> Calibration:
+    """The calibration at `path`, with everything measured now that it lacks for `runs`."""
+    key, workers = key_of(plan), {run.workers for run in runs}
+    sizes = plan.batch_sizes(workers)
+    most = min(max(workers), plan.cluster.node.workers_per_node)
+    usable = kept if kept is not None and (charged or kept.key == key) else None
+    lacking = usable.lacking(sizes, most) if usable is not None else ""
+    if usable is not None and usable.key != key:
+        if lacking:
+            raise ResultsError(
+                f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
+                f"go on there, or measure all of it here with: scalebench recalibrate {path.parent}"
+            )
+        note(_OTHER_MACHINE)
+        return usable
+    if usable is None or lacking:
+        usable = _measured(plan, runs, sizes, most, usable if charged else None, lacking, note)
+        usable.save(path)
+    return with_operations(plan, usable, runs, path)
+
+
+def _measured(
+    plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, kept: Calibration | None, lacking: str, note: Note
+) -> Calibration:
+    """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
+    study = plan.study
+    example = min(runs, key=lambda run: run.workers)
+    budget = Budget((1 - ENGINES_SHARE) * study.calibration_budget_s, study.noisy)
+    measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
+    if measured.imprecise:
+        note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
+    reference_s = measured.reference_s
+    if kept is not None:
+        note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
+        factor = kept.reference_s / reference_s if kept.reference_s else 1.0
+        return kept.with_tables([table.scaled(factor) for table in measured.tables])
+    costs = measure_engines(plan, note).at(reference_s)
+    return Calibration(
+        key=key_of(plan),
+        measured=measurement_of(study),
+        trained=trained_in(plan),
+        tables=measured.tables,
+        engines=costs,
+        reference_s=reference_s,
+    )
+
+
+def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
+    """Add the operations of those strategies of `runs` that `kept` lacks, measured now."""
+    lacking = _without_operations(kept, runs)
+    if not lacking:
+        return kept
+    datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
+    further = measure_operations(lacking, datasets, Machine(plan.cluster, EngineCosts(), kept.tables))
+    completed = kept.model_copy(update={"operations": kept.operations | further})
+    completed.save(path)
+    return completed
+
+
+def _without_operations(kept: Calibration, runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
+
+
+def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
+    """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
+
+    A cluster with links of its own is charged by these.
+    """
+    here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
+    if "mpi" not in here:  # ranks that measure an engine are joined by it
+        if here:
+            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
+        return EngineCosts()
+    seconds = ENGINES_SHARE * plan.study.calibration_budget_s
+    inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
+    if plan.cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
+        return inside
+    try:
+        between = measure_between_nodes(here, seconds=seconds)
+    except EngineError as error:
+        note(f"between nodes the network model is charged, as {error}")
+        return inside
+    return joined([inside, between])
+
+
+def machine_of(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:
+    """Return what charges virtual `runs`: `calibration`, and the step times that the study or its cluster states."""
+    if plan.study.device_step_time is not None or plan.cluster.compute != "this-machine":
+        return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
+    return Machine(
+        plan.cluster, calibration.engines, calibration.tables, calibration.operations, calibration.reference_s
+    )
+
+
+def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
+    largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
+    layers, seconds = layers_of(plan.study.model), plan.study.device_step_time
+    if layers is None or seconds is None:
+        return stated_table(plan.study, plan.cluster, largest)
+    return step_table(Stated(seconds, largest), layers, [1, largest], plan.cluster.node.workers_per_node)
+
+
+def measurement_of(study: Study) -> Measurement:
+    """Return what a calibration that is measured here and now is of."""
+    import torch
+
+    return Measurement(
+        model=str(study.model),
+        dtype=study.dtype,
+        optimizer=str(study.optimizer),
+        threads_per_worker=study.threads_per_worker,
+        cpu=cpu_model(),
+        cores=engines.cores(),
+        torch=torch.__version__,
+    )
+
+
+def trained_in(plan: StudyPlan) -> Trained:
+    """Return the model and data of a study whose steps are measured."""
+    study, data = plan.study, next(iter(plan.prepared.datasets.values()))
+    return Trained(
+        model=study.model,
+        optimizer=study.optimizer,
+        dataset=data.name,
+        samples=data.n_train,
+        input_shape=data.input_shape,
+        outputs=data.outputs,
+        task=data.task,
+    )
+
+
+def key_of(plan: StudyPlan) -> str:
+    import torch
+
+    study = plan.study
+    parts = (
+        host_hash(),
+        torch.__version__,
+        study.model,
+        next(iter(plan.prepared.datasets.values())).sha256,
+        study.dtype,
+        study.optimizer,
+        study.threads_per_worker,
+        plan.cluster.node.workers_per_node,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,208 @@
+"""Predictions of a study's native and paced runs: the schedules of its strategies, priced by its calibration.
+
+Each point is the median time of the repetitions of a strategy on an engine at a worker count, beside the price of the
+same program on the placement that the runs had. Nothing of the runs enters the prediction but the reference step beside
+native ones, the speed that the machine had. Oversubscribed runs are left out.
+
+The 95 % interval of a prediction contains the draws of the calibration, communication that is slower or faster as the
+interval of latency and bandwidth allows that are fitted to the measured collectives (`cluster.fitting`, wider beyond
+their sizes and node counts), and 1 % by which times of equal runs differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis.intervals import calibration_interval
+from scalebench.analysis.loading import Results, load
+from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
+from scalebench.analysis.rounds import MEASURED, timed
+from scalebench.cluster.fitting import fit_engine
+from scalebench.cluster.load import load_cluster
+from scalebench.data.dataset import open_dataset
+from scalebench.errors import ResultsError
+from scalebench.formatting import counted
+from scalebench.launch.machine import THIS_MACHINE, Note, machine_of
+from scalebench.launch.planning import StudyPlan, plan_study
+from scalebench.pricing.calibration_file import read_calibration
+from scalebench.pricing.machine import Machine
+from scalebench.pricing.platform import scaled_engines
+from scalebench.records.folder import CALIBRATION, STUDY
+from scalebench.study.load import load_study
+from scalebench.study.spec import Run
+from scalebench.virtual.engine import model_time
+
+_UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption
+_SERIES = ["execution", "engine", "label"]
+
+
+class _Point(NamedTuple):
+    """Repetitions of one strategy on one engine at one worker count, and seconds of them by linear scaling."""
+
+    runs: pd.DataFrame
+    linear_s: float
+
+    @property
+    def first(self) -> Any:
+        return self.runs.iloc[0]
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of a worker in one synchronisation."""
+        return float(self.first["bytes_sent_per_worker"]) / max(1, int(self.first["syncs"]))
+
+
+def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lambda _: None) -> pd.DataFrame:
+    """Return a row with PREDICTION_COLUMNS for each measured point of the study in `folder`.
+
+    It is priced by `calibration`, else by the one in `folder`, else by the one that the study names.
+
+    Raises:
+        ResultsError: no measured run, or no calibration.
+        ClusterError: the calibration is none of this version.
+    """
+    results = load(folder)
+    plan = plan_study(load_study(folder / STUDY, {"execution": "modelled"}, []), timed=False)
+    runs = _comparable(results, plan, note)
+    path = calibration or (folder / CALIBRATION if (folder / CALIBRATION).exists() else plan.study.calibration)
+    if path is None:
+        raise ResultsError(
+            f"{folder} has no {CALIBRATION} to predict by; measure one with: scalebench calibrate {folder / STUDY}, "
+            "and name it with --calibration"
+        )
+    templates = {(str(run.strategy), run.workers, run.repetition): run for run in plan.sweep.simulated}
+    machine = _machine(plan, path, runs)
+    rows = []
+    for point in _points(runs):
+        first = point.first
+        if not machine.engines.has(first["engine"], int(first["nodes"])) and first["workers"] > 1:
+            where = "between nodes" if first["nodes"] > 1 else "on one node"
+            note(f"{first['label']} at {first['workers']} workers: {path} has no cost of {first['engine']} {where}")
+            continue
+        keys = [(str(first["label"]), int(first["workers"]), int(number)) for number in point.runs["repetition"]]
+        draws = [templates[key] for key in keys if key in templates]
+        if seconds := _predicted(plan, machine, draws, point):
+            rows.append(_row(results, machine, point, seconds))
+    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS))
+
+
+def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
+    runs = timed(results)
+    runs = runs[runs["execution"].isin(MEASURED)]
+    if runs.empty:
+        raise ResultsError(f"{results.folder} holds no completed native or paced run to compare a prediction with")
+    crowded = runs["oversubscribed"].astype(bool)
+    if crowded.any():
+        note(f"{counted(int(crowded.sum()), 'oversubscribed run')} left out")
+    runs = runs[~crowded]
+    if plan.study.device_step_time is not None and (native := runs["execution"] == "native").any():
+        note(f"{counted(int(native.sum()), 'native run')} left out: the study states the step time of another device")
+        runs = runs[~native]
+    return runs
+
+
+def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
+    """Return what prices the runs: this machine's engines and links, and measured or stated steps."""
+    calibration = read_calibration(path)
+    references = runs["reference_step_s"].dropna().tolist()
+    if plan.study.device_step_time is None and references:
+        calibration = calibration.at(fmean(references))
+    machine = machine_of(calibration, plan, plan.sweep.simulated)
+    return machine if plan.cluster.compute == "this-machine" else replace(machine, cluster=load_cluster(THIS_MACHINE))
+
+
+def _points(runs: pd.DataFrame) -> Iterator[_Point]:
+    for _, series in runs.groupby(_SERIES, sort=False):
+        base = series["workers"].min()
+        base_s = float(series.loc[series["workers"] == base, "train_s"].median())
+        for workers, own in series.groupby("workers"):
+            shorter = base / workers if own["scaling"].iloc[0] == "strong" else 1.0
+            yield _Point(own, math.nan if workers == base else base_s * shorter)
+
+
+def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point) -> tuple[float, float, float]:
+    """Return seconds with their bounds; empty where the program cannot be priced."""
+    first = point.first
+    node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
+    placed = replace(machine, cluster=machine.cluster.model_copy(update={"node": node}))
+    half = _half_of_communication(machine, point)
+    times = []
+    for factor in (math.exp(-half), 1.0, math.exp(half)):
+        priced = replace(placed, engines=scaled_engines(placed.engines, factor))
+        times.append([_seconds(plan, priced, run, str(first["execution"]), str(first["engine"])) for run in draws])
+    logs = np.log(times)
+    if not np.isfinite(logs).all() or not draws:
+        return ()  # type: ignore[return-value]
+    low, centre, high = logs.mean(axis=1).tolist()
+    drawn = calibration_interval(logs[1])
+    own = math.hypot(1.96 * _UNEXPLAINED, drawn.high - drawn.centre if len(draws) > 1 else 0.0)
+    bounds = centre - math.hypot(own, centre - low), centre + math.hypot(own, high - centre)
+    return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
+
+
+def _half_of_communication(machine: Machine, point: _Point) -> float:
+    """Return half the width, on logs, of the interval of a collective at the point."""
+    workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
+    fit = fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1) if workers > 1 else None
+    if fit is None:
+        return 0.0
+    found = fit.seconds(workers, nodes, point.nbytes)
+    return math.log(found.high / found.value)
+
+
+def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine: str) -> float:
+    """Return seconds of the training of `run` on `engine`; NaN if its program fails."""
+    options = run.virtual.model_copy(update={"engine": engine})
+    if execution == "native":  # nothing is injected
+        options = options.model_copy(update={"slowdown": {}, "slow_windows": [], "slow_links": {}})
+    asked = run.model_copy(update={"virtual": options})
+    outcome = model_time(asked, open_dataset(plan.prepared.folders[run.workers]), machine)
+    return max(report.train_s for report in outcome.workers) if outcome.status == "completed" else math.nan
+
+
+def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[float, float, float]) -> dict[str, Any]:
+    first, measured = point.first, float(point.runs["train_s"].median())
+    seconds, low, high = predicted
+    batch = first["batch_per_worker"] if first["batch_policy"] == "per_worker" else first["batch_global"]
+    where = (results.folder.name, results.study.get("device_step_time"), first["execution"], first["model"], batch)
+    return {
+        "source": f"{first['study']}: {first['execution']}, {first['engine']}",
+        "series": f"{first['label']} on {first['engine']}",
+        "system": first["cluster"],
+        "execution": first["execution"],
+        "strategy": first["label"],
+        "model": first["model"],
+        "quantity": "train_time",
+        "unit": "s",
+        "workers": int(first["workers"]),
+        "nodes": int(first["nodes"]),
+        "measured": measured,
+        "predicted": seconds,
+        "low": low,
+        "high": high,
+        "linear": point.linear_s,
+        "doublings": _doublings(machine, point),
+        "configuration": " | ".join(map(str, where)),
+        "seconds": measured,
+        "predicted_s": seconds,
+        "linear_s": point.linear_s,
+    }
+
+
+def _doublings(machine: Machine, point: _Point) -> float:
+    """Return doublings of workers, nodes or bytes, whichever is most, beyond the collectives that price the point."""
+    workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
+    if workers == 1:
+        return 0.0
+    nearest = machine.engines.of(str(point.first["engine"]), workers, nodes)
+    largest = max((nbytes for nbytes, _ in nearest.points), default=1.0)
+    beyond = workers / nearest.ranks, nodes / nearest.nodes, max(1.0, point.nbytes) / max(1.0, largest)
+    return max(0.0, *map(math.log2, beyond))

@@ -1,0 +1,108 @@
+"""The pages of the documentation: their commands run, every figure has its entry, pictures and links exist.
+
+A ```sh block of README.md and of the tutorials is executed unless a comment above it gives the reason why not:
+`<!-- not run: REASON -->`. `<!-- run with: FLAGS -->` makes `scalebench run` small, or `plot` quick: the n-th such
+comment belongs to the n-th of these commands (the last one to all that follow). A block whose first line is a comment
+with a file name is that file.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scalebench.figures import figure_names
+
+ROOT = Path(__file__).parents[1]
+# Pages of one folder, in the order in which they are read.
+PAGES = {
+    "readme": ["README.md"],
+    "one study": [f"docs/tutorials/{name}.md" for name in ("first-study", "reading-the-numbers", "figure-for-a-paper")],
+    "own": ["docs/tutorials/own-model-data-strategy.md"],
+    "slurm": ["docs/tutorials/laptop-to-slurm.md"],
+}
+SHRUNK = ("run", "plot", "predict")
+FENCE = re.compile(r"((?:<!--.*?-->\n)*)```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"[#%] ([\w-]+\.(?:py|yaml|tex))\n")
+LINK = re.compile(r"\]\(([^)#:]+\.(?:md|png))(?:#[\w-]+)?\)")
+
+
+class Block(NamedTuple):
+    """A fenced block with the comments above it."""
+
+    comments: str
+    language: str
+    text: str
+
+    @property
+    def flags(self) -> list[list[str]]:
+        return [shlex.split(words) for words in re.findall(r"<!-- run with: (.*?) -->", self.comments)]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+        yield Block(*match.groups())
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """Yield the words of each command, made small by the comments."""
+    flags = block.flags
+    for line in block.text.replace("\\\n", " ").replace(" && ", "\n").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] == "scalebench" and words[1] in SHRUNK and "--dry-run" not in words and flags:
+            words += flags[0]
+            flags = flags[1:] or flags
+        yield words
+
+
+@pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
+def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("scalebench.cli.plot._MOST_JOBS", 1)  # starting a process takes longer than drawing one figure
+    for page in pages:
+        for block in blocks_of(ROOT / page):
+            if named := NAMED.match(block.text):
+                Path(named[1]).write_text(block.text, encoding="utf-8")
+            if block.language != "sh" or "<!-- not run: " in block.comments:
+                continue
+            for words in commands_of(block):
+                if words[0] == "scalebench":
+                    invoke(*words[1:])
+                elif found := sys.executable if words[0] == "python" else shutil.which(words[0]):
+                    subprocess.run([found, *words[1:]], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+                else:
+                    assert f"<!-- needs: {words[0]} -->" in block.comments, f"{page}: no {words[0]} on this machine"
+
+
+def test_every_tutorial_is_run():
+    assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} == {
+        Path(page).name for pages in PAGES.values() for page in pages if page.startswith("docs")
+    }
+
+
+def test_every_figure_of_the_registry_is_in_the_gallery():
+    text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## ([\w-]+)\n\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    for name in figure_names():
+        assert f"scalebench plot --figure {name}\n" in sections[name]
+        assert f"(images/figures/{name}.png)" in sections[name]
+    pictures = {path.stem for path in (ROOT / "docs/images/figures").glob("*.png")}
+    assert pictures == set(figure_names())
+
+
+def test_links_between_pages_and_to_pictures_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        if "_build" in page.parts or "reference" in page.parts:
+            continue
+        for link in LINK.findall(page.read_text(encoding="utf-8")):
+            assert (page.parent / link).is_file() or "reference/" in link, f"{page.name}: {link}"
