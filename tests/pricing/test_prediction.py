@@ -96,7 +96,7 @@ def test_queue_is_near_the_event_engine(make_run, blobs, strategy, step_s):
 
 
 @pytest.mark.parametrize("strategy", [name for name in LOCK_STEP if name not in ("gossip", "horovod")])
-def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run, blobs, cost_model, tmp_path, strategy):
+def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run, blobs, machine, tmp_path, strategy):
     """One file charges both: steps, shuffles, engines and operations of the strategy, without jitter."""
     operation = OperationTime(seconds=2e-4, per_member_s=1e-5)
     run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none"})
@@ -104,16 +104,16 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run,
     names = {event.name for event in schedule.events if event.kind in ("operation", "merge")}
     trained = Trained(model=run.model, optimizer=run.optimizer, dataset="blobs", samples=96, input_shape=(2,),
                       outputs=3, task="classification")  # fmt: skip
-    tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in cost_model.tables]
+    tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in machine.tables]
     Calibration(
-        key="test", trained=trained, tables=tables, engines=cost_model.engines,
+        key="test", trained=trained, tables=tables, engines=machine.engines,
         operations={strategy: dict.fromkeys(names, operation)},
     ).save(tmp_path / "machine.json")  # fmt: skip
     read = read_calibration(tmp_path / "machine.json")
-    machine = Machine(cost_model.cluster, read.engines, read.tables, read.operations)
-    outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
+    charged = Machine(machine.cluster, read.engines, read.tables, read.operations)
+    outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, charged)
     assert outcome.status == "completed", outcome.error
-    platform = Platform(machine.cluster, Measured(tuple(read.tables)), read.engines, read.operations)
+    platform = Platform(charged.cluster, Measured(tuple(read.tables)), read.engines, read.operations)
     layers = count_model(_meta(run, blobs), "mlp", (2,))
     own = Predictor(Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained), platform)
     found = own.times(Component(name=strategy), 4, [Case(platform, 8)])
