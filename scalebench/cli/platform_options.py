@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 if TYPE_CHECKING:
+    from scalebench.pricing.calibration_file import Calibration
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
     from scalebench.study.spec import Component
@@ -21,17 +22,29 @@ _SAMPLES = 1_281_167  # ImageNet's training images
 def platform_options(command: _F) -> _F:
     """Add the model as an argument, and the options of workload and platform; read with `predictor_of`."""
     options = [
-        click.argument("model"),
+        click.argument("model", required=False),
         click.option("--layers", metavar="FILE.csv", help="Layer table of your own, in place of MODEL's."),
         click.option("--input", "input_shape", metavar="CxHxW", help="Shape of a sample, for file.py:factory."),
-        click.option("--cluster", metavar="NAME|FILE", required=True, help="Nodes and links."),
+        click.option(
+            "--cluster", metavar="NAME|FILE", help="Nodes and links.  [default, with --calibration: this-machine]"
+        ),
+        click.option(
+            "--calibration",
+            metavar="FILE",
+            help="Model, steps, engines and operations as `scalebench calibrate` measured.",
+        ),
         click.option("--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."),
         click.option("--step-batch", type=int, metavar="N", help="Samples of that step.  [default: --batch, or 64]"),
         click.option("--device", metavar="NAME|FILE", help="Roofline of this device, in place of --step-time."),
-        click.option("--dtype", default="float32", show_default=True, help="Of parameters, gradients and products."),
-        click.option("--batch", type=int, metavar="N", help="Samples of a worker's batch.  [default: 64]"),
+        click.option("--dtype", help="Of parameters, gradients and products.  [default: float32]"),
+        click.option(
+            "--batch",
+            type=int,
+            metavar="N",
+            help="Samples of a worker's batch.  [default: 64, or the largest measured]",
+        ),
         click.option("--batch-global", type=int, metavar="N", help="Samples of a step of all workers, in its place."),
-        click.option("--samples", type=int, default=_SAMPLES, help="Training samples.  [default: ImageNet's]"),
+        click.option("--samples", type=int, help="Training samples.  [default: ImageNet's, or the measured data's]"),
         click.option("--epochs", type=int, help="Epochs.  [default: 90]"),
         click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
         click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
@@ -44,48 +57,95 @@ def platform_options(command: _F) -> _F:
     return command
 
 
-def predictor_of(model: str, flags: dict[str, Any]) -> Predictor:
+def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
     """Return the predictor for the command's options; raise UsageError for what cannot be."""
+    from scalebench.errors import UsageError
     from scalebench.pricing.prediction import Predictor
 
-    workload = _workload(model, flags)
-    return Predictor(workload, _platform(workload, flags))
+    measured = _measured(model, flags) if flags["calibration"] is not None else None
+    for what, given in (("MODEL", model or flags["layers"]), ("--cluster", flags["cluster"])):
+        if measured is None and given is None:
+            raise UsageError(f"{what} is missing; give it, or what was measured with --calibration")
+    workload = _workload(model or "", flags, measured)
+    return Predictor(workload, _platform(workload, flags, measured))
 
 
-def _workload(model: str, flags: dict[str, Any]) -> Workload:
+def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
+    """Read the calibration, and refuse options that it decides otherwise."""
+    from scalebench.errors import ClusterError, UsageError
+    from scalebench.pricing.calibration_file import read_calibration
+    from scalebench.study.spec import Component
+
+    path = flags["calibration"]
+    found = read_calibration(Path(path))
+    if not found.tables:
+        raise ClusterError(f"calibration: {path} has no step times; write one with: scalebench calibrate")
+    if found.trained is None or found.measured is None:
+        raise ClusterError(
+            f"calibration: {path} does not say what data its model takes, as an earlier version wrote it; "
+            "write another with: scalebench calibrate"
+        )
+    own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
+    if model is not None and model not in (found.trained.model.name, str(found.trained.model)):
+        raise UsageError(f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out")
+    for flag in ("layers", "step_time", "step_batch", "device"):
+        if flags[flag] is not None:
+            raise UsageError(f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them")
+    for flag, value in own.items():
+        asked = str(Component.model_validate(flags[flag])) if flags[flag] else value
+        if asked != value:
+            raise UsageError(f"--{flag}: {path} was measured with {value}, not {asked}; calibrate with the other")
+    return found
+
+
+def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -> Workload:
+    import torch
+
     from scalebench.errors import UsageError
+    from scalebench.models.layer_counting import count_model
     from scalebench.models.layers import load_layers
-    from scalebench.pricing.prediction import Workload
+    from scalebench.models.registry import build_model
+    from scalebench.pricing.prediction import SGD, Workload
     from scalebench.study.spec import Component
 
     if flags["batch"] is not None and flags["batch_global"] is not None:
         raise UsageError("give --batch or --batch-global, not both")
-    batch = flags["batch_global"] or flags["batch"] or 64
+    largest = max(batch.samples for batch in measured.tables[0].batches) if measured else 64
+    batch = flags["batch_global"] or flags["batch"] or largest
     epochs = flags["epochs"] or 90
     for flag in ("batch", "batch_global", "epochs", "samples", "step_batch"):
         if flags[flag] is not None and flags[flag] < 1:
             raise UsageError(f"--{flag.replace('_', '-')}: expected 1 or more, got {flags[flag]}")
-    if flags["dtype"] not in ("float32", "float64", "bfloat16"):
-        raise UsageError(f"--dtype: expected float32, float64 or bfloat16, got {flags['dtype']}")
+    dtype = measured.measured.dtype if measured and measured.measured else flags["dtype"] or "float32"
+    if dtype not in ("float32", "float64", "bfloat16"):
+        raise UsageError(f"--dtype: expected float32, float64 or bfloat16, got {dtype}")
+    in_all = flags["batch_global"] is not None
+    if measured is not None and (own := measured.trained) is not None:
+        built = build_model(own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0).to("meta")
+        layers = count_model(built, str(own.model), own.input_shape)
+        samples = flags["samples"] or own.samples
+        return Workload(layers, samples, epochs, batch, in_all, own.optimizer, dtype, own)
     shape = tuple(int(side) for side in (flags["input_shape"] or "").split("x") if side.isdigit())
     layers = load_layers(flags["layers"] or model, shape)
-    chosen = {"optimizer": Component.model_validate(flags["optimizer"])} if flags["optimizer"] else {}
-    return Workload(
-        layers, flags["samples"], epochs, batch, flags["batch_global"] is not None, **chosen, dtype=flags["dtype"]
-    )
+    optimizer = Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
+    return Workload(layers, flags["samples"] or _SAMPLES, epochs, batch, in_all, optimizer, dtype)
 
 
-def _platform(workload: Workload, flags: dict[str, Any]) -> Platform:
+def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
     from scalebench.cluster.device import load_device
+    from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.cluster.load import load_cluster
     from scalebench.cluster.network import Network
     from scalebench.errors import UsageError
-    from scalebench.pricing.devices import Roofline, Stated, TimeModel
+    from scalebench.pricing.calibration_file import require_measured_cluster
+    from scalebench.pricing.devices import Measured, Roofline, Stated, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import optimizer_states
 
-    cluster = load_cluster(flags["cluster"])
-    if (flags["step_time"] is None) == (flags["device"] is None):
+    cluster = load_cluster(flags["cluster"] or "this-machine")
+    if measured is not None:
+        require_measured_cluster(Path(flags["calibration"]), cluster)
+    elif (flags["step_time"] is None) == (flags["device"] is None):
         raise UsageError(
             "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them"
         )
@@ -96,7 +156,9 @@ def _platform(workload: Workload, flags: dict[str, Any]) -> Platform:
         if not (math.isfinite(flags[flag]) and flags[flag] >= 0):
             raise UsageError(f"--{flag.replace('_', '-')}: expected a number of 0 or more, got {flags[flag]:g}")
     device: TimeModel
-    if flags["device"] is not None:
+    if measured is not None:
+        device = Measured(tuple(measured.tables), measured.measured.machine if measured.measured else "")
+    elif flags["device"] is not None:
         device = Roofline(load_device(flags["device"]), workload.dtype, optimizer_states(workload.optimizer))
     else:
         device = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
@@ -104,6 +166,8 @@ def _platform(workload: Workload, flags: dict[str, Any]) -> Platform:
     return Platform(
         cluster,
         device,
+        measured.engines if measured else EngineCosts(),
+        measured.operations if measured else {},
         collective=flags["collective"],
         input_s=1 / rate if rate else 0.0,
         epoch_s=flags["epoch_overhead"],

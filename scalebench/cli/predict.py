@@ -43,7 +43,7 @@ _COLUMNS = (  # name, importance for a narrow terminal: the largest is left out 
 )
 @verbosity_options
 def predict(
-    model: str,
+    model: str | None,
     workers: str,
     strategies: tuple[str, ...],
     budget: float | None,
@@ -57,7 +57,8 @@ def predict(
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
 
     Schedules of the strategies are recorded and priced on the cluster, with step times that are stated or a device's
-    roofline. Every number is modelled. Exit code 1 where no point could be predicted.
+    roofline, or as `scalebench calibrate` measured them: --calibration FILE says the model too. Every number is
+    modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
     """
     from scalebench.cli.terminal_table import print_results
     from scalebench.errors import UsageError
@@ -76,6 +77,8 @@ def predict(
     print_results(_table(predictor, grid), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
+    if grid.points and all(point.lacking for point in grid.points):
+        return 2
     return 0 if grid.points else 1
 
 
@@ -241,6 +244,7 @@ def _row(predictor: Predictor, point: Point, price: float | None, epochs: float 
         "efficiency": point.efficiency,
         "compute_s": point.compute_s,
         "data_s": point.data_s,
+        "other_s": point.other_s,
         "comm_s": point.exposed_s,
         "hidden_comm_s": point.hidden_s,
         "wait_s": point.wait_s,

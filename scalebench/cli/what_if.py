@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="All cells.")
 @verbosity_options
 def what_if(
-    model: str,
+    model: str | None,
     strategy: str,
     workers: int,
     varied: tuple[str, ...],

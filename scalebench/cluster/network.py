@@ -111,6 +111,11 @@ class Network:
         """Return the number of nodes with `ranks`."""
         return len(self._placement(_hashable(ranks)).nodes)
 
+    def shape_of(self, ranks: Sequence[int]) -> tuple[int, int, int]:
+        """Return the number of `ranks`, of their nodes, and of the ranks on the fullest node, on which costs depend."""
+        nodes, fullest = self._placement(_hashable(ranks))
+        return len(ranks), len(nodes), fullest
+
     def message(self, nbytes: int, src: int, dst: int) -> float:
         """Return a + n/B of the link between two workers; zero for a message to oneself."""
         if src == dst:

@@ -69,8 +69,11 @@ class Communicator(Protocol):
     or several if that is faster; None if unknown (virtual; Horovod's optimizer).
     """
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
     collectives: int
     bytes_sent: int
     calls: int | None

@@ -18,7 +18,14 @@ from scalebench.launch.engine_costs import measure_between_nodes, measure_engine
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
 from scalebench.models.zoo.layers import layers_of
-from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration, save_text
+from scalebench.pricing.calibration_file import (
+    Calibration,
+    Measurement,
+    Trained,
+    read_calibration,
+    require_measured_cluster,
+    save_text,
+)
 from scalebench.pricing.devices import Stated, step_table
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import StepTable, stated_table
@@ -103,11 +110,7 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
     if study.calibration is None:
         return None
     found = read_calibration(study.calibration)
-    if cluster.compute != "this-machine":
-        raise ClusterError(
-            f"calibration: {study.calibration} holds what this machine costs, of which cluster {cluster.name} has "
-            "nothing; leave the calibration out"
-        )
+    require_measured_cluster(study.calibration, cluster)
     if study.device_step_time is not None:
         return found.model_copy(update={"tables": []})
     if found.measured and (other := found.measured.differences(measurement_of(study), _OF_THE_STUDY)):
@@ -194,6 +197,7 @@ def _measured(
     return Calibration(
         key=key_of(plan),
         measured=measurement_of(study),
+        trained=trained_in(plan),
         tables=measured.tables,
         engines=costs,
         reference_s=reference_s,
@@ -267,6 +271,20 @@ def measurement_of(study: Study) -> Measurement:
         cpu=cpu_model(),
         cores=engines.cores(),
         torch=torch.__version__,
+    )
+
+
+def trained_in(plan: StudyPlan) -> Trained:
+    """Return the model and data of a study whose steps are measured."""
+    study, data = plan.study, next(iter(plan.prepared.datasets.values()))
+    return Trained(
+        model=study.model,
+        optimizer=study.optimizer,
+        dataset=data.name,
+        samples=data.n_train,
+        input_shape=data.input_shape,
+        outputs=data.outputs,
+        task=data.task,
     )
 
 

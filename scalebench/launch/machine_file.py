@@ -15,6 +15,7 @@ from scalebench.launch.machine import (
     key_of,
     measure_engines,
     measurement_of,
+    trained_in,
     with_operations,
 )
 from scalebench.launch.planning import StudyPlan
@@ -45,7 +46,9 @@ def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = 
         )
     if kept is None:
         engines = measure_engines(plan, note)
-        kept = Calibration(key=key_of(plan), measured=measurement_of(study), tables=[], engines=engines)
+        kept = Calibration(
+            key=key_of(plan), measured=measurement_of(study), trained=trained_in(plan), tables=[], engines=engines
+        )
         kept.save(path)
     example = min(runs, key=lambda run: run.workers)
     most = min(max(run.workers for run in runs), plan.cluster.node.workers_per_node)

@@ -32,6 +32,15 @@ def count_own(name: str, input_shape: tuple[int, ...], outputs: int) -> LayerTab
     """
     with torch.device("meta"):
         model = build_own(name, {}, input_shape, outputs)
+    return count_model(model, name, input_shape)
+
+
+def count_model(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> LayerTable:
+    """Return the layer table of `model`, which is on the meta device, for samples of `input_shape`.
+
+    Raises:
+        ModelError: the model fails on samples of that shape.
+    """
     source = f"{name}, counted by torch {torch.__version__} on its meta device"
     problem = ""
     for dtype in (torch.float32, torch.int64):

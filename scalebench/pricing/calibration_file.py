@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable
+from scalebench.study.spec import Component
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
 
@@ -28,13 +30,32 @@ class Measurement(BaseModel):
     cores: int
     torch: str
 
+    @property
+    def machine(self) -> str:
+        """Processor, its cores, and torch."""
+        return f"{self.cpu} ({self.cores} cores, torch {self.torch})"
+
     def __str__(self) -> str:
-        return f"{self.model} in {self.dtype} on {self.cpu} ({self.cores} cores, torch {self.torch})"
+        return f"{self.model} in {self.dtype} on {self.machine}"
 
     def differences(self, other: Measurement, names: Sequence[str]) -> list[str]:
         """Return `name OWN, not OTHER` for each of `names` in which they differ."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{name} {mine}, not {others}" for name, mine, others in pairs if mine != others]
+
+
+class Trained(BaseModel):
+    """Model and data whose steps were measured, as far as a prediction needs them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Component
+    optimizer: Component
+    dataset: str
+    samples: PositiveInt  # of the training set
+    input_shape: tuple[int, ...]
+    outputs: PositiveInt
+    task: str
 
 
 class Calibration(BaseModel):
@@ -44,6 +65,7 @@ class Calibration(BaseModel):
 
     key: str  # hash of the machine, the torch build, the model, the data and the settings that were measured
     measured: Measurement | None = None
+    trained: Trained | None = None
     tables: list[StepTable]
     engines: EngineCosts
     operations: OperationTimes = {}
@@ -57,6 +79,7 @@ class Calibration(BaseModel):
         return Calibration(
             key=self.key,
             measured=self.measured,
+            trained=self.trained,
             tables=[table.scaled(factor) for table in self.tables],
             engines=self.engines.at(reference_s),
             operations={
@@ -90,6 +113,15 @@ class Calibration(BaseModel):
     def save(self, path: Path) -> None:
         """Write the file whole, or raise ResultsError."""
         save_text(self.model_dump_json(indent=1), path)
+
+
+def require_measured_cluster(path: Path, cluster: Cluster) -> None:
+    """Raise ClusterError if nothing of the calibration at `path` charges runs on `cluster`, which states its own."""
+    if cluster.compute != "this-machine":
+        raise ClusterError(
+            f"calibration: {path} holds what this machine costs, of which cluster {cluster.name} has "
+            "nothing; leave the calibration out"
+        )
 
 
 def save_text(text: str, path: Path) -> None:

@@ -1,41 +1,67 @@
-"""Everything that one run is charged by: prices of operations, times of steps, factors on each worker's compute."""
+"""What programs are charged: prices of communication, seconds of compute, with the factors on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from scalebench.cluster.network import Network
-from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.machine import Machine, OperationTime
+from scalebench.pricing.program import Compute
 from scalebench.pricing.schedule import Ints
 from scalebench.pricing.step_times import StepTable, StepTimes
 from scalebench.strategies.base import Strategy
-from scalebench.study.jitter import jitter_source
+from scalebench.study.jitter import Jitter, jitter_source
 from scalebench.study.spec import Run
+from scalebench.system.clock import Task
 from scalebench.training.pacing import release_shares
 
 Floats = NDArray[np.float64]
 
 
+class Machines(Protocol):
+    """What M machines charge.
+
+    `spread` (M,) is the standard deviation of a step's seconds where jitter is expected, not drawn; `slowness[worker]`
+    the factor on compute that begins at a moment.
+    """
+
+    @property
+    def prices(self) -> Prices: ...
+    @property
+    def spread(self) -> Floats | None: ...
+    @property
+    def slowness(self) -> Mapping[int, Callable[[float], float]]: ...
+
+    def seconds(self, compute: Compute, workers: Ints) -> Floats:
+        """Return the seconds of each event, (events, M, workers), with an axis of one where workers are equal."""
+
+    def operation_s(self, name: str, messages: int) -> Floats:
+        """Return the seconds of a strategy's operation on so many messages, (M,)."""
+
+
 @dataclass(frozen=True)
 class Charges:
-    """Prices and times of one run.
+    """Prices and times of one run, on one machine. Implements `Machines`.
 
-    `speed` (workers,) multiplies every computation of a worker (2.0: half as fast), `jitter(workers, step)` those of
+    `speed` (workers,) multiplies every computation of a worker (2.0: half as fast), `jitter[worker](step)` those of
     that step, and `slowness[worker](now)` those that begin at that moment.
     """
 
     costs: Costs
     times: StepTimes
     speed: Floats
-    jitter: Callable[[Ints, int], Floats] | None = None
+    jitter: Sequence[Jitter] = ()
     slowness: Mapping[int, Callable[[float], float]] = field(default_factory=dict)
     operations: Mapping[str, OperationTime] = field(default_factory=dict)
+    spread: None = None
 
     @classmethod
     def of(cls, run: Run, machine: Machine, strategy: Strategy) -> Charges:
@@ -44,29 +70,88 @@ class Charges:
         cluster = machine.cluster.with_slow_links(options.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, options.collective)
         engine = strategy.engines[0] if options.engine == "auto" else options.engine
-        sources = [jitter_of(run, table, rank) for rank in workers]
         jitters = options.jitter != "none" and (options.jitter != "measured" or bool(table.jitter))
         return cls(
             Costs(network, machine.engines, engine),
             StepTimes(table, seed=run.seed - run.repetition, repetition=run.repetition),
             np.array([options.slowdown.get(rank, 1.0) for rank in workers]),
-            (lambda ranks, step: np.array([sources[rank](step) for rank in ranks])) if jitters else None,
+            [jitter_of(run, table, rank) for rank in workers] if jitters else (),
             {rank: slowness for rank in workers if (slowness := options.slowness(rank)) is not None},
             machine.operations.get(str(run.strategy), {}),
         )
 
-    def factors(self, workers: Ints, step: int) -> Floats:
-        """Return the factors on the compute of `workers` in a step."""
-        speed: Floats = self.speed[workers]
-        return speed if self.jitter is None else speed * self.jitter(workers, step)
+    @cached_property
+    def prices(self) -> Prices:
+        """Costs of the only machine."""
+        return Prices([self.costs])
 
-    def operation_s(self, name: str, messages: int) -> float:
-        """Return seconds of a strategy's operation on so many messages; zero if it was not measured."""
+    def seconds(self, compute: Compute, workers: Ints) -> Floats:
+        """Return the seconds of each event, (events, 1, workers), without slowness."""
+        base = np.empty(compute.amounts.shape)
+        for task in np.unique(compute.tasks):
+            places = compute.of_task(task)
+            if task != Task.OTHER:
+                base[places] = self.times.seconds(task, compute.amounts[places])
+                continue
+            for place in places.tolist():
+                base[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
+        factors: Floats = self.speed[workers]
+        if self.jitter and len(base):
+            low, high = int(compute.steps[0]), int(compute.steps[-1]) + 1
+            drawn = np.array([self.jitter[worker].span(low, high) for worker in workers.tolist()])
+            factors = factors * drawn.T[compute.steps - low]
+        return (base * factors)[:, None]
+
+    def operation_s(self, name: str, messages: int) -> Floats:
+        """Return the seconds of a strategy's operation on so many messages, (1,); zero if it was not measured."""
         found = self.operations.get(name)
-        return 0.0 if found is None else found.among(messages)
+        return np.array([0.0 if found is None else found.among(messages)])
 
 
-def jitter_of(run: Run, table: StepTable, worker: int) -> Callable[[int], float]:
+@dataclass(frozen=True)
+class EqualWorkers:
+    """Prices of M machines on which all workers are equal. Implements `Machines`.
+
+    `tasks` (tasks, M) are the seconds of each task, of a step or of an epoch's shuffle; `jitter` (M,) is the standard
+    deviation of a step's compute relative to its mean; `operations` are those of the strategy on each machine.
+    """
+
+    prices: Prices
+    tasks: Floats
+    jitter: Floats
+    operations: Sequence[Mapping[str, OperationTime]]
+    joined: Floats | None = None  # steps for which one stands, (M,)
+    slowness: Mapping[int, Callable[[float], float]] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> Floats | None:
+        """Standard deviation of a step's seconds, (M,)."""
+        step = self.tasks[Task.FORWARD] + self.tasks[Task.BACKWARD] + self.tasks[Task.UPDATE]
+        return self.jitter * step if self.jitter.any() else None
+
+    def with_joined(self, steps: Floats) -> EqualWorkers:
+        """Return the machines on which a step takes the time of `steps` (M,)."""
+        tasks = self.tasks * steps
+        tasks[Task.SHUFFLE] = self.tasks[Task.SHUFFLE]
+        return replace(self, tasks=tasks, jitter=self.jitter / np.sqrt(steps), joined=steps)
+
+    def seconds(self, compute: Compute, workers: Ints) -> Floats:
+        """Return the seconds of each event, (events, M, 1)."""
+        found = self.tasks[compute.tasks]
+        last_update = compute.of_task(Task.UPDATE).max(initial=-1)
+        for place in compute.of_task(Task.OTHER).tolist():
+            found[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
+            if self.joined is not None and place < last_update:  # a part of the step
+                found[place] *= self.joined
+        return found[:, :, None]
+
+    def operation_s(self, name: str, messages: int) -> Floats:
+        """Return the seconds of a strategy's operation on so many messages, (M,); zero if it was not measured."""
+        times = [own.get(name) for own in self.operations]
+        return np.array([0.0 if time is None else time.among(messages) for time in times])
+
+
+def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:
     """Return the factor on the compute of `worker` as a function of the step number."""
     options = run.virtual
     return jitter_source(options.jitter, options.jitter_sigma, seed=run.seed, worker=worker, measured=table.jitter)

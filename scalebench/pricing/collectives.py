@@ -1,144 +1,244 @@
-"""Ends of collectives by arrays over the workers: the arrival of a group's last member plus the cost."""
+"""Ends of collectives by arrays (machines, workers): the arrival of a group's last member plus the cost."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from scalebench.pricing.charges import Charges, Floats
-from scalebench.pricing.overlap import Stream
+from scalebench.pricing.charges import Machines
+from scalebench.pricing.costs import Costs
+from scalebench.pricing.overlap import Stream, buckets_end
+from scalebench.pricing.program import Step
 from scalebench.pricing.schedule import Event, Ints, Partition
+
+Floats = NDArray[np.float64]
+
+
+class Groups:
+    """Groups of a partition, as far as the workers in the arrays are their members.
+
+    `labels` (workers,) number the group of each. `alike` are pairs of labels whose groups cost the same, and the
+    members of one of them.
+    """
+
+    def __init__(self, partition: Partition, workers: int, costs: Costs) -> None:
+        self.partition = partition
+        first, self.labels = np.unique(partition.labels[:workers], return_inverse=True)
+        self.sizes = np.bincount(self.labels)
+        self.order = np.argsort(self.labels, kind="stable")
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.members = [partition.members(label) for label in first.tolist()]
+        kinds: dict[object, list[int]] = defaultdict(list)
+        for label, members in enumerate(self.members):
+            kinds[members if costs.network.cluster.links.slow else costs.network.shape_of(members)].append(label)
+        self.alike = [(np.array(labels), self.members[labels[0]]) for labels in kinds.values()]
 
 
 class Meeting:
     """One collective of every group of a partition: arrivals, ends and costs by worker, state by group."""
 
-    def __init__(self, event: Event, call: int) -> None:
-        assert event.partition is not None
-        self.key = id(event.partition), call
-        self.event, self.partition = event, event.partition
-        self.missing = self.partition.sizes.copy()
+    def __init__(self, event: Event, key: tuple[int, int], groups: Groups, shape: tuple[int, int]) -> None:
+        self.event, self.key, self.groups = event, key, groups
+        self.others: dict[int, Event] = {}  # of groups whose collective of this number is another one
+        self.missing = groups.sizes.copy()
         self.settled = np.zeros(len(self.missing), dtype=bool)
-        workers = len(self.partition.labels)
-        self.arrivals, self.backwards, self.latest, self.ends, self.costs = np.zeros((5, workers))
+        self.arrivals = np.empty(shape)
+        self.late = np.zeros((len(self.missing), shape[0]))  # variance of the slowest member, (groups, M)
+        self.passes: Floats | None = None  # seconds of the last backward passes
+        self.latest = self.ends = self.costs = self.arrivals
 
-    def join(self, ranks: Ints, now: Floats, backward: Floats) -> None:
-        """Add the arrivals of `ranks`, whose last backward pass took `backward` seconds."""
-        self.arrivals[ranks], self.backwards[ranks] = now, backward
-        np.subtract.at(self.missing, self.partition.labels[ranks], 1)
+    def kinds(self, labels: Ints) -> list[tuple[Event, Ints]]:
+        """Return the collectives of the groups `labels`, each with its groups."""
+        found: dict[object, tuple[Event, list[int]]] = {}
+        for label in labels.tolist() if self.others else []:
+            event = self.others.get(label, self.event)
+            found.setdefault(_cost_key(event), (event, []))[1].append(label)
+        return [(event, np.array(own)) for event, own in found.values()] or [(self.event, labels)]
+
+    def is_complete(self, ranks: Ints) -> bool:
+        """Return True if all members of the groups of `ranks` have joined."""
+        return not self.missing[self.groups.labels[ranks]].any()
 
 
 class Collectives:
-    """The collectives of one training."""
+    """The collectives of one training; where jitter is expected, the slowest member of a group is late by it."""
 
-    def __init__(self, charges: Charges, workers: int) -> None:
-        self._charges, self._costs = charges, charges.costs
-        self._nodes: Ints = np.arange(workers) // charges.costs.network.ranks_per_node
+    def __init__(self, machines: Machines, shape: tuple[int, int]) -> None:
+        self.prices, self.shape, self._machines = machines.prices, shape, machines
+        self._expects = machines.spread is not None
         self._meetings: dict[tuple[int, int], Meeting] = {}
-        self._streams: dict[tuple[int, int], Stream] = defaultdict(Stream)
-        self._examples: dict[int, list[tuple[Ints, Sequence[int]]]] = {}
+        self._groups: dict[int, Groups] = {}
+        self._streams: dict[tuple[int, int], list[Stream]] = {}
 
-    def meeting(self, event: Event, call: int) -> Meeting:
-        """Return the `call`-th collective of the event's partition."""
-        key = (id(event.partition), call)
-        if key not in self._meetings:
-            self._meetings[key] = Meeting(event, call)
-        return self._meetings[key]
+    def join(
+        self, event: Event, call: int, ranks: Ints, now: Floats, variance: Floats, passes: Floats | None
+    ) -> Meeting:
+        """Return the `call`-th collective of the event's partition, which `ranks` join `now`.
+
+        `variance` is that of their compute before, `passes` are the seconds of their last backward passes.
+        """
+        partition = event.partition
+        assert partition is not None
+        key = (id(partition), call)
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            if id(partition) not in self._groups:
+                self._groups[id(partition)] = Groups(partition, self.shape[1], self.prices.distinct[0])
+            groups = self._groups[id(partition)]
+            meeting = self._meetings[key] = Meeting(event, key, groups, self.shape)
+        labels = meeting.groups.labels[ranks]
+        if event is not meeting.event and _cost_key(event) != _cost_key(meeting.event):
+            meeting.others |= dict.fromkeys(labels.tolist(), event)
+        meeting.arrivals[:, ranks] = now[:, ranks]
+        meeting.missing -= np.bincount(labels, minlength=len(meeting.missing))
+        if passes is not None:
+            if meeting.passes is None:
+                meeting.passes = np.empty(self.shape)
+            meeting.passes[:, ranks] = passes
+        if self._expects:
+            np.maximum.at(meeting.late, labels, variance[:, ranks].T)
+        return meeting
 
     def settle(self, meeting: Meeting) -> None:
         """Set the ends of groups that are complete."""
         ready = (meeting.missing == 0) & ~meeting.settled
+        if not ready.any():
+            return
         meeting.settled |= ready
         if meeting.settled.all():  # all members have joined and hold it
-            del self._meetings[meeting.key]
-        if meeting.event.kind == "merge":
+            self._meetings.pop(meeting.key, None)
+        groups, event = meeting.groups, meeting.event
+        if event.kind == "merge" and self.shape[1] == len(groups.partition.labels):
             self._merge(meeting)
             return
-        labels = meeting.partition.labels
-        latest = np.zeros(len(ready))
-        np.maximum.at(latest, labels, meeting.arrivals)
-        for alike, members in self._alike(meeting.partition):
-            if meeting.event.overlap is not None and len(members) > 1:
-                for label in alike[ready[alike]].tolist():
-                    self._overlap(meeting, label)
+        latest = np.maximum.reduceat(meeting.arrivals[:, groups.order], groups.starts, axis=1)
+        cost = np.empty_like(latest)
+        ends = np.empty_like(latest)
+        for labels, members in groups.alike:
+            if self._expects:
+                latest[:, labels] += np.sqrt(meeting.late[labels].T) * expected_largest(len(members))
+            if event.overlap is not None and len(members) > 1:
+                for label in labels[ready[labels]].tolist():
+                    ends[:, label], cost[:, label] = self._overlapped(meeting, label, latest[:, label])
                 continue
-            now = np.zeros(len(ready), dtype=bool)
-            now[alike] = ready[alike]
-            here = now[labels]
-            cost = self._cost(meeting.event, members)
-            meeting.latest[here] = latest[labels[here]]
-            meeting.ends[here] = meeting.latest[here] + cost
-            meeting.costs[here] = cost
+            for each, own in meeting.kinds(labels):
+                seconds = self._cost(each, members)[:, None]
+                cost[:, own] = seconds
+                ends[:, own] = latest[:, own] + seconds
+        if len(ready) == 1:
+            meeting.latest, meeting.ends, meeting.costs = (
+                np.broadcast_to(each, self.shape) for each in (latest, ends, cost)
+            )
+            return
+        if meeting.ends is meeting.arrivals:
+            meeting.latest, meeting.ends, meeting.costs = np.empty((3, *self.shape))
+        here = ready[groups.labels]
+        for kept, found in ((meeting.latest, latest), (meeting.ends, ends), (meeting.costs, cost)):
+            kept[:, here] = found[:, groups.labels[here]]
 
-    def _overlap(self, meeting: Meeting, label: int) -> None:
-        overlap, members = meeting.event.overlap, meeting.partition.members(label)
-        assert overlap is not None
-        stream = self._streams[id(meeting.partition), label]
-        ranks, before = np.asarray(members), stream.transferred_s
-        arrivals, backwards = meeting.arrivals[ranks], meeting.backwards[ranks]
-        end = stream.end((arrivals - backwards, backwards), overlap, self._costs, members)
-        meeting.latest[ranks] = arrivals.max()
-        meeting.ends[ranks] = max(float(arrivals.max()), end)
-        meeting.costs[ranks] = stream.transferred_s - before
+    def ends_together(
+        self, steps: Sequence[Step], taken: Floats, latest: Floats, seconds: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the ends and costs of collectives of all workers, (steps, M), from the end of the one before each.
 
-    def _cost(self, event: Event, members: Sequence[int]) -> float:
-        """Return the seconds of a collective among `members`."""
+        `taken` (steps, M, workers) is the compute before each, which lasts until `latest` (steps, M) on the last one;
+        `seconds` are those of the events of the epoch.
+        """
+        ends, costs = np.empty_like(latest), np.empty_like(latest)
+        kinds: dict[object, list[int]] = defaultdict(list)
+        for place, (event, *_) in enumerate(steps):
+            assert event is not None
+            kinds[_cost_key(event)].append(place)
+        for places in kinds.values():
+            event = steps[places[0]].event
+            assert event is not None
+            ends[places], costs[places] = latest[places], self._cost(event, event.members)
+            if event.overlap is not None and len(event.members) > 1:
+                backward = seconds[[steps[place].backward for place in places]]
+                begins = taken[places] + (latest[places] - taken[places].max(axis=2))[:, :, None] - backward
+                end, costs[places] = buckets_end((begins, backward), event.overlap, self.prices, event.members)
+                ends[places] = np.maximum(latest[places], end)
+            else:
+                ends[places] += costs[places]
+        return ends, costs
+
+    def _cost(self, event: Event, members: Sequence[int]) -> Floats:
+        """Return the seconds of a collective among `members`, (M,)."""
         if event.overlap is not None:  # a lone worker: hooks and copies of the engine
-            engine = self._costs.cost_of(event.overlap.engine)
-            return engine.alone_s if engine is not None else 0.0
-        if len(members) == 1:
-            return 0.0
-        if event.kind == "barrier":
-            return self._costs.barrier(members)
-        if event.root:
-            members = (members[event.root], *members[: event.root], *members[event.root + 1 :])
-        cost: float = getattr(self._costs, event.kind)(event.amount, members)
-        return cost
+            return self.prices.of_engine(event.overlap.engine, "alone_s")
+        if event.kind == "merge":
+            return self._doubling(event)
+        return self.prices.collective(event.kind, event.amount, members, event.root)
 
-    def _alike(self, partition: Partition) -> list[tuple[Ints, Sequence[int]]]:
-        """Return labels of groups with equal cost, and the members of one of them."""
-        if id(partition) not in self._examples:
-            groups = len(partition.sizes)
-            shapes = np.arange(groups)[:, None]
-            if not self._costs.network.cluster.links.slow:  # by size, number of nodes and members of the fullest node
-                (held, _), per_node = np.unique(np.stack([partition.labels, self._nodes]), axis=1, return_counts=True)
-                fullest = np.zeros(groups, dtype=np.int64)
-                np.maximum.at(fullest, held, per_node)
-                shapes = np.stack([partition.sizes, np.bincount(held), fullest], axis=1)
-            _, first, shape = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
-            self._examples[id(partition)] = [
-                (np.flatnonzero(shape.ravel() == place), partition.members(int(label)))
-                for place, label in enumerate(first)
-            ]
-        return self._examples[id(partition)]
+    def _overlapped(self, meeting: Meeting, label: int, latest: Floats) -> tuple[Floats, Floats]:
+        """Return the end of the averages that begin during the backward pass, and the cost of all of them, (M,)."""
+        overlap, members = meeting.event.overlap, meeting.groups.members[label]
+        assert overlap is not None
+        assert meeting.passes is not None
+        own = np.flatnonzero(meeting.groups.labels == label)
+        arrivals, seconds = meeting.arrivals[:, own], meeting.passes[:, own]
+        late = latest - arrivals.max(axis=1)  # by the expected jitter
+        begins = arrivals - seconds + late[:, None]
+        if overlap.cycle_s == 0:
+            end, cost = buckets_end((begins, seconds), overlap, self.prices, members)
+            return np.maximum(latest, end), cost
+        key = (id(meeting.groups), label)
+        streams = self._streams.setdefault(key, [Stream() for _ in self.prices.costs])
+        before = np.array([stream.transferred_s for stream in streams])
+        passes = zip(begins, seconds, streams, self.prices.costs, strict=True)
+        ends = np.array([stream.end((b, s), overlap, costs, members) for b, s, stream, costs in passes])
+        return np.maximum(latest, ends), np.array([stream.transferred_s for stream in streams]) - before
 
     def _merge(self, meeting: Meeting) -> None:
         """Exchange in pairs at doubling distances: a message to the higher rank, a merge there, and its answer."""
-        merging = self._charges.operation_s(meeting.event.name, 2)
-        now, waits = meeting.arrivals.copy(), np.zeros(len(meeting.arrivals))
-        ranks, stride = np.arange(len(now)), 1
-        while stride < len(now):
+        merging = self._machines.operation_s(meeting.event.name, 2)[:, None]
+        now, waits = meeting.arrivals.copy(), np.zeros(self.shape)
+        costs, ranks, stride = np.zeros(self.shape), np.arange(self.shape[1]), 1
+        while stride < len(ranks):
             low = ranks[(ranks & stride) == 0]
             high = low | stride
             for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
                 message = self._messages(meeting.event.amount, source, rank)
-                waits[rank] += np.maximum(0.0, now[source] - now[rank])
-                now[rank] = np.maximum(now[rank], now[source] + message) + adding
-                meeting.costs[rank] += message
+                waits[:, rank] += np.maximum(0.0, now[:, source] - now[:, rank])
+                now[:, rank] = np.maximum(now[:, rank], now[:, source] + message) + adding
+                costs[:, rank] += message
             stride *= 2
-        meeting.ends = now
+        meeting.ends, meeting.costs = now, costs
         meeting.latest = meeting.arrivals + waits  # so that waiting is the sum over the exchanges
 
+    def _doubling(self, event: Event) -> Floats:
+        """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
+        assert event.partition is not None
+        levels = range((len(event.partition.labels) - 1).bit_length())
+        messages = [self.prices.message(event.amount, 0, 1 << power) for power in levels]
+        merging = len(levels) * self._machines.operation_s(event.name, 2)
+        return np.asarray(2 * np.sum(messages, axis=0) + merging)
+
     def _messages(self, nbytes: int, sources: Ints, ranks: Ints) -> Floats:
-        """Return the seconds of a message for each pair, equal for all pairs on one node and for all others."""
-        if self._costs.network.cluster.links.slow:
+        """Return the seconds of a message for each pair (M, pairs), equal for all on one node and for all others."""
+        network = self.prices.distinct[0].network
+        if network.cluster.links.slow:
             pairs = zip(sources.tolist(), ranks.tolist(), strict=True)
-            return np.array([self._costs.message(nbytes, *pair) for pair in pairs])
-        inside = self._nodes[sources] == self._nodes[ranks]
-        seconds = np.empty(len(sources))
+            return np.stack([self.prices.message(nbytes, *pair) for pair in pairs], axis=1)
+        inside = sources // network.ranks_per_node == ranks // network.ranks_per_node
+        seconds = np.empty((self.shape[0], len(sources)))
         for same in np.unique(inside):
             first = int(np.flatnonzero(inside == same)[0])
-            seconds[inside == same] = self._costs.message(nbytes, int(sources[first]), int(ranks[first]))
+            message = self.prices.message(nbytes, int(sources[first]), int(ranks[first]))
+            seconds[:, inside == same] = message[:, None]
         return seconds
+
+
+def _cost_key(event: Event) -> object:
+    return event.kind, event.amount, event.root, event.overlap
+
+
+@lru_cache
+def expected_largest(count: int) -> float:
+    """Return the expected largest of `count` standard normal numbers, by Blom's approximation (within 1 %)."""
+    return float(ndtri((count - 0.375) / (count + 0.25))) if count > 1 else 0.0

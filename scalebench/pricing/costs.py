@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.network import Network
@@ -22,6 +25,7 @@ from scalebench.cluster.spec import Cluster
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
 _PRICES_KEPT = 1 << 14
+Floats = NDArray[np.float64]
 Model = Callable[[int, Sequence[int]], float]
 
 
@@ -173,6 +177,46 @@ class Costs:
         if operation.startswith("linear"):  # the root takes part in every message
             messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
+
+
+class Prices:
+    """Costs of communication on M machines; those that share theirs ask them once."""
+
+    def __init__(self, costs: Sequence[Costs]) -> None:
+        distinct = {id(each): each for each in costs}
+        places = {key: place for place, key in enumerate(distinct)}
+        self.costs, self.distinct = list(costs), list(distinct.values())
+        self._which = np.array([places[id(each)] for each in costs])
+        self._kept: dict[object, Floats] = {}
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def each(self, seconds: Callable[[Costs], float], *key: object) -> Floats:
+        """Return `seconds` of the costs of each machine, (M,), which `key` identifies."""
+        if key not in self._kept:
+            self._kept[key] = np.array([seconds(costs) for costs in self.distinct])[self._which]
+        return self._kept[key]
+
+    def collective(self, kind: str, nbytes: int, members: Sequence[int], root: int = 0) -> Floats:
+        """Return the seconds of a collective, named as the method of `Costs`, among `members`, (M,)."""
+        if root:
+            members = (members[root], *members[:root], *members[root + 1 :])
+        if kind == "barrier":
+            return self.each(lambda costs: costs.barrier(members), kind, members)
+        return self.each(lambda costs: getattr(costs, kind)(nbytes, members), kind, nbytes, members)
+
+    def message(self, nbytes: int, source: int, to: int) -> Floats:
+        """Return the seconds of a message between two workers, (M,)."""
+        return self.each(lambda costs: costs.message(nbytes, source, to), "message", nbytes, source, to)
+
+    def engine_allreduce(self, nbytes: int, ranks: Sequence[int], engine: str) -> Floats:
+        """Return the seconds of an allreduce by `engine`, (M,)."""
+        return self.each(lambda costs: costs.allreduce(nbytes, ranks, engine), engine, nbytes, ranks)
+
+    def of_engine(self, engine: str, name: str) -> Floats:
+        """Return a measured time of an engine, zero where it was not measured, (M,)."""
+        return self.each(lambda costs: getattr(costs.cost_of(engine), name, 0.0), engine, name)
 
 
 def _levels(ranks: int) -> int:

@@ -1,10 +1,11 @@
-"""Step times of a layer table without training: stated, by a roofline, or scaled from a measured device."""
+"""Step times of a layer table without training: measured, stated, by a roofline, or scaled from a measured device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,16 @@ from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.costs import GradientTensor
-from scalebench.pricing.step_times import BACKWARD_SHARE, FORWARD_SHARE, BatchTimes, StepTable, middle
+from scalebench.pricing.step_times import (
+    BACKWARD_SHARE,
+    FORWARD_SHARE,
+    STEP_TASKS,
+    BatchTimes,
+    StepTable,
+    StepTimes,
+    middle,
+    table_under,
+)
 
 Seconds = NDArray[np.float64]
 
@@ -25,6 +35,7 @@ class LayerTimes(NamedTuple):
     forward: Seconds
     backward: Seconds
     update_s: float
+    data_s: float = 0.0  # fetching the batch
 
     @property
     def step_s(self) -> float:
@@ -65,10 +76,55 @@ class Stated:
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         seconds = self.step_s * batch / self.batch
-        flops = layers.column("flops") if layers.flops else layers.column("parameters")
-        backward = flops * layers.backward_products
-        shares = backward / backward.sum() if backward.sum() > 0 else flops / flops.sum()
-        return LayerTimes(seconds * FORWARD_SHARE * flops / flops.sum(), seconds * BACKWARD_SHARE * shares, 0.0)
+        forward, backward = _shares(layers)
+        return LayerTimes(seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Step times that a calibration measured, under one load of a node or under several.
+
+    Between the measured batches linear, proportional beyond. Layers share both passes in proportion to their flops.
+    """
+
+    tables: tuple[StepTable, ...]
+    where: str = ""
+
+    @property
+    def source(self) -> str:
+        return f"measured{' on ' * bool(self.where)}{self.where}"
+
+    @property
+    def sizes(self) -> list[int]:
+        """The measured batches, ascending."""
+        return sorted(batch.samples for batch in self.tables[0].batches)
+
+    @property
+    def shuffle_s_per_sample(self) -> float:
+        """Seconds of laying out a sample for an epoch."""
+        return self.tables[0].shuffle_s_per_sample
+
+    def under(self, workers: int) -> Measured:
+        """Return the times under the load of so many busy workers of a node."""
+        table = table_under(self.tables, workers)
+        return self._alone.setdefault(id(table), Measured((table,), self.where))
+
+    @cached_property
+    def _alone(self) -> dict[int, Measured]:
+        return {}
+
+    @cached_property
+    def _mean(self) -> StepTimes:
+        return StepTimes(self.tables[0], repetition=None)
+
+    def scaled(self, factor: float) -> Measured:
+        """Return the times of a machine that takes `factor` times as long."""
+        return Measured(tuple(table.scaled(factor) for table in self.tables), self.where)
+
+    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+        data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)
+        shares = _shares(layers)
+        return LayerTimes(forward * shares[0], backward * shares[1], update, data)
 
 
 @dataclass(frozen=True)
@@ -137,6 +193,13 @@ class Scaled:
             there.backward * (backward / here.backward.sum()),
             there.update_s * float(update) / here.update_s,
         )
+
+
+def _shares(layers: LayerTable) -> tuple[Seconds, Seconds]:
+    """Return the share of each layer of the flops of the forward pass and of those of the backward pass."""
+    flops = layers.column("flops") if layers.flops else layers.column("parameters")
+    backward = flops * layers.backward_products
+    return flops / flops.sum(), backward / backward.sum() if backward.sum() > 0 else flops / flops.sum()
 
 
 def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1) -> StepTable:

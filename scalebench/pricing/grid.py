@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scalebench.errors import UsageError
-from scalebench.pricing.devices import Roofline, Stated
+from scalebench.pricing.devices import Measured, Roofline, Stated
 from scalebench.pricing.memory import worker_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.study.spec import Component
@@ -34,6 +34,7 @@ class Point:
     speedup: float
     compute_s: float
     data_s: float
+    other_s: float
     exposed_s: float
     hidden_s: float
     wait_s: float
@@ -136,6 +137,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         speedup=alone / train_s,
         compute_s=float(times.compute[0]),
         data_s=float(times.data[0]),
+        other_s=float(times.other[0]),
         exposed_s=float(times.comm[0]),
         hidden_s=overlapped if overlapped > 1e-9 * train_s else 0.0,
         wait_s=float(times.wait[0]),
@@ -161,6 +163,14 @@ def _outside(
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
     if isinstance(platform.device, Stated) and not 0.5 <= batch / platform.device.batch <= 2:
         found.append(f"step time stated at batch {platform.device.batch}, taken as proportional")
+    if isinstance(platform.device, Measured):
+        sizes, load = platform.device.sizes, min(workers, platform.cluster.node.workers_per_node)
+        if not sizes[0] <= batch <= sizes[-1]:
+            found.append(f"steps measured at {sizes[0]} to {sizes[-1]} samples")
+        if load not in [table.busy_workers for table in platform.device.tables]:
+            found.append(f"steps not measured beside {load - 1} busy workers")
+        if workers > 1 and str(strategy) not in platform.operations:
+            found.append(f"what {strategy} computes beside steps was not measured")
     if steps < _FEW_STEPS:
         found.append(f"fewer than {_FEW_STEPS} steps an epoch")
     if queue:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
-from scalebench.pricing.step_times import StepTable
+from scalebench.pricing.step_times import StepTable, table_under
 
 
 class OperationTime(BaseModel):
@@ -54,8 +54,7 @@ class Machine:
 
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""
-        busy = min(workers, self.cluster.node.workers_per_node)
-        return min(self.tables, key=lambda table: (abs(table.busy_workers - busy), -table.busy_workers))
+        return table_under(self.tables, min(workers, self.cluster.node.workers_per_node))
 
 
 def loads_up_to(node_workers: int) -> list[int]:

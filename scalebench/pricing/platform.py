@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import UsageError
-from scalebench.pricing.devices import Roofline, Stated, TimeModel
+from scalebench.pricing.devices import Measured, Roofline, Stated, TimeModel
+from scalebench.pricing.machine import OperationTimes
 
 # Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
 RATES = ("compute", "memory bandwidth", "network bandwidth")
@@ -22,6 +23,7 @@ class Platform:
     cluster: Cluster
     device: TimeModel
     engines: EngineCosts = field(default_factory=EngineCosts)
+    operations: OperationTimes = field(default_factory=dict)
     collective: str = "auto"
     input_s: float = 0.0
     epoch_s: float = 0.0
@@ -43,7 +45,8 @@ class Platform:
     def changed(self, component: str, factor: float) -> Platform:
         """Return the platform with `factor` times the rate, or the time, of `component`."""
         if component in ("compute", "memory bandwidth", "launch overhead"):
-            return replace(self, device=_changed_device(self.device, component, factor))
+            device = _changed_device(self.device, component, factor)
+            return replace(self, device=device, operations=_faster(self.operations, factor))
         if component == "network bandwidth":
             return replace(self, cluster=_with_links(self.cluster, "bandwidth_bytes_per_s", factor))
         if component == "network latency":
@@ -58,7 +61,15 @@ class Platform:
         return replace(self, jitter=self.jitter * factor)
 
 
+def _faster(operations: OperationTimes, factor: float) -> OperationTimes:
+    return {
+        strategy: {name: time.scaled(1 / factor) for name, time in own.items()} for strategy, own in operations.items()
+    }
+
+
 def _changed_device(device: TimeModel, component: str, factor: float) -> TimeModel:
+    if isinstance(device, Measured) and component == "compute":
+        return device.scaled(1 / factor)
     if isinstance(device, Stated):
         if component != "compute":
             raise UsageError(f"{component}: a stated step time does not say what part of it that is; give a --device")

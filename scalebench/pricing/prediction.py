@@ -16,12 +16,17 @@ from scalebench.cluster.network import Network
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
+from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
-from scalebench.pricing.costs import Costs, GradientTensor
-from scalebench.pricing.devices import TimeModel, gradients_of, step_table
-from scalebench.pricing.equal_workers import COLUMNS, Machines, Program, Serving, walk
+from scalebench.pricing.calibration_file import Trained
+from scalebench.pricing.charges import EqualWorkers, gradients
+from scalebench.pricing.costs import Costs, GradientTensor, Prices
+from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
+from scalebench.pricing.price import Ledger, walk
+from scalebench.pricing.program import Program, is_lock_step, programs_of
+from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
@@ -29,9 +34,11 @@ from scalebench.strategies.base import Setting, Strategy
 from scalebench.strategies.parameter_server import ParameterServerStrategy
 from scalebench.strategies.server_rules import Elastic
 from scalebench.study.spec import Component, Run
+from scalebench.system.clock import Task
 
 Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
+_COLUMNS = 7  # of Times, without `queued`
 SERIAL = Component(name="serial")
 SGD = Component(name="sgd", options={"momentum": 0.9})
 
@@ -47,6 +54,7 @@ class Workload:
     in_all: bool = False
     optimizer: Component = SGD
     dtype: str = "float32"
+    trained: Trained | None = None  # the model itself, where it is more than its layers
 
     def batches(self, workers: int, batch: int | None = None) -> tuple[int, float]:
         """Return the steps of an epoch, and the mean samples of a worker's batch.
@@ -74,11 +82,15 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of whole trainings, each (cases,): see `equal_workers.COLUMNS`; `queued` where a queue binds."""
+    """Seconds of whole trainings, each (cases,): that of the last worker, of others the mean; see `price.Ledger`.
+
+    `other` are those of operations of the strategy; `queued` is True where a queue binds.
+    """
 
     time: Floats
     compute: Floats
     data: Floats
+    other: Floats
     comm: Floats
     wait: Floats
     transfer: Floats
@@ -86,10 +98,13 @@ class Times(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The programs of an excerpt, one for each length of an epoch, and a schedule for its memory."""
+    """The programs of the recorded workers in an excerpt, for each length of an epoch, and a schedule of one."""
 
     excerpt: Excerpt
-    programs: list[Program]
+    programs: list[list[Program]]
+    workers: int
+    recorded: int
+    serving: Serving | None
     schedule: Schedule
 
 
@@ -106,11 +121,20 @@ class Predictor:
     @cached_property
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""
-        return without_values(self.workload.layers).to(getattr(torch, self.workload.dtype))
+        trained, dtype = self.workload.trained, getattr(torch, self.workload.dtype)
+        if trained is not None:
+            return build_model(trained.model, trained.input_shape, trained.outputs, trained.task, dtype, 0).to("meta")
+        return without_values(self.workload.layers).to(dtype)
+
+    def _gradients(self, workers: int) -> list[GradientTensor]:
+        """Gradients, released as on the platform at its batch."""
+        device = self._device(self.platform, workers)
+        if isinstance(device, Measured):
+            return gradients(self._model, device.tables[0].release)
+        return self._modelled_gradients
 
     @cached_property
-    def _gradients(self) -> list[GradientTensor]:
-        """Gradients, released as on the platform at its batch."""
+    def _modelled_gradients(self) -> list[GradientTensor]:
         _, samples = self.workload.batches(1)
         table = step_table(self.platform.device, self.workload.layers, [max(1, round(samples))])
         return gradients_of(self.workload.layers, table.release, self.workload.dtype)
@@ -122,7 +146,7 @@ class Predictor:
             UsageError: the strategy, or the batch, does not suit this number of workers.
         """
         shapes = [self.workload.batches(workers, case.batch) for case in cases]
-        columns, queued = np.empty((len(COLUMNS), len(cases))), np.zeros(len(cases), dtype=bool)
+        columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
         groups: dict[object, tuple[Recorded, list[int]]] = {}
         for place, (steps, _) in enumerate(shapes):
             recorded = self._recorded(strategy, workers, steps)
@@ -133,13 +157,12 @@ class Predictor:
             machines = self._machines(strategy, recorded, chosen, sizes)
             if recorded.excerpt.joined:
                 machines = machines.with_joined(steps_of)
-            walks = [walk(program, machines) for program in recorded.programs]
-            ledgers = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
-            columns[:, places] = ledgers
+            walks = [_walked(programs, recorded, machines) for programs in recorded.programs]
+            columns[:, places] = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
-        time, compute, data, comm, wait, transfer = columns
-        return Times(time, compute, data, comm, wait, transfer, queued)
+        time, compute, data, other, comm, wait, transfer = columns
+        return Times(time, compute, data, other, comm, wait, transfer, queued)
 
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""
@@ -172,11 +195,12 @@ class Predictor:
                 gate = strategy.gate(workers, total)
                 in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
                 serving = Serving(strategy.servers(workers), in_rounds)
-            programs = []
-            for length in excerpt.steps:
-                schedules = self._schedules(run, strategy, EvenPlan(workers, length), per_node)
-                programs.append(Program.of(schedules, workers, serving))
-            self._programs[key] = Recorded(excerpt, programs, schedules[0])
+            schedules = [
+                self._schedules(run, strategy, EvenPlan(workers, length), per_node) for length in excerpt.steps
+            ]
+            programs = [programs_of(each) for each in schedules]
+            count = len(schedules[0])
+            self._programs[key] = Recorded(excerpt, programs, workers, count, serving, schedules[0][0])
         return self._programs[key]
 
     def _schedules(self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int) -> list[Schedule]:
@@ -220,38 +244,77 @@ class Predictor:
 
     def _machines(
         self, component: Component, recorded: Recorded, cases: Sequence[Case], sizes: Sequence[float]
-    ) -> Machines:
+    ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine = self.strategy(component).engines[0]
-        operations = recorded.programs[0].operations[0]
-        overlaps = any(op.event is not None and op.event.overlap is not None for op in operations)
-        costs = [self._costs_on(case.platform, engine, overlaps=overlaps) for case in cases]
-        seconds = [self._step_seconds(case.platform.device, size) for case, size in zip(cases, sizes, strict=True)]
-        forward, backward, update = np.array(seconds).T
+        overlaps = any(event.overlap is not None for event in recorded.schedule.events)
+        workers = recorded.workers
+        costs = [self._costs_on(case.platform, engine, workers if overlaps else 0) for case in cases]
+        devices = [self._device(case.platform, workers) for case in cases]
+        seconds = [self._step_seconds(device, size) for device, size in zip(devices, sizes, strict=True)]
+        tasks = np.zeros((len(Task), len(cases)))
+        steps = np.array(seconds).T
+        tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE, Task.DATA]] = steps
+        tasks[Task.SHUFFLE] = (
+            self.workload.samples
+            / workers
+            * np.array([device.shuffle_s_per_sample if isinstance(device, Measured) else 0.0 for device in devices])
+        )
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
-        data = np.maximum(0.0, reading - (forward + backward + update))
-        return Machines(costs, forward, backward, update, data, np.array([case.platform.jitter for case in cases]))
+        tasks[Task.DATA] += np.maximum(0.0, reading - steps.sum(axis=0))
+        jitter = np.array([case.platform.jitter for case in cases])
+        operations = [case.platform.operations.get(str(component), {}) for case in cases]
+        return EqualWorkers(Prices(costs), tasks, jitter, operations)
 
-    def _costs_on(self, platform: Platform, engine: str, *, overlaps: bool) -> Costs:
+    @staticmethod
+    def _device(platform: Platform, workers: int) -> TimeModel:
+        """Return the device under the load that `workers` put on a node."""
+        if isinstance(platform.device, Measured):
+            return platform.device.under(min(workers, platform.cluster.node.workers_per_node))
+        return platform.device
+
+    def _costs_on(self, platform: Platform, engine: str, overlapping: int = 0) -> Costs:
+        """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""
+        busy = min(overlapping, platform.cluster.node.workers_per_node)
         links, engines = platform.cluster.links, id(platform.engines)
         numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
-        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", overlaps)
+        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy)
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
-            gradients = self._gradients if overlaps else []
-            self._costs[key] = Costs(network, platform.engines, engine, gradients)
+            tensors = self._gradients(overlapping) if overlapping else []
+            self._costs[key] = Costs(network, platform.engines, engine, tensors)
         return self._costs[key]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
-        """Return seconds of the forward pass, the backward pass and the update, between whole batches linear."""
+        """Return seconds of the forward pass, the backward pass, the update and the data, between batches linear."""
         key = (id(device), samples)
         if key not in self._steps:
             low = max(1, math.floor(samples))
             times = [device.times(self.workload.layers, size) for size in sorted({low, max(low, math.ceil(samples))})]
-            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s] for each in times])
+            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s, each.data_s] for each in times])
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
         return self._steps[key][1]
+
+
+def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return cumulative columns of `Times` after each epoch and after the end, (epochs + 1, columns, M), and where a
+    queue binds."""
+    queue = None
+    if not is_lock_step(recorded.schedule):
+        update = machines.tasks[Task.UPDATE]
+        queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
+    ledgers = walk(programs, machines, recorded.recorded, queue)
+    bound = queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
+    return np.array([_columns(ledger) for ledger in ledgers]), bound
+
+
+def _columns(ledger: Ledger) -> Floats:
+    seconds = ledger.seconds.mean(axis=-1)
+    compute = seconds[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
+    data = seconds[Task.DATA] + seconds[Task.SHUFFLE]
+    means = ledger.wait.mean(axis=-1), ledger.transfer.mean(axis=-1)
+    return np.array([ledger.now.max(axis=-1), compute, data, seconds[Task.OTHER], seconds[Task.COMM], *means])
 
 
 def optimizer_states(optimizer: Component) -> int:

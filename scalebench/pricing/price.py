@@ -1,8 +1,9 @@
-"""Time of recorded schedules on a machine, by arrays over the workers.
+"""Time of programs on M machines at once, by arrays (machines, workers).
 
 Between exchanges a worker's time adds up; a collective completes at the arrival of its last member plus its cost. This
-holds in any order of evaluation, so that workers with equal programs are evaluated together, each time a number of an
-array. The result equals that of the event engine, which also prices programs whose order depends on time.
+holds in any order of evaluation, so that workers with equal programs are evaluated together. The result equals that of
+the event engine, which also prices programs whose order depends on time. Of equal workers a few may stand for all: the
+others arrive when these do, and jitter enters by the expected wait for the slowest of p workers.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalebench.errors import RunError, ScalebenchError
-from scalebench.pricing.charges import Charges, Floats
-from scalebench.pricing.collectives import Collectives, Meeting
+from scalebench.pricing.charges import Charges, Floats, Machines
+from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
+from scalebench.pricing.program import Program, Step, is_lock_step, programs_of
+from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
-
-COMPUTE = {task.name.lower(): task for task in (Task.DATA, Task.SHUFFLE, Task.FORWARD, Task.BACKWARD, Task.UPDATE)}
-_TIMED = ("access", "request", "alltoallv")  # their order, or their size, depends on time
 
 
 class NotLockStepError(ScalebenchError):
@@ -29,7 +29,7 @@ class NotLockStepError(ScalebenchError):
 
 @dataclass
 class Ledger:
-    """Seconds of each worker, (workers,) or (tasks, workers): its time, by task, and waiting for others.
+    """Seconds of each worker (machines, workers), or (tasks, machines, workers): its time, by task, and waiting.
 
     `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed.
     """
@@ -40,22 +40,26 @@ class Ledger:
     transfer: Floats
 
     @classmethod
-    def empty(cls, workers: int) -> Ledger:
-        return cls(np.zeros(workers), np.zeros((len(Task), workers)), np.zeros(workers), np.zeros(workers))
+    def empty(cls, *shape: int) -> Ledger:
+        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), np.zeros(shape), np.zeros(shape))
 
     def of(self, worker: int) -> dict[str, float]:
-        """Return the columns that the records have of one worker."""
-        seconds = self.seconds[:, worker].tolist()
+        """Return the columns that the records have of one worker, on the only machine."""
+        seconds = self.seconds[..., worker].ravel().tolist()
         return {
             "compute_s": seconds[Task.FORWARD] + seconds[Task.BACKWARD] + seconds[Task.UPDATE],
             "comm_s": seconds[Task.COMM],
-            "wait_s": float(self.wait[worker]),
+            "wait_s": float(self.wait[..., worker].item()),
             "data_s": seconds[Task.DATA] + seconds[Task.SHUFFLE],
             "other_s": seconds[Task.OTHER],
         }
 
     def copy(self) -> Ledger:
-        return Ledger(self.now.copy(), self.seconds.copy(), self.wait.copy(), self.transfer.copy())
+        return Ledger(*(each.copy() for each in vars(self).values()))
+
+    def on(self, machine: int) -> Ledger:
+        """Return the ledger of one machine, (workers,)."""
+        return Ledger(*(each[..., machine, :] for each in vars(self).values()))
 
 
 @dataclass
@@ -71,171 +75,182 @@ class Priced:
         return float(self.end.now.max())
 
 
-def is_lock_step(schedule: Schedule) -> bool:
-    """Return True if the order of the program's operations does not depend on time."""
-    return not any(event.kind in _TIMED for event in schedule.events)
-
-
-def price(schedules: Sequence[Schedule], charges: Charges) -> Priced:
-    """Return the times of the workers of `schedules`, all of a run.
+def price(schedules: Sequence[Schedule], charges: Charges, programs: Sequence[Program] = ()) -> Priced:
+    """Return the times of the workers of `schedules`, all of a run; `programs` are theirs, if they are known.
 
     Raises:
         NotLockStepError: a program asks a server, shares a model, or exchanges amounts that depend on others.
         RunError: workers wait for operations that others do not call.
     """
-    pricing = _Pricing(charges, len(schedules))
-    waiting = [pricing.walk(ranks, events) for ranks, events in _programs(schedules)]
-    while waiting:
-        before = pricing.progress
-        waiting = [walk for walk in waiting if next(walk, "ended") != "ended"]
-        if waiting and pricing.progress == before:
-            raise RunError(f"{len(waiting)} programs wait for operations that others do not call")
-    return Priced(pricing.ledger, [pricing.epochs[epoch] for epoch in sorted(pricing.epochs)])
-
-
-@dataclass
-class _Step:
-    """An event of all workers with the same program; `amounts` (workers,) or one number for all."""
-
-    event: Event
-    amounts: Ints | int
-
-
-def _programs(schedules: Sequence[Schedule]) -> list[tuple[Ints, list[_Step]]]:
-    """Return the workers of each program, and its events: schedules that differ in amounts only are one program."""
     if not is_lock_step(schedules[0]):
         raise NotLockStepError("the order of its operations depends on time")
-    alike: dict[object, list[int]] = defaultdict(list)
-    for place, schedule in enumerate(schedules) if len(schedules) > 1 else []:
-        messages = any(event.kind == "send" for event in schedule.events)
-        key = [(e.kind, e.blocking, e.name, id(e.partition), e.root) for e in schedule.events]
-        alike[place if messages else tuple(key)].append(place)
-    found = []
-    for places in alike.values() or [[0]]:
-        columns = zip(*(schedules[place].events for place in places), strict=True)
-        steps = []
-        for column in columns:
-            amounts = [event.amount for event in column]
-            same = amounts.count(amounts[0]) == len(amounts)
-            steps.append(_Step(column[0], amounts[0] if same else np.array(amounts)))
-        found.append((np.array(places), steps))
-    return found
+    ledgers = [ledger.on(0) for ledger in walk(programs or programs_of(schedules), charges, len(schedules))]
+    return Priced(ledgers[-1], ledgers[:-1])
 
 
-class _Pricing:
-    """The times of one training while its programs are walked through."""
+def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Queue | None = None) -> list[Ledger]:
+    """Return the ledgers of `workers`, of which each has a program, at the end of each epoch and after the last one.
 
-    def __init__(self, charges: Charges, workers: int) -> None:
-        self.charges, self.workers = charges, workers
-        self.ledger = Ledger.empty(workers)
+    `queue` prices servers and shared models.
+    """
+    walking = _Walk(machines, workers, queue)
+    waiting = [walking.follow(program) for program in programs]
+    while waiting:
+        before = walking.progress
+        waiting = [each for each in waiting if next(each, "ended") != "ended"]
+        if waiting and walking.progress == before:
+            raise RunError(f"{len(waiting)} programs wait for operations that others do not call")
+    return [*(walking.epochs[epoch] for epoch in sorted(walking.epochs)), walking.ledger]
+
+
+class _Walk:
+    """Ledgers of the workers while their programs are followed."""
+
+    def __init__(self, machines: Machines, workers: int, queue: Queue | None) -> None:
+        self.machines, self.prices, self.workers, self.queue = machines, machines.prices, workers, queue
+        shape = (len(self.prices), workers)
+        self.ledger = Ledger.empty(*shape)
         self.epochs: dict[int, Ledger] = {}
         self.progress = 0
-        self.collectives = Collectives(charges, workers)
-        self._mail: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
+        self.collectives = Collectives(machines, shape)
+        self.variance = np.zeros(shape)  # of the compute since the last collective
+        self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)
 
-    def walk(self, ranks: Ints, steps: Sequence[_Step]) -> Iterator[str]:
-        """Advance the workers `ranks` through their program; pauses where it waits for others."""
-        charges = self.charges
-        times, everyone = charges.times, len(ranks) == self.workers
-        workers = slice(None) if everyone else ranks  # a view where possible
-        step, factor, backward = -1, charges.factors(ranks, 0), np.zeros(len(ranks))
+    def follow(self, program: Program) -> Iterator[str]:
+        """Advance the workers of a program; pauses where it waits for others."""
+        ranks, spread = program.ranks, self.machines.spread
+        at = slice(None) if len(ranks) == self.workers else ranks  # a view where possible
+        now = self.ledger.now
         calls: dict[int, int] = defaultdict(int)
         started: dict[int, Meeting] = {}
-        for place, (event, amounts) in enumerate((each.event, each.amounts) for each in steps):
-            self.progress += 1
-            if (task := COMPUTE.get(event.kind)) is not None:
-                if task == Task.DATA:
-                    step += 1
-                    if charges.jitter is not None:
-                        factor = charges.factors(ranks, step)
-                if isinstance(amounts, int):
-                    seconds = times.task_seconds(task, amounts) * factor
+        for number, compute, steps, together in program.epochs:
+            seconds = self.machines.seconds(compute, ranks)
+            stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
+            if together and isinstance(at, slice) and not self.machines.slowness:
+                self._all_together(steps, seconds, stretches)
+                steps = []
+            for event, place, low, high, stretch, forwards, backward in steps:
+                self.progress += 1
+                if stretch >= 0:
+                    if self.machines.slowness:
+                        self._slowly(seconds[low:high], ranks, at)
+                    else:
+                        now[:, at] += stretches[stretch]
+                    if spread is not None:
+                        self.variance[:, at] += (forwards * spread**2)[:, None]
+                if event is None:
+                    continue
+                if event.partition is not None:
+                    call = calls[id(event.partition)]
+                    calls[id(event.partition)] += 1
+                    passes = seconds[backward] if event.overlap is not None else None
+                    meeting = self.collectives.join(event, call, ranks, now, self.variance, passes)
+                    self.variance[:, at] = 0.0
+                    if not event.blocking:
+                        started[place] = meeting
+                        continue
+                    yield from self._until_met(meeting, ranks)
+                    self._communicated(at, meeting)
+                elif event.kind == "wait":
+                    if (found := started.pop(event.amount, None)) is not None:
+                        yield from self._until_met(found, ranks)
+                        self._communicated(at, found)
+                elif event.kind == "send":
+                    self._send(int(ranks[0]), event)
+                elif event.kind == "receive":
+                    while not self._receive(int(ranks[0]), event):
+                        yield "waits"
                 else:
-                    seconds = np.array([times.task_seconds(task, amount) for amount in amounts.tolist()]) * factor
-                seconds = self._compute(ranks, workers, task, seconds)
-                if task == Task.BACKWARD:
-                    backward = seconds
-            elif event.kind == "operation":
-                assert isinstance(amounts, int)
-                each = charges.operation_s(event.name, amounts)
-                if each:
-                    self._compute(ranks, workers, Task.OTHER, each * factor)
-            elif event.kind == "epoch":
-                self._close_epoch(event.amount, workers)
-            elif event.kind == "send":
-                self._send(ranks, event)
-            elif event.kind == "receive":
-                while not self._receive(ranks, event):
-                    yield "waits"
-            elif event.kind == "wait":
-                assert isinstance(amounts, int)
-                if (meeting := started.pop(amounts, None)) is None:
-                    continue
-                yield from self._until_met(meeting, ranks)
-                self._communicated(workers, meeting)
-            elif len(event.members) > 1 or event.overlap is not None:  # a lone worker exchanges nothing
-                assert event.partition is not None
-                call = calls[id(event.partition)]
-                calls[id(event.partition)] += 1
-                meeting = self.collectives.meeting(event, call)
-                meeting.join(ranks, self.ledger.now[ranks], backward)
-                if not event.blocking:
-                    started[place] = meeting
-                    continue
-                yield from self._until_met(meeting, ranks)
-                self._communicated(workers, meeting)
+                    assert self.queue is not None, event.kind
+                    until, alone = self.queue.exchange(event, now[:, at], ranks)
+                    waited = np.maximum(0.0, until - now[:, at] - alone)
+                    self._record(at, until, waited, alone)
+                    self.variance[:, at] = 0.0
+            for task in np.unique(compute.tasks):
+                self.ledger.seconds[task][:, at] += seconds[compute.of_task(task)].sum(axis=0)
+            if number is not None:
+                self._close_epoch(number, at)
 
-    def _compute(self, ranks: Ints, workers: Ints | slice, task: Task, seconds: Floats) -> Floats:
-        if self.charges.slowness:
-            now = self.ledger.now
-            slow = [self.charges.slowness[r](now[r]) if r in self.charges.slowness else 1.0 for r in ranks.tolist()]
-            seconds = seconds * np.array(slow)
-        self.ledger.now[workers] += seconds
-        self.ledger.seconds[task, workers] += seconds
-        return seconds
+    def _all_together(self, steps: Sequence[Step], seconds: Floats, stretches: Floats) -> None:
+        """Advance all workers through an epoch whose collectives they leave together.
 
-    def _close_epoch(self, epoch: int, workers: Ints | slice) -> None:
+        With s the compute before a collective of cost c, it ends max(s) + c after the one before.
+        """
+        ledger, spread = self.ledger, self.machines.spread
+        self.progress += len(steps)
+        exchanges = [step for step in steps if step.event is not None]
+        if exchanges:
+            own = np.array([step.stretch for step in exchanges])
+            taken = np.zeros((len(own), *ledger.now.shape))
+            taken[own >= 0] = stretches[own[own >= 0]]
+            began = ledger.now.max(axis=1, keepdims=True)
+            behind = ledger.now - began
+            ledger.now += taken.sum(axis=0)
+            taken[0] += behind
+            latest = taken.max(axis=2)
+            if spread is not None:
+                variance = np.array([step.forwards for step in exchanges])[:, None] * spread**2
+                variance[0] += self.variance.max(axis=1)
+                largest = [expected_largest(len(step.event.members)) for step in exchanges if step.event is not None]
+                latest = latest + np.sqrt(variance) * np.array(largest)[:, None]
+                self.variance[:] = 0.0
+            ends, costs = self.collectives.ends_together(exchanges, taken, latest, seconds)
+            waited = np.maximum(0.0, latest[:, :, None] - taken).sum(axis=0)
+            self._record(slice(None), began + ends.sum(axis=0)[:, None], waited, costs.sum(axis=0)[:, None])
+        if steps and steps[-1].event is None:
+            ledger.now += stretches[steps[-1].stretch]
+            if spread is not None:
+                self.variance += (steps[-1].forwards * spread**2)[:, None]
+
+    def _slowly(self, seconds: Floats, ranks: Ints, at: Ints | slice) -> None:
+        """Advance event by event, by `seconds` times the slowness at its beginning, which is kept in them."""
+        now, slowness = self.ledger.now, self.machines.slowness
+        for each in seconds:
+            moments = zip(ranks.tolist(), now[0, at].tolist(), strict=True)
+            each *= np.array([slowness[rank](moment) if rank in slowness else 1.0 for rank, moment in moments])
+            now[:, at] += each
+
+    def _close_epoch(self, epoch: int, at: Ints | slice) -> None:
         if epoch not in self.epochs:
             self.epochs[epoch] = self.ledger.copy()
         for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
-            kept[..., workers] = running[..., workers]
+            kept[..., at] = running[..., at]
 
     def _until_met(self, meeting: Meeting, ranks: Ints) -> Iterator[str]:
         """Wait until all members of the groups of `ranks` have arrived, and set their ends."""
-        labels = meeting.partition.labels[ranks]
-        while meeting.missing[labels].any():
+        while not meeting.is_complete(ranks):
             yield "waits"
-        if not meeting.settled[labels].all():
-            self.collectives.settle(meeting)
+        self.collectives.settle(meeting)
 
-    def _communicated(self, workers: Ints | slice, meeting: Meeting) -> None:
+    def _communicated(self, at: Ints | slice, meeting: Meeting) -> None:
         """Record the time up to the end of a collective as communication."""
-        now = self.ledger.now[workers]
-        until = np.maximum(now, meeting.ends[workers])
-        waited = np.maximum(0.0, np.minimum(meeting.latest[workers], meeting.ends[workers]) - now)
-        self._record(workers, until, waited, meeting.costs[workers])
+        now, ends = self.ledger.now[:, at], meeting.ends[:, at]
+        waited = np.maximum(0.0, np.minimum(meeting.latest[:, at], ends) - now)
+        self._record(at, np.maximum(now, ends), waited, meeting.costs[:, at])
 
-    def _record(self, workers: Ints | slice, until: Floats, waited: Floats, cost: Floats | float) -> None:
+    def _record(self, at: Ints | slice, until: Floats, waited: Floats, cost: Floats) -> None:
         ledger = self.ledger
-        ledger.seconds[Task.COMM, workers] += until - ledger.now[workers]
-        ledger.wait[workers] += waited
-        ledger.transfer[workers] += cost
-        ledger.now[workers] = until
+        ledger.seconds[Task.COMM][:, at] += until - ledger.now[:, at]
+        ledger.wait[:, at] += waited
+        ledger.transfer[:, at] += cost
+        ledger.now[:, at] = until
 
-    def _send(self, ranks: Ints, event: Event) -> None:
-        rank, (to,) = int(ranks[0]), event.members
-        sent = float(self.ledger.now[rank])
-        arrival = sent + self.charges.costs.message(event.amount, rank, to)
-        self._mail[rank, to, event.root].append((sent, arrival))
+    def _send(self, rank: int, event: Event) -> None:
+        (to,), sent = event.members, self.ledger.now[:, rank].copy()
+        self._mail[rank, to, event.root].append((sent, sent + self.prices.message(event.amount, rank, to)))
 
-    def _receive(self, ranks: Ints, event: Event) -> bool:
-        """Take a message if it was sent."""
-        rank, (source,) = int(ranks[0]), event.members
-        if not self._mail[source, rank, event.root]:
+    def _receive(self, rank: int, event: Event) -> bool:
+        """Take a message if it was sent; one of a worker that others stand for is sent now."""
+        (source,), now = event.members, self.ledger.now[:, rank]
+        if source >= self.workers:
+            sent, arrival = now, now + self.prices.message(event.amount, source, rank)
+        elif self._mail[source, rank, event.root]:
+            sent, arrival = self._mail[source, rank, event.root].pop(0)
+        else:
             return False
-        sent, arrival = self._mail[source, rank, event.root].pop(0)
-        now = self.ledger.now[ranks]
         until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
-        adding = self.charges.costs.adding(event.amount) if event.name == "add" else 0.0
-        self._record(ranks, until + adding, waited, until - now)
+        cost = until - now
+        if event.name == "add":
+            until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
+        self._record(np.array([rank]), until[:, None], waited[:, None], cost[:, None])
         return True

@@ -27,6 +27,12 @@ class RecordingClock:
         self.schedule = schedule
         self.ledger = Ledger()
         self.running = False
+        self.watching = True  # until the program has ended
+
+    def reads(self, what: str) -> None:
+        """Note that the program depends on `what` (loss, seed, placement, rank)."""
+        if self.watching:
+            setattr(self.schedule, f"reads_{what}", True)
 
     def start(self) -> None:
         self.running = True
@@ -85,10 +91,15 @@ class RecordingCommunicator:
     ) -> None:
         self._clock, self._partition, self._worker, self._parent = clock, partition, worker, parent
         self._ranks = partition.members(int(partition.labels[worker]))
-        self.rank, self.size = self._ranks.index(worker), len(self._ranks)
+        self._rank, self.size = self._ranks.index(worker), len(self._ranks)
         self.collectives = self.bytes_sent = 0
         self.calls: int | None = None
         self._splits = count()
+
+    @property
+    def rank(self) -> int:
+        self._clock.reads("rank")
+        return self._rank
 
     def barrier(self) -> None:
         self._write("barrier", 0)
@@ -152,6 +163,7 @@ class RecordingCommunicator:
         self._clock.wrote(Event("receive", tensor.nbytes, peer, name=what, root=tag))
 
     def split(self, color: Callable[[int], int]) -> Communicator:
+        self._clock.reads("rank")
         return RecordingCommunicator(self._clock, self._partition.part(next(self._splits), color), self._worker, self)
 
     def count(self, nbytes: int, calls: int | None = None) -> None:

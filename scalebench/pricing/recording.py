@@ -7,6 +7,7 @@ Where a strategy's order depends on time (servers, asynchronous merges), a sched
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.models.registry import build_model
+from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, Partition, Schedule
 from scalebench.strategies.base import Batch, Strategy
@@ -54,7 +56,14 @@ def record(
     """Record the schedules of the workers `ranks` (default: all) of `run`; `model` is on the meta device."""
     everyone = Partition.of_all(run.workers)
     schedules = []
+    alike: dict[
+        object, Schedule
+    ] = {}  # recorded once for the workers that take the same batches, where rank is not read
     for rank in range(run.workers) if ranks is None else ranks:
+        batches = _batches_of(plan, rank, run.epochs)
+        if (same := alike.get(batches)) is not None and same.report is not None:
+            schedules.append(replace(same, rank=rank, report=replace(same.report, rank=rank)))
+            continue
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
         worker = RecordingWorker(
@@ -63,7 +72,21 @@ def record(
         schedule.report = train(worker, strategy)
         schedule.memory_bytes = worker.memory_bytes
         schedules.append(schedule)
+        if not schedule.reads_rank:
+            alike[batches] = schedule
     return schedules
+
+
+def _batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
+    """Return what the batches of a worker are identified by."""
+    return tuple(
+        (
+            int(plan.shard_sizes(epoch)[rank]),
+            plan.bounds(epoch, rank).tobytes(),
+            plan.block_starts(epoch, rank).tobytes(),
+        )
+        for epoch in range(epochs)
+    )
 
 
 class Recordings:
@@ -75,6 +98,7 @@ class Recordings:
     def __init__(self) -> None:
         self._key: object = None
         self._kept: list[Schedule] = []
+        self._programs: tuple[list[Schedule], list[Program]] = [], []
 
     def of(
         self, run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
@@ -89,6 +113,12 @@ class Recordings:
             self._key, self._kept = key, schedules
         return schedules
 
+    def programs(self, schedules: list[Schedule]) -> list[Program]:
+        """Return the programs of `schedules`, made once for runs that share them."""
+        if self._programs[0] is not schedules:
+            self._programs = schedules, programs_of(schedules)
+        return self._programs[1]
+
 
 class RecordingWorker:
     """Implements `strategies.base.Worker` on torch's meta device."""
@@ -97,7 +127,7 @@ class RecordingWorker:
         self, run: Run, plan: BatchPlan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
     ) -> None:
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
+        self._rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
         self._workers_per_node = min(workers_per_node, comm.size)
         self.model: Any = model
         numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -112,32 +142,40 @@ class RecordingWorker:
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
-        self.meters = Meters(comm.rank, clock, comm)
+        self.meters = Meters(self._rank, clock, comm)
         self.steps = 0
         self._epoch = self._epochs_done = 0
+        if isinstance(clock, RecordingClock):
+            clock.schedule.reads_rank = False  # here it was
+
+    def _reads(self, what: str) -> None:
+        if isinstance(self.clock, RecordingClock):
+            self.clock.reads(what)
+
+    @property
+    def rank(self) -> int:
+        self._reads("rank")
+        return self._rank
 
     @property
     def last_loss(self) -> Tensor:
         """A loss that halves with each epoch; the schedule then depends on it."""
-        if isinstance(self.clock, RecordingClock):
-            self.clock.schedule.reads_loss = True
+        self._reads("loss")
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 
     @property
     def seed(self) -> int:
-        if isinstance(self.clock, RecordingClock):
-            self.clock.schedule.reads_seed = True
+        self._reads("seed")
         return self.run.seed
 
     @property
     def workers_per_node(self) -> int:
-        if isinstance(self.clock, RecordingClock):
-            self.clock.schedule.reads_placement = True
+        self._reads("placement")
         return self._workers_per_node
 
     @property
     def samples(self) -> int:
-        return int(self.plan.shard_sizes(self._epoch)[self.rank])
+        return int(self.plan.shard_sizes(self._epoch)[self._rank])
 
     @property
     def memory_bytes(self) -> int:
@@ -157,17 +195,17 @@ class RecordingWorker:
         return self.plan.steps(epoch)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        bounds = self.plan.bounds(epoch, self.rank).tolist()
+        bounds = self.plan.bounds(epoch, self._rank).tolist()
         return self._walk(epoch, list(pairwise(bounds)))
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
-        starts = self.plan.block_starts(epoch, self.rank)
+        starts = self.plan.block_starts(epoch, self._rank)
         return self._walk(epoch, equal_batches(starts, self.samples, self.plan.batch_size)[0])
 
     def _walk(self, epoch: int, bounds: list[tuple[int, int]]) -> Iterator[Batch]:
         self._epoch = epoch
-        firsts = set(self.plan.block_starts(epoch, self.rank).tolist())
+        firsts = set(self.plan.block_starts(epoch, self._rank).tolist())
         self.clock.did(Task.SHUFFLE, self.samples)
         for step, (low, high) in enumerate(bounds):
             self.clock.did(Task.DATA, high - low)
@@ -227,7 +265,9 @@ class RecordingWorker:
             self.clock.wrote(Event("epoch", epoch))
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
-        """Keep nothing: there is nothing to evaluate."""
+        """End the program; there is nothing to evaluate."""
+        if isinstance(self.clock, RecordingClock):
+            self.clock.watching = False
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep nothing: there is nothing to evaluate."""

@@ -81,6 +81,7 @@ class Schedule:
     reads_loss: bool = False  # its order depends on the training loss
     reads_seed: bool = False  # its events depend on the seed
     reads_placement: bool = False  # its groups depend on the workers of a node
+    reads_rank: bool = False  # what it does, or counts, depends on which worker it is
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
 
     @property

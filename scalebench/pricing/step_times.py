@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -66,6 +67,11 @@ class StepTable(BaseModel):
         return self.model_copy(update={"batches": batches, "shuffle_s_per_sample": shuffle})
 
 
+def table_under(tables: Sequence[StepTable], workers: int) -> StepTable:
+    """Return the table measured under the load nearest to so many busy workers of a node."""
+    return min(tables, key=lambda table: (abs(table.busy_workers - workers), -table.busy_workers))
+
+
 def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepTable:
     """Return the table of the study's `device_step_time` (of a full batch of `batch_size`), else of the cluster file.
 
@@ -94,33 +100,38 @@ def _batch(samples: int, forward: float, backward: float, update: float) -> Batc
 class StepTimes:
     """Step times of one repetition: the table with its blocks resampled once, for all strategies and worker counts.
 
+    Without a `repetition` no block is resampled.
+
     The mean of the resampled blocks is trimmed by the fifth with the shortest and the fifth with the longest steps, as
     delays of single blocks belong to the measuring machine and not to the simulated program.
     """
 
-    def __init__(self, table: StepTable, *, seed: int, repetition: int) -> None:
-        draw = np.random.default_rng([seed, repetition, 0xCA11])
+    def __init__(self, table: StepTable, *, seed: int = 0, repetition: int | None = 0) -> None:
+        draw = np.random.default_rng([seed, repetition, 0xCA11]) if repetition is not None else None
         self.table = table
         self._sizes = np.array(sorted(batch.samples for batch in table.batches))
         rows = []
         for batch in sorted(table.batches, key=lambda batch: batch.samples):
             blocks = batch.blocks()
-            chosen = blocks[:, draw.integers(blocks.shape[1], size=blocks.shape[1])]
-            rows.append(middle(chosen).mean(axis=1))
+            if draw is not None:
+                blocks = blocks[:, draw.integers(blocks.shape[1], size=blocks.shape[1])]
+            rows.append(middle(blocks).mean(axis=1))
         self._seconds = np.array(rows)  # (sizes, tasks)
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
     def _task_seconds(self, task: Task, samples: int) -> float:
-        """Return seconds of `task` on a batch of `samples`, linear between and beyond the measured sizes."""
+        """Return seconds of `task` on a batch of `samples`."""
+        return float(self.seconds(task, np.array(samples)))
+
+    def seconds(self, task: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond."""
         if task == Task.SHUFFLE:
-            return self.table.shuffle_s_per_sample * samples
+            return np.asarray(self.table.shuffle_s_per_sample * samples, dtype=np.float64)
         if task not in STEP_TASKS:
-            return 0.0
-        column = self._seconds[:, STEP_TASKS.index(task)]
-        largest = float(self._sizes[-1])
-        if samples > largest:
-            return float(column[-1]) * samples / largest
-        return float(np.interp(samples, self._sizes, column))
+            return np.zeros(samples.shape)
+        column = self._seconds[:, STEP_TASKS.index(Task(task))]
+        beyond = np.maximum(1.0, samples / float(self._sizes[-1]))
+        return np.asarray(np.interp(samples, self._sizes, column) * beyond)
 
 
 def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -216,7 +216,11 @@ class _Parts:
         if key not in self._changed:
             self._changed[key] = part, platform.changed(component, factor)  # the part is kept: its id stays its own
         other = self._changed[key][1]
-        return replace(platform, device=other.device) if of_device else replace(platform, cluster=other.cluster)
+        return (
+            replace(platform, device=other.device, operations=other.operations)
+            if of_device
+            else replace(platform, cluster=other.cluster)
+        )
 
 
 class _Cell:

@@ -36,8 +36,11 @@ class Batch(NamedTuple):
 class Worker(Protocol):
     """One replica: its model, optimizer, shard of the data, communicator and clock."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
     epochs: int
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order

@@ -17,7 +17,8 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.price import NotLockStepError, is_lock_step, price
+from scalebench.pricing.price import NotLockStepError, price
+from scalebench.pricing.program import Program, is_lock_step
 from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
@@ -59,7 +60,11 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
             yield run, _timed_without_jitter(run, outcome, dataset, machine), weights
         elif first is None:
             first = simulate(run, dataset, machine)
-            yield run, _timed_without_jitter(run, first[0], dataset, machine), first[1]
+            outcome = first[0]
+            if outcome.status == "completed" and not run.trace and alike(run) != run.run_id:
+                # Priced like its replays, bit for bit, whichever of them comes first in a continued study.
+                outcome = replace(replay(run, dataset, machine, Trace.of(outcome)), eval_s=outcome.eval_s)
+            yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
         elif first[0].status == "completed":
             outcome = replay(run, dataset, machine, Trace.of(first[0]))
             yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
@@ -178,7 +183,7 @@ class Simulation:
         model = self._without_arithmetic()
         schedules = recordings.of(self.run, self.strategy, self.plan, model, self._per_node)
         trace.require_same_arithmetic(schedules, self._per_node)
-        return self._priced(schedules, trace, model)
+        return self._priced(schedules, trace, model, recordings.programs(schedules))
 
     def model(self) -> tuple[Outcome, Weights]:
         """Price the schedule of the run, or walk through its program where the order depends on time."""
@@ -201,8 +206,10 @@ class Simulation:
         self.costs.gradients = gradients(model, self.table.release)
         return model
 
-    def _priced(self, schedules: Sequence[Schedule], trace: Trace, model: torch.nn.Module) -> tuple[Outcome, Weights]:
-        priced = price(schedules, self.charges)
+    def _priced(
+        self, schedules: Sequence[Schedule], trace: Trace, model: torch.nn.Module, programs: Sequence[Program] = ()
+    ) -> tuple[Outcome, Weights]:
+        priced = price(schedules, self.charges, programs)
         reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
         return self._outcome(reports, trace.evaluations(priced), 0.0, _parameters(model)), {}
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.models.layer_counting import count_model
 from scalebench.models.layers import Layer, LayerTable
+from scalebench.models.registry import build_model
+from scalebench.pricing.calibration_file import Calibration, Trained, read_calibration
 from scalebench.pricing.charges import Charges
-from scalebench.pricing.devices import Stated, step_table
+from scalebench.pricing.devices import Measured, Stated, step_table
 from scalebench.pricing.excerpt import EvenPlan
-from scalebench.pricing.machine import Machine
+from scalebench.pricing.machine import Machine, OperationTime
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.price import price
@@ -56,14 +60,14 @@ def test_prediction_is_the_price_of_the_whole_training(strategy):
     run = own._run(component, WORKERS, EPOCHS)
     schedules = record(run, program, EvenPlan(WORKERS, STEPS, BATCH), own._model, 4)
     table = step_table(own.platform.device, own.workload.layers, [BATCH])
-    costs = own._costs_on(own.platform, program.engines[0], overlaps=True)
+    costs = own._costs_on(own.platform, program.engines[0], WORKERS)
     charges = Charges(costs, StepTimes(table, seed=0, repetition=0), np.ones(WORKERS))
     whole = price(schedules, charges)
     if strategy == "gossip":  # a pair's second message follows its first one; predicted is each worker's own
         assert found.time[0] == pytest.approx(whole.train_s, rel=0.06)
         return
-    # Horovod's cycle drifts against the steps, heat's skips between epochs; partial periods count in proportion.
-    rel = {"horovod": 5e-3, "daso-heat": 2e-3, "local_sgd: {steps: 5}": 1e-3}.get(strategy, 1e-9)
+    # Horovod's cycle drifts against the steps; partial periods count in proportion.
+    rel = {"horovod": 5e-3, "local_sgd: {steps: 5}": 1e-3}.get(strategy, 1e-9)
     assert found.time[0] == pytest.approx(whole.train_s, rel=rel)
     if rel == 1e-9 and strategy != "adasum":  # of a pair that merges, one worker is done before the other
         assert found.comm[0] == pytest.approx(whole.end.seconds.mean(axis=1)[Task.COMM], rel=1e-8)
@@ -89,3 +93,36 @@ def test_queue_is_near_the_event_engine(make_run, blobs, strategy, step_s):
     # Backups spare the last push, and who meets whom by chance is not known: 7 % and 15 %.
     rel = {"bsp_backup": 0.07, "ad_psgd": 0.15}.get(strategy, 0.01)
     assert found.time[0] == pytest.approx(took, rel=rel)
+
+
+@pytest.mark.parametrize("strategy", [name for name in LOCK_STEP if name not in ("gossip", "horovod")])
+def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run, blobs, machine, tmp_path, strategy):
+    """One file charges both: steps, shuffles, engines and operations of the strategy, without jitter."""
+    operation = OperationTime(seconds=2e-4, per_member_s=1e-5)
+    run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none"})
+    schedule = record(run, registry.create(strategy, {}, "virtual"), EvenPlan(4, 3, 8), _meta(run, blobs), 2)[0]
+    names = {event.name for event in schedule.events if event.kind in ("operation", "merge")}
+    trained = Trained(model=run.model, optimizer=run.optimizer, dataset="blobs", samples=96, input_shape=(2,),
+                      outputs=3, task="classification")  # fmt: skip
+    tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in machine.tables]
+    Calibration(
+        key="test", trained=trained, tables=tables, engines=machine.engines,
+        operations={strategy: dict.fromkeys(names, operation)},
+    ).save(tmp_path / "machine.json")  # fmt: skip
+    read = read_calibration(tmp_path / "machine.json")
+    charged = Machine(machine.cluster, read.engines, read.tables, read.operations)
+    outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, charged)
+    assert outcome.status == "completed", outcome.error
+    platform = Platform(charged.cluster, Measured(tuple(read.tables)), read.engines, read.operations)
+    layers = count_model(_meta(run, blobs), "mlp", (2,))
+    own = Predictor(Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained), platform)
+    found = own.times(Component(name=strategy), 4, [Case(platform, 8)])
+    assert found.time[0] == pytest.approx(max(worker.train_s for worker in outcome.workers), rel=1e-9)
+    for column in ("compute", "data", "other"):
+        seconds = np.mean([getattr(worker, f"{column}_s") for worker in outcome.workers])
+        assert getattr(found, column)[0] == pytest.approx(seconds, rel=1e-9, abs=1e-15), column
+
+
+def _meta(run, data):
+    dtype = getattr(torch, run.dtype)
+    return build_model(run.model, data.input_shape, data.outputs, data.task, dtype, run.seed).to("meta")

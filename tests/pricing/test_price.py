@@ -35,6 +35,16 @@ def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, machine
     assert modelled.facts == computed.facts
 
 
+def test_groups_that_call_different_collectives_pay_their_own(make_run, blobs, machine):
+    """DASO's devices take turns, so that the n-th exchange of one group is another one than that of the next."""
+    options = {"warm_up_epochs": 1, "cool_down_epochs": 2}
+    run = make_run({"daso-heat": options}, 4, epochs=8, batch_per_worker=3, virtual={"jitter": "none"})
+    computed, _ = simulate(run, blobs, machine)
+    modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
+    for found, expected in zip(modelled.workers, computed.workers, strict=True):
+        assert (found.train_s, found.comm_s) == pytest.approx((expected.train_s, expected.comm_s), rel=1e-9)
+
+
 def replace_cluster(machine, name):
     return replace(machine, cluster=load_cluster(name))
 
