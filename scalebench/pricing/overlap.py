@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.comm.base import Overlap
-from scalebench.pricing.costs import Costs, GradientTensor
+from scalebench.pricing.costs import Costs, GradientTensor, Prices
 
 Floats = NDArray[np.float64]
 Passes = tuple[Floats, Floats]  # begin and seconds of each worker's backward pass, (workers,)
@@ -48,7 +48,9 @@ class Stream:
         """Return the moment at which every worker has the mean of all gradients."""
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
-        return self._buckets(passes, overlap, costs, ranks)
+        begins, seconds = passes
+        ends, _ = buckets_end((begins[None], seconds[None]), overlap, Prices([costs]), ranks)
+        return float(ends[0])
 
     def _allreduce(self, nbytes: int, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         seconds = costs.allreduce(nbytes, ranks, overlap.engine)
@@ -85,15 +87,21 @@ class Stream:
     def _next_share(self, workers: int) -> float:
         """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
         self.steps += 1
-        return math.pow(self.steps * _GOLDEN % 1.0, 1 / max(1, workers - 1))
+        return float((self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1)))
 
-    def _buckets(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
-        """DDP: buckets fixed in backward order, each reduced when complete and when the stream is free."""
-        measured = costs.cost_of(overlap.engine)
-        free = 0.0
-        for nbytes, release in bucket_plan(tuple(costs.gradients), overlap):
-            free = max(free, _ready(passes, release)) + self._allreduce(nbytes, overlap, costs, ranks)
-        return max(free, _ready(passes, 1.0)) + (measured.per_step_s if measured else 0.0)
+
+def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequence[int]) -> tuple[Floats, Floats]:
+    """Return the end of DDP's averages on each machine and their cost, (..., M), of `passes` (..., M, workers).
+
+    Buckets are fixed in backward order, each reduced when it is complete and the stream is free.
+    """
+    begins, seconds = passes
+    free, cost = np.full(len(prices), -np.inf), np.zeros(len(prices))
+    for nbytes, release in bucket_plan(tuple(prices.distinct[0].gradients), overlap):
+        each = prices.engine_allreduce(nbytes, ranks, overlap.engine)
+        free = np.maximum(free, (begins + release * seconds).max(axis=-1)) + each
+        cost = cost + each
+    return np.maximum(free, (begins + seconds).max(axis=-1)) + prices.of_engine(overlap.engine, "per_step_s"), cost
 
 
 @lru_cache(maxsize=64)
