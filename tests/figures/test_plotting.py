@@ -55,7 +55,8 @@ def test_every_figure_has_own_file_and_summary():
     assert figure_names() == sorted(
         [
             *("accuracy-cost", "agreement", "breakdown", "communication", "convergence", "epochs-to-target"),
-            *("scaling-laws", "strong-scaling", "time-reduction", "time-to-target", "weak-scaling"),
+            *("scaling-laws", "strong-scaling", "time-reduction", "time-to-target", "tuning"),
+            "weak-scaling",
         ]
     )
     assert all(summary and "\n" not in summary for _, summary in describe_figures())
