@@ -7,14 +7,15 @@ of a communicator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-Exchange = Callable[[list[Tensor]], list[Tensor]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Exchange: TypeAlias = "Callable[[list[Tensor]], list[Tensor]]"
 
 
 def moved(
@@ -31,6 +32,8 @@ def moved(
     tensors of all holders; it is called once for each part if any row moves, on all holders or on none. Rows are sent
     in ascending number. Parts without a move are returned uncopied.
     """
+    import torch
+
     before, after = owners
     if before is not after and not np.array_equal(before, after):
         assert exchange is not None, "rows move: an exchange is needed"
@@ -57,6 +60,8 @@ def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, 
     `rows` are the numbers of the rows of `part`, `owners` (n,) the holder of every row. Makes two exchanges: of row
     numbers and of rows.
     """
+    import torch
+
     needed = np.unique(wanted)
     requests = _by_holder(needed, owners[needed], holders)
     asked = exchange([torch.from_numpy(request) for request in requests])
@@ -66,6 +71,8 @@ def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, 
 
 def pick(tensor: Tensor, positions: Ints) -> Tensor:
     """Return a copy of the rows at `positions`."""
+    import torch
+
     return tensor.index_select(0, torch.from_numpy(positions).to(tensor.device))
 
 

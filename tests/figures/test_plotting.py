@@ -360,7 +360,9 @@ def test_second_ticks_have_minimal_digits():
     assert [label.get_text() for label in panel.ax.get_xticklabels()][-3:] == ["1,000", "2,000", "5,000"]
 
 
-@pytest.mark.parametrize("name", [name for name in figure_names() if name != "weak-scaling" and "target" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in figure_names() if name not in ("weak-scaling", "tuning") and "target" not in name]
+)
 def test_texts_do_not_overlap(results, name):
     assert texts_overlap(results, name) == []
 
