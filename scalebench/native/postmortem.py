@@ -22,6 +22,7 @@ _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting imp
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
+_RANK = re.compile(r"^(\[rank\d+\]: ?)+")  # torch puts it before a traceback, once for each process group there was
 _NOISE = re.compile(r"^(-+|\s*)$")
 _MOST_TOLD = 300  # characters
 _SERVER = ("a server", "servers")
@@ -90,7 +91,7 @@ def _ended_in_slurm(output: str) -> tuple[int, str] | None:
 
 def telling_line(text: str) -> str:
     """The most informative part of a failed program's output: the line of an exception, else the first paragraph."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [_RANK.sub("", line).strip() for line in text.splitlines()]
     if exception := next((line for line in lines if _EXCEPTION.match(line)), ""):
         return exception
     paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))

@@ -69,12 +69,12 @@ class Found:
         return kept
 
     def seconds(self, key: Key, *, relative: bool = True) -> float:
-        """Median cost of an operation."""
-        return typical(self.values(key, relative=relative)).value
+        """Median cost of an operation; zero where the step before it, which is subtracted, was disturbed more."""
+        return max(0.0, typical(self.values(key, relative=relative)).value)
 
     def least(self, key: Key, *, relative: bool = True) -> float:
         """10 % quantile of the windows: the cost without waits of the operation's own threads for a core."""
-        return float(np.quantile(self.values(key, relative=relative), 0.1))
+        return max(0.0, float(np.quantile(self.values(key, relative=relative), 0.1)))
 
     def curve(self, name: str, grid: Sequence[int], *, relative: bool = True) -> list[tuple[int, float]]:
         """(bytes, seconds) of an operation."""

@@ -52,7 +52,7 @@ def no_figures(monkeypatch):
 def one_figure(monkeypatch, no_figures):
     """Draw one figure in one format."""
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
-    for room in ("packing", "reproduction"):
+    for room in ("packing", "verification"):
         monkeypatch.setattr(
             f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, request=Request(formats=("svg",)))
         )

@@ -39,6 +39,11 @@ def test_shortest_quarter_counts_where_few_windows_are_undisturbed():
     assert rounds(*times, disturbed=all_but_11 - {(0, 0)}).seconds(("mpi", 4)) == 34.5, "twelve are enough"
 
 
+def test_cost_is_not_negative_where_the_subtracted_step_was_disturbed():
+    found = rounds(-3e-6, -2e-6, -1e-6)
+    assert found.seconds(("mpi", 4)) == found.least(("mpi", 4)) == 0.0
+
+
 def test_all_of_few_windows_must_be_undisturbed():
     times = [3.0, 1.0, 2.0, 9.0, 8.0]
     assert rounds(*times).seconds(("mpi", 4)) == 3.0
