@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.native.job import LastWords
-from scalebench.native.postmortem import cause_of_death
+from scalebench.native.postmortem import cause_of_death, telling_line
 
 SLOTS = """--------------------------------------------------------------------------
 There are not enough slots available in the system to satisfy the 64
@@ -125,3 +125,8 @@ def test_broken_connection_is_named_with_both_hosts(tmp_path):
     (tmp_path / "stderr.txt").write_text(HUNG_UP)
     told = "a process on n0 lost its connection to n1, where ranks 1, 2 ran: check that host"
     assert cause_of_death(tmp_path, 14, HOSTS).error == told
+
+
+def test_error_behind_the_rank_that_torch_names_is_told():
+    output = "[rank0]: [rank0]: Traceback (most recent call last):\n[rank0]: [rank0]:   File ...\n"
+    assert telling_line(output + "[rank0]: [rank0]: ValueError: too few") == "ValueError: too few"
