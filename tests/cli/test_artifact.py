@@ -17,7 +17,7 @@ from tests.records_factory import study_rows
 def scalebench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
-    for room in ("packing", "reproduction"):
+    for room in ("packing", "verification"):
         own = partial(plot_folder, request=Request(formats=("svg",)))
         monkeypatch.setattr(f"scalebench.artifact.{room}.plot_folder", lambda *a, jobs, own=own: own(*a))
     with Store(tmp_path / "results" / "synthetic", fsync=False) as store:
