@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.models.pinning import pinned
 from scalebench.papers.catalog import find_papers
 from scalebench.papers.claims import claims_page
 from scalebench.records.folder import RUNS
@@ -28,7 +29,7 @@ REFRESH = "scalebench reproduce --claims --results results/reference > docs/clai
 
 @pytest.mark.parametrize(("paper", "name"), STUDIES, ids=lambda part: getattr(part, "name", part))
 def test_rows_are_of_the_study_as_it_is_shipped_and_of_a_clean_commit(paper, name):
-    study = paper.study_at(name, "laptop")
+    study = pinned(paper.study_at(name, "laptop"))
     assert changes(REFERENCE / study.name, study) == []
     (results,) = paper.load([name], "laptop", REFERENCE).values()
     assert results.failed.empty
