@@ -1,8 +1,8 @@
-"""The strong-scaling figure: time, efficiency and metric against workers, samples per epoch fixed."""
+"""Strong and weak scaling: time, efficiency and metric against workers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from scalebench.figures.base import FIGURES, Figure
 
@@ -13,31 +13,28 @@ if TYPE_CHECKING:
 
 @FIGURES.add
 class StrongScaling(Figure):
+    """Samples per epoch are fixed."""
+
     name = "strong-scaling"
     summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
     panels = ("time", "efficiency", "metric")
+    weak: ClassVar[bool] = False
 
     def absent(self, results: Results) -> str:
-        weak = not (results.completed["scaling"] == "strong").any()
-        return super().absent(results) or ("the study scales weakly; see weak-scaling" if weak else "")
+        own, other = ("weak", "strong") if self.weak else ("strong", "weak")
+        scales_so = (results.completed["scaling"] == own).any()
+        return super().absent(results) or ("" if scales_so else f"the study scales {other}ly; see {other}-scaling")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         from scalebench.figures.drawing.scaling import draw_scaling
 
-        draw_scaling(results, canvas, weak=False)
+        draw_scaling(results, canvas, weak=self.weak)
 
 
 @FIGURES.add
-class WeakScaling(Figure):
+class WeakScaling(StrongScaling):
+    """Samples per worker are fixed."""
+
     name = "weak-scaling"
     summary = "training time, efficiency T(1)/T(N) and test metric against workers, samples per worker fixed"
-    panels = ("time", "efficiency", "metric")
-
-    def absent(self, results: Results) -> str:
-        strong = not (results.completed["scaling"] == "weak").any()
-        return super().absent(results) or ("the study scales strongly; see strong-scaling" if strong else "")
-
-    def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.figures.drawing.scaling import draw_scaling
-
-        draw_scaling(results, canvas, weak=True)
+    weak = True

@@ -143,7 +143,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             varying = [tensor for tensor in read if _storage(tensor) not in self._fixed]
             inputs = sum(map(_elements, varying)) // self._samples
             name = self._path[-1]
-            if self._call is None:  # an operation outside any module
+            if self._call is None:  # no module is being called
                 name = ".".join(filter(None, (name, kind)))
             elif count == 0:
                 kind = type(self._call.module).__name__.lower()

@@ -20,7 +20,7 @@ _POLL_S = 0.2
 
 
 class LockedError(ResultsError):
-    """Another command holds the folder; `owner` is None if it left no name."""
+    """Raised if another command holds the folder. `owner` names it; None where the lock file is empty."""
 
     def __init__(self, path: Path, owner: Owner | None) -> None:
         super().__init__(_refusal(path, owner))

@@ -136,7 +136,7 @@ class Canvas:
     def describe(
         self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True, machines: bool = True
     ) -> None:
-        """Add study, executions, `machines`, `sentences` and oversubscription of what is `drawn` to the caption."""
+        """Append to the caption: study, executions and oversubscription of `drawn`, `machines`, `sentences`."""
         self.say(
             caption.describe_study(results, drawn),
             caption.describe_executions(results, drawn, bars=bars),
