@@ -210,7 +210,9 @@ def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], pat
     if not lacking:
         return kept
     datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
-    further = measure_operations(lacking, datasets, Machine(plan.cluster, EngineCosts(), kept.tables))
+    further = measure_operations(
+        lacking, datasets, Machine(plan.cluster, EngineCosts(), kept.tables, {}, kept.reference_s)
+    )
     completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
     return completed

@@ -1,7 +1,7 @@
-"""Measurement of operations of strategies besides plain steps, in a short virtual run of each strategy.
+"""Measurement of operations of strategies besides plain steps, in short virtual runs of each strategy.
 
-The run has the study's smallest number of communicating workers and a few batches, so that every operation gets vectors
-as in the study. No time of a native run is used.
+A run has the study's smallest number of communicating workers and a few batches, so that every operation gets vectors
+as in the study. Times are taken in reference steps. No time of a native run is used.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from scalebench.pricing.machine import Machine, OperationTime, OperationTimes, n
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.loop import train
+from scalebench.training.reference_step import Gauge
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.engine import Simulation
+from scalebench.virtual.step_windows import bounded
 
 _T = TypeVar("_T")
 _QUARTILE = 25
 _STEPS = 16  # of an epoch
-_BUDGET_S = 2.0  # of the processor, for each strategy
+_BUDGET_S = 2.0  # of the processor, for each run
+_RUNS = (2, 20)  # least and most of a strategy
+_RUNS_S = 0.5
 Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
 
 
@@ -87,19 +91,25 @@ class _MeasuringSimulation(Simulation):
 
 
 def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
-    """Measure the operations of each strategy of `runs`, by strategy with options."""
+    """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
     smallest: dict[str, Run] = {}
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
         smallest.setdefault(str(run.strategy), run)
     times: OperationTimes = {}
+    gauge = Gauge()
     for name, run in smallest.items():
         strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
         if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
             times[name] = {}
             continue
         torch.set_num_threads(run.threads_per_worker)
-        simulation = _MeasuringSimulation(run, datasets[run.workers], machine, strategy, deadline=float("inf"))
-        found = simulation.measure(simulation.plan.batch_size)
+        found: Found = defaultdict(list)
+        for _ in bounded(*_RUNS, _RUNS_S):
+            simulation = _MeasuringSimulation(run, datasets[run.workers], machine, strategy, deadline=float("inf"))
+            reference_s = gauge.seconds()
+            factor = machine.reference_s / reference_s if machine.reference_s and reference_s else 1.0
+            for operation, calls in simulation.measure(simulation.plan.batch_size).items():
+                found[operation] += [(multiple, seconds * factor) for multiple, seconds in calls]
         times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
     return times
 
