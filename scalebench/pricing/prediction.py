@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import Ledger, walk
 from scalebench.pricing.program import Program, is_lock_step, programs_of
 from scalebench.pricing.queues import Queue, Serving
-from scalebench.pricing.recording import record
+from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
@@ -205,19 +206,13 @@ class Predictor:
 
     def _schedules(self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int) -> list[Schedule]:
         """Record worker 0, and the others of its node where they may do something else."""
-        first = record(run, strategy, cast(BatchPlan, plan), self._model, per_node, ranks=[0])
-        events = first[0].events
+        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node)
+        first, count = next(each), 1
         if getattr(strategy, "fraction", 1.0) < 1:
             count = min(run.workers, max(_SAMPLED_RANKS, per_node))
-        elif any(event.partition is not None and len(event.partition.sizes) > 1 for event in events):
+        elif any(event.partition is not None and len(event.partition.sizes) > 1 for event in first.events):
             count = min(run.workers, per_node)
-        else:
-            return first
-        return (
-            record(run, strategy, cast(BatchPlan, plan), self._model, per_node, ranks=range(count))
-            if count > 1
-            else first
-        )
+        return [first, *islice(each, count - 1)]
 
     def _run(self, strategy: Component, workers: int, epochs: int) -> Run:
         update = {"strategy": strategy, "workers": workers, "epochs": epochs}

@@ -6,7 +6,7 @@ Where a strategy's order depends on time (servers, asynchronous merges), a sched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -46,35 +46,33 @@ def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
 
 
 def record(
-    run: Run,
-    strategy: Strategy,
-    plan: BatchPlan,
-    model: torch.nn.Module,
-    workers_per_node: int,
-    ranks: Sequence[int] | None = None,
+    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
 ) -> list[Schedule]:
-    """Record the schedules of the workers `ranks` (default: all) of `run`; `model` is on the meta device."""
+    """Record the schedules of all workers of `run`; `model` is on the meta device."""
+    return list(record_each(run, strategy, plan, model, workers_per_node))
+
+
+def record_each(
+    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+) -> Iterator[Schedule]:
+    """Yield the schedules of `record`, each recorded when it is asked for."""
     everyone = Partition.of_all(run.workers)
-    schedules = []
-    alike: dict[
-        object, Schedule
-    ] = {}  # recorded once for the workers that take the same batches, where rank is not read
-    for rank in range(run.workers) if ranks is None else ranks:
+    # Recorded once for the workers that take the same batches, where their rank is not read.
+    alike: dict[object, Schedule] = {}
+    for rank in range(run.workers):
         batches = _batches_of(plan, rank, run.epochs)
         if (same := alike.get(batches)) is not None and same.report is not None:
-            schedules.append(replace(same, rank=rank, report=replace(same.report, rank=rank)))
+            yield replace(same, rank=rank, report=replace(same.report, rank=rank))
             continue
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
-        worker = RecordingWorker(
-            run, plan, RecordingCommunicator(clock, everyone, rank), clock, workers_per_node, model
-        )
+        comm = RecordingCommunicator(clock, everyone, rank)
+        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model)
         schedule.report = train(worker, strategy)
         schedule.memory_bytes = worker.memory_bytes
-        schedules.append(schedule)
         if not schedule.reads_rank:
             alike[batches] = schedule
-    return schedules
+        yield schedule
 
 
 def _batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:

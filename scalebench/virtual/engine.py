@@ -19,7 +19,7 @@ from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, price
 from scalebench.pricing.program import Program, is_lock_step
-from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record
+from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -188,10 +188,10 @@ class Simulation:
     def model(self) -> tuple[Outcome, Weights]:
         """Price the schedule of the run, or walk through its program where the order depends on time."""
         model = self._without_arithmetic()
-        schedules = record(self.run, self.strategy, self.plan, model, self._per_node, ranks=[0])
-        if is_lock_step(schedules[0]) and not self.run.trace:
-            schedules = record(self.run, self.strategy, self.plan, model, self._per_node)
-            return self._priced(schedules, Trace.untrained(self.run), model)
+        each = record_each(self.run, self.strategy, self.plan, model, self._per_node)
+        first = next(each)
+        if is_lock_step(first) and not self.run.trace:
+            return self._priced([first, *each], Trace.untrained(self.run), model)
         self.clock_kind = RecordingVirtualClock if self.run.trace else ModelledClock
         workers = []
         for rank in range(self.run.workers):
