@@ -42,7 +42,7 @@ EXECUTIONS = ["native", "paced", "virtual", "modelled"]
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
-COST = ["cost_core_hours", "cost_gpu_hours"]
+COST = ["cost_core_hours", "cost_gpu_hours", "energy_j"]
 _TARGET = ["target_metric", "n_aimed", "n_reached", "time_to_target_s", "target_low_s", "target_high_s"]
 _TARGET += ["target_interval", "epochs_to_target"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
@@ -225,9 +225,7 @@ def metric_by_cost(results: Results) -> pd.DataFrame:
     """
     table = cells(results)
     table = table[table["metric"].notna()].reset_index(drop=True)
-    hours_per_s = table["cost_core_hours"] / table["mean_s"]
-    bounds = {"core_hours": "train_s", "core_hours_low": "low_s", "core_hours_high": "high_s"}
-    table = table.assign(**{name: table[seconds] * hours_per_s for name, seconds in bounds.items()})
+    table = _with_cost(table, "core_hours", "cost_core_hours", ("train_s", "low_s", "high_s"))
     compared = table[~table["oversubscribed"].astype(bool)]
     for cost in COSTS.values():
         marked = pd.Series(False, table.index)
@@ -235,3 +233,24 @@ def metric_by_cost(results: Results) -> pd.DataFrame:
             marked[own.index] = non_dominated(own[cost], own["metric"])
         table[f"{cost}_front"] = marked
     return table
+
+
+def costs_to_target(results: Results) -> pd.DataFrame:
+    """The rows of `cells` that have a target, with core-hours and energy until it.
+
+    `core_hours` and `energy_j`, each with `_low` and `_high`, are the time to the target and its bounds times the
+    cores, and times the mean power (W) of the whole trainings; they are NaN where these are not known.
+    """
+    table = cells(results)
+    table = table[table["target_metric"].notna()].reset_index(drop=True)
+    times = "time_to_target_s", "target_low_s", "target_high_s"
+    for name, column in (("core_hours", "cost_core_hours"), ("energy_j", "energy_j")):
+        table = _with_cost(table, name, column, times)
+    return table
+
+
+def _with_cost(table: pd.DataFrame, name: str, column: str, times: tuple[str, str, str]) -> pd.DataFrame:
+    """Add `name`, `name`_low and `name`_high: `times` at the rate of `column`, which is that of whole trainings."""
+    rate = table[column] / table["mean_s"]
+    ends = zip((name, f"{name}_low", f"{name}_high"), times, strict=True)
+    return table.assign(**{end: table[seconds] * rate for end, seconds in ends})

@@ -1,4 +1,4 @@
-"""The time-to-target figure: time, reduction and epochs until the target metric, with the runs that never reach it."""
+"""The time-to-target figure: time, reduction, epochs and costs until the target, with the runs that never reach it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.panel import Panel
     from scalebench.figures.drawing.styles import Look
 
-_PANELS = ("time", "reduction", "epochs")
+_PANELS = ("time", "reduction", "epochs", "core-hours", "energy")
+_COSTS = {"core-hours": ("core_hours", "core-hours"), "energy": ("energy_j", "energy (J)")}
 
 
 @dataclass(frozen=True)
@@ -33,31 +34,34 @@ class _Goal:
 class TimeToTarget(Figure):
     name = "time-to-target"
     panels = _PANELS
-    summary = "time and epochs until the target metric is reached, the time saved, and what never reaches it"
+    summary = "time, epochs and costs until the target metric is reached, the time saved, and what never reaches it"
 
     def absent(self, results: Results) -> str:
         aimed = results.completed["target_metric"].notna().any()
         return super().absent(results) or ("" if aimed else "the study states no target_metric")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
+        from scalebench.analysis.grouping import costs_to_target
         from scalebench.analysis.target_ratios import target_ratios
-        from scalebench.analysis.time_to_target import times_to_target
         from scalebench.figures.drawing.panel import share_y
         from scalebench.figures.drawing.styles import name_series
         from scalebench.figures.drawing.unreached import legend_of_unreached, torn
         from scalebench.formatting import metric_word
 
-        table, look, groups = canvas.series_of(times_to_target(results))
+        table, look, groups = canvas.series_of(costs_to_target(results))
         if not look:
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
         words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
         goal = _Goal(words, int(results.completed["epochs"].max()), baseline)
-        names = [name for name in canvas.wanted(_PANELS) if name != "reduction" or baseline]
+        counted = {name for name, (cost, _) in _COSTS.items() if table[cost].notna().any()}
+        shown = {"time", "epochs", *counted, *(["reduction"] if baseline else [])}
+        names = [name for name in canvas.wanted(_PANELS) if name in shown]
         if not names:
-            raise EmptyFigureError("no time to the target can be compared with a baseline's")
-        (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
+            raise EmptyFigureError("no run of the selection has what these panels show")
+        across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2))
+        (panels,) = canvas.grids((len(groups) * len(names), across, 2.75 if len(groups) == 1 else 2.1))
         counts = sorted(int(count) for count in table["workers"].unique())
         for place, panel in enumerate(panels):
             group, name = groups[place // len(names)], names[place % len(names)]
@@ -78,6 +82,7 @@ class TimeToTarget(Figure):
             "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
             "Stars: more than half of the runs reached it, but not all." if some.any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
+            "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
             machines=False,
         )
 
@@ -103,15 +108,17 @@ def _draw(
         panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
         panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
         panel.ax.set_ylabel(f"time saved (% of {goal.baseline})")
-    elif name == "time":
-        panel.title(f"time to {goal.words}")
-        reached = own["time_to_target_s"].where(own["time_to_target_s"] < math.inf)
-        shown = own.assign(time_to_target_s=reached)
-        panel.curve(shown, "time_to_target_s", look, low="target_low_s", high="target_high_s")
-        mark_unreached(
-            panel, shown, "time_to_target_s", look, above=2 * reached.max() if reached.notna().any() else 1.0
-        )
-        panel.seconds_axis()
+    elif name == "time" or name in _COSTS:
+        of_time = "time_to_target_s", "target_low_s", "target_high_s"
+        cost, label = _COSTS.get(name, ("", "training time (s)"))
+        quantity, low, high = (cost, f"{cost}_low", f"{cost}_high") if cost else of_time
+        panel.title(f"{name} to {goal.words}")
+        own = own[own[quantity].notna()]  # a cost that is not known is no cost that was not reached
+        reached = own[quantity].where(own[quantity] < math.inf)
+        shown = own.assign(**{quantity: reached})
+        panel.curve(shown, quantity, look, low=low, high=high)
+        mark_unreached(panel, shown, quantity, look, above=2 * reached.max() if reached.notna().any() else 1.0)
+        panel.seconds_axis(label=label)
     else:
         panel.title(f"epochs to {goal.words}")
         shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
