@@ -41,6 +41,7 @@ _COLUMNS = (  # name, importance for a narrow terminal: the largest is left out 
 @click.option(
     "--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write all columns."
 )
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png", help="Draw it.")
 @verbosity_options
 def predict(
     model: str | None,
@@ -52,6 +53,7 @@ def predict(
     e0: float | None,
     b_crit: float | None,
     table: Path | None,
+    figure: Path | None,
     **flags: Any,
 ) -> int:
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
@@ -77,9 +79,31 @@ def predict(
     print_results(_table(predictor, grid), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
+    if figure is not None and grid.points:
+        _draw(figure, predictor, grid)
     if grid.points and all(point.lacking for point in grid.points):
         return 2
     return 0 if grid.points else 1
+
+
+def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
+    from scalebench.figures.prediction import draw_prediction
+    from scalebench.pricing.advice import held_at
+
+    workload = predictor.workload
+    held = [held_at(predictor, point) for point in grid.points]
+    what = f"{_training(predictor)}; {predictor.platform.device.source}"
+    draw_prediction(path, grid, held, what, workload.in_all)
+
+
+def _training(predictor: Predictor) -> str:
+    """Say what is trained, and on which cluster."""
+    workload, platform = predictor.workload, predictor.platform
+    policy = "of all workers" if workload.in_all else "a worker"
+    return (
+        f"{workload.layers.name} on {platform.cluster.name}, batch {workload.batch} {policy}, {workload.epochs} epochs "
+        f"of {workload.samples:,} samples"
+    )
 
 
 def _to_target(grid: Grid, e0: float, b_crit: float) -> dict[int, float]:
@@ -92,15 +116,10 @@ def _table(predictor: Predictor, grid: Grid) -> TerminalTable:
 
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
-    workload, platform = predictor.workload, predictor.platform
     columns = [TableColumn("strategy", left=True, shared=True)]
     columns += [TableColumn(name, left=name == "bound by", spare=spare) for name, spare in _COLUMNS]
     rows = [[Text(cell) for cell in _cells(point)] for point in grid.points]
-    policy = "of all workers" if workload.in_all else "a worker"
-    title = (
-        f"{workload.layers.name} on {platform.cluster.name}, modelled ({platform.device.source}): "
-        f"batch {workload.batch} {policy}, {workload.epochs} epochs of {workload.samples:,} samples"
-    )
+    title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
     outside = dict.fromkeys(text for point in grid.points for text in point.validity)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
     return TerminalTable(title, columns, rows, notes)

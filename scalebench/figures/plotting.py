@@ -12,7 +12,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures
 from scalebench.figures.caption_files import write_caption
 from scalebench.figures.selection import EVERYTHING, Selection
@@ -185,6 +185,22 @@ def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats:
         canvas = Canvas(name)
         draw(canvas)
         return _save_all(canvas, stem, formats)
+
+
+def write_picture(name: str, draw: Callable[[Canvas], None], path: Path) -> None:
+    """Call `draw` on a canvas in scalebench's style and write it to `path`, in the format of its ending.
+
+    Raises:
+        ResultsError: the file cannot be written, or its ending is not that of a figure.
+    """
+    from scalebench.figures.drawing.canvas import Canvas
+
+    if path.suffix[1:] not in FORMATS:
+        raise ResultsError(f"cannot write the figure {path}: expected a name that ends in .png, .pdf or .svg")
+    with writing(path, ""), house_style():
+        canvas = Canvas(name)
+        draw(canvas)
+        _save(canvas.finish(), path)
 
 
 def _save_all(canvas: Canvas, stem: Path, formats: Sequence[str]) -> list[Path]:

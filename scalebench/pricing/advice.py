@@ -27,6 +27,14 @@ class Crossover(NamedTuple):
     workers: int
 
 
+class Held(NamedTuple):
+    """The least batch and the least interval (powers of two) that hold `efficiency` at a point; None if none does."""
+
+    efficiency: float
+    batch: int | None
+    interval: int | None
+
+
 def crossovers(predictor: Predictor, points: Sequence[Point]) -> list[Crossover]:
     """Return where two strategies of a grid change places, by bisection over whole nodes between its counts."""
     by_name: dict[str, dict[int, Point]] = {}
@@ -130,6 +138,12 @@ def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) ->
         if alone / float(times.time[0]) / point.workers >= efficiency:
             return name, 1 << power
     return None
+
+
+def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held:
+    """Return what holds `efficiency` at the workers of `point`: one point of an iso-efficiency curve (Grama 1993)."""
+    interval = interval_for(predictor, point, efficiency)
+    return Held(efficiency, batch_for(predictor, point, efficiency), interval[1] if interval else None)
 
 
 def interval_option(strategy: Strategy) -> str | None:

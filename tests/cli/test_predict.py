@@ -39,6 +39,14 @@ def test_predict_prints_points_and_what_they_advise(tmp_path):
     )
 
 
+def test_figure_is_written_in_the_format_of_its_ending(tmp_path):
+    picture = tmp_path / "points.svg"
+    invoke("--step-time", "0.1", "--workers", "1,8", "--figure", str(picture))
+    assert picture.read_text().startswith("<?xml")
+    with pytest.raises(UsageError, match=r"ends in .png, .pdf or .svg"):
+        invoke("--step-time", "0.1", "--workers", "1,8", "--figure", str(tmp_path / "points.gif"))
+
+
 def test_model_that_does_not_fit_says_what_would():
     output = invoke("--device", "v100-16gb", "--batch", "512", "--workers", "4").output
     assert "Does not fit" in output

@@ -1,0 +1,79 @@
+"""The figure of a prediction: speedup, efficiency, and iso-efficiency: the batch and interval that hold one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebench.figures.plotting import write_picture
+
+if TYPE_CHECKING:
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.pricing.advice import Held
+    from scalebench.pricing.grid import Grid
+
+
+def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
+    """Write the figure of `grid` to `path`, with what is `held` at each of its points.
+
+    `what` says what was priced, and `of_all` that batches are those of all workers.
+
+    Raises:
+        ResultsError: the file cannot be written, or its ending is not that of a figure.
+    """
+    write_picture("prediction", lambda canvas: fill_prediction(canvas, grid, held, what, of_all), path)
+
+
+def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
+    """Draw the panels of `draw_prediction` on `canvas`."""
+    import pandas as pd
+
+    from scalebench.figures.drawing.styles import looks
+
+    each = f"of {'all workers' if of_all else 'a worker'}"
+    table = pd.DataFrame(
+        {
+            "execution": "modelled",
+            "engine": "virtual",
+            "series": [str(point.strategy) for point in grid.points],
+            "workers": [point.workers for point in grid.points],
+            "oversubscribed": False,
+            "speedup": [point.speedup for point in grid.points],
+            "efficiency": [point.efficiency for point in grid.points],
+            "batch": [float("nan") if one.batch is None else one.batch for one in held],
+            "interval": [float("nan") if one.interval is None else one.interval for one in held],
+        }
+    )
+    look = looks(list(table["series"]))
+    counts = sorted(int(count) for count in table["workers"].unique())
+    kept = f"{100 * held[0].efficiency:.0f} % efficiency"
+    panels = {
+        "speedup": ("speedup", "speedup"),
+        "efficiency": ("efficiency", "efficiency (%)"),
+        "batch": (f"batch for {kept}", f"batch {each}"),
+        "interval": (f"interval for {kept}", "interval"),
+    }
+    shown = [name for name in panels if table[name].notna().any()]
+    columns = canvas.fits(2)
+    [grids] = canvas.grids((len(shown), columns, 2.6))
+    for panel, name in zip(grids, shown, strict=True):
+        title, label = panels[name]
+        panel.title(title)
+        panel.curve(table, name, look, scale=100 if name == "efficiency" else 1, shift=False)
+        if name == "speedup":
+            panel.reference([counts[0], counts[-1]], [counts[0], counts[-1]], "ideal")
+        if name == "efficiency":
+            panel.reference([counts[0], counts[-1]], 2 * [100 * held[0].efficiency], kept)
+            panel.ax.set(ylim=(0, 105), ylabel=label)
+        else:
+            panel.seconds_axis(label=label)
+        panel.workers_axis(counts)
+    canvas.legend_of_series(look)
+    canvas.legend_of_executions(table)
+    canvas.say(
+        f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
+        f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "
+        f"has {kept}, the other one unchanged; a point that is missing has none.",
+        f"Dotted: ideal speedup, and {kept}.",
+    )

@@ -1,0 +1,36 @@
+"""The figure of a prediction."""
+
+from __future__ import annotations
+
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.plotting import house_style
+from scalebench.figures.prediction import fill_prediction
+from scalebench.pricing.advice import batch_for, held_at, interval_for
+from scalebench.pricing.grid import predict
+from scalebench.study.spec import Component
+from tests.pricing.test_prediction import predictor
+
+STRATEGIES = [Component(name="allreduce"), Component(name="local_sgd", options={"steps": 4})]
+
+
+def test_points_have_the_batch_and_the_interval_that_hold_an_efficiency():
+    own = predictor()
+    grid = predict(own, STRATEGIES, [2, 64])
+    with house_style():
+        canvas = Canvas("prediction")
+        fill_prediction(canvas, grid, [held_at(own, point) for point in grid.points], "resnet50", of_all=False)
+        canvas.finish()
+    data = canvas.data()
+    assert set(data["execution"].dropna()) == {"modelled"}
+    drawn = data.set_index(["quantity", "series", "workers"])["y"]
+    for quantity, found in (
+        ("batch", {_place(point): batch_for(own, point) for point in grid.points}),
+        ("interval", {_place(point): (interval_for(own, point) or (None, None))[1] for point in grid.points}),
+    ):
+        held = {place: value for place, value in found.items() if value is not None}
+        assert held
+        assert drawn[quantity].to_dict() == held
+
+
+def _place(point):
+    return str(point.strategy), point.workers
