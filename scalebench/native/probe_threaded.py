@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -92,19 +93,25 @@ def measure_gloo(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
         with _engine("gloo", rounds, rounds.mpi) as comm:
             for nbytes in GRID:
                 samples += rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes]))
+            samples += [
+                Sample(("joined", 0), window.step_s - window.reference_s, window.undisturbed)
+                for window in _beside_reference(rounds, _ddp_step())
+            ]
         return samples + _alone("gloo", rounds, _ddp_step)
 
     found = rounds.measure(one_round, relative=False)
-    alone_s, together_s = _added(found)
-    reduced_s = found.seconds(("reduce alone", 0))  # of a lone worker's bucket, which others are charged for
+    alone_s, _ = _added(found)
+    curve = found.curve("gloo", GRID, relative=False)
+    # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
+    bucket_s = float(np.interp(4 * _bucket().numel(), *zip(*curve, strict=True)))
     return found, [
         entry(
             "gloo",
-            found.curve("gloo", GRID, relative=False),
+            curve,
             ranks=rounds.mpi.size,
             source=source,
             message_s=found.least(("gloo", 4), relative=False),
-            per_step_s=max(0.0, together_s - reduced_s),
+            per_step_s=max(0.0, found.seconds(("joined", 0), relative=False) - bucket_s),
             alone_s=alone_s,
         )
     ]
@@ -134,11 +141,7 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
             samples += _over_reference(rounds, ("alone", 0), wrapped)
         sleep_until_all_arrive(rounds.mpi)
         samples += _over_reference(rounds, ("together", 0), wrapped)
-        if engine == "gloo":
-            bucket = torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
-            reduce: Operation = partial(torch.distributed.all_reduce, bucket)
-            samples += rounds.together(("reduce alone", 0), reduce, engine)
-        else:
+        if engine == "horovod":
             allreduce = _lone_allreduce()
             samples += rounds.one_by_one(("cycle", 4), allreduce, _CYCLES)
             samples += rounds.after_computing(("horovod alone", 4), allreduce)
@@ -147,12 +150,23 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
     return samples
 
 
-def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
-    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step.
+class _Window(NamedTuple):
+    """Seconds of an engine's step and of the reference step beside it, in one window."""
 
-    Both follow untimed steps of their own: reading the counters, and other steps, evict caches.
-    """
-    samples = []
+    step_s: float
+    reference_s: float
+    undisturbed: bool
+
+
+def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
+    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step."""
+    windows = _beside_reference(rounds, step)
+    return [Sample(key, window.step_s / window.reference_s, window.undisturbed) for window in windows]
+
+
+def _beside_reference(rounds: Rounds, step: Operation) -> list[_Window]:
+    """Time windows of `step`. Both steps follow untimed ones: reading the counters, and other steps, evict caches."""
+    windows = []
     for _ in range(_PAIRS):
         stopwatch = Stopwatch(computes=False, shares_cores=True)  # DDP's main thread waits for gloo's on this core
         rounds.gauge.steps(_STEPS)
@@ -163,14 +177,19 @@ def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
         for _ in range(_STEPS):
             step()
         seconds = (time.perf_counter() - began) / _STEPS
-        samples.append(Sample(key, seconds / reference_s, stopwatch.stop().undisturbed))
-    return samples
+        windows.append(_Window(seconds, reference_s, stopwatch.stop().undisturbed))
+    return windows
 
 
 def _added(found: Found) -> tuple[float, float]:
     """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
     alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
     return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s
+
+
+def _bucket() -> torch.Tensor:
+    """DDP's only bucket of the reference network."""
+    return torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
 
 
 def _lone_allreduce() -> Operation:
