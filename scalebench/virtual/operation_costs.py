@@ -30,11 +30,10 @@ from scalebench.virtual.engine import Simulation
 from scalebench.virtual.step_windows import bounded
 
 _T = TypeVar("_T")
-_QUARTILE = 25
 _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each run
-_RUNS = (2, 20)  # least and most of a strategy
-_RUNS_S = 0.5
+_RUNS = (2, 100)  # least and most of a strategy
+_RUNS_S = 1.0
 Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
 
 
@@ -115,8 +114,8 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
-    """Return the lower quartile, as other programs can only add time, and the cost of each further message."""
+    """Return the median, and the cost of each further message."""
     once, twice = ([seconds for times, seconds in calls if times == multiple] for multiple in (1, 2))
-    whole = float(np.percentile(once, _QUARTILE))
-    each = max(0.0, float(np.percentile(twice, _QUARTILE)) - whole) / workers if twice else 0.0
+    whole = float(np.median(once))
+    each = max(0.0, float(np.median(twice)) - whole) / workers if twice else 0.0
     return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)
