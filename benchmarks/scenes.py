@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import SIGMA, Array, Noise, Random
+from scalebench.analysis.agreement import OF_A_MEDIAN, VirtualError
 from scalebench.analysis.bootstrap import bootstrap_intervals
 from scalebench.analysis.intervals import (
     RATIO_WHEN_STOPPED,
@@ -24,7 +25,6 @@ from scalebench.analysis.intervals import (
     relative_width,
     unpaired_metric,
 )
-from scalebench.analysis.validation import OF_A_MEDIAN, VirtualError
 from scalebench.pricing.step_times import middle
 from scalebench.virtual.step_statistics import BLOCKS
 

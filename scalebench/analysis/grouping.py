@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from scalebench.analysis.agreement import virtual_error
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
@@ -32,7 +33,6 @@ from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
-from scalebench.analysis.validation import virtual_error
 from scalebench.formatting import is_interval, natural
 from scalebench.records.progress import group_of
 from scalebench.study.spec import SIMULATED

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scalebench.analysis.agreement import VirtualError, virtual_error
 from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
@@ -44,7 +45,6 @@ from scalebench.analysis.significance import (
     repetitions_needed,
     signed_rank_test,
 )
-from scalebench.analysis.validation import VirtualError, virtual_error
 from scalebench.formatting import counted, is_interval
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
+from scalebench.analysis.agreement import VirtualError
 from scalebench.analysis.comparability import Difference, changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
 from scalebench.analysis.grouping import EXECUTIONS, PLACE, place, strategy_rank
@@ -28,7 +29,6 @@ from scalebench.analysis.loading import Results
 from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
 from scalebench.analysis.significance import ALPHA
-from scalebench.analysis.validation import VirtualError
 from scalebench.errors import UsageError, nearest
 from scalebench.strategies.registry import is_deterministic
 

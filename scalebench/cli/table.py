@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scalebench.analysis import Results
-    from scalebench.analysis.tabulation import Rounded, Table
+    from scalebench.export.tabulation import Rounded, Table
 
 _COLUMN_CHARACTERS = 62  # of one column of a two-column page in footnotesize
 _GAP = 2  # characters between columns
@@ -49,7 +49,7 @@ def table(results: Path | None, style: str, columns: str, selection: Selection, 
     scalebench table results/mine --columns time,metric --workers 8,64
     """
     from scalebench.analysis import cells, load
-    from scalebench.analysis.tabulation import tabulate
+    from scalebench.export.tabulation import tabulate
 
     study = load(completed_study(results))
     selection.require(study)

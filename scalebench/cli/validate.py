@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from scalebench.analysis.published_prediction import Overheads
+    from scalebench.validation.prediction import Overheads
 
 
 @click.command()
@@ -50,9 +50,9 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     scalebench validate results/my-study --output plots/validation
     scalebench validate --published experiments/published/scaling.csv --output plots/published
     """
-    from scalebench.analysis.prediction_error import with_errors
     from scalebench.cli.terminal_table import print_results
     from scalebench.errors import UsageError
+    from scalebench.validation.errors import with_errors
 
     if published is not None and (results or calibration is not None):
         raise UsageError("--published is a file of others' measurements: leave RESULTS and --calibration out")
@@ -69,9 +69,9 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
-    from scalebench.analysis.placements import is_placements, predict_placements, read_placements
-    from scalebench.analysis.published import read_published
-    from scalebench.analysis.published_prediction import predict_published
+    from scalebench.validation.measurements import read_published
+    from scalebench.validation.placements import is_placements, predict_placements, read_placements
+    from scalebench.validation.prediction import predict_published
 
     if is_placements(file):
         placements = read_placements(file)
@@ -91,7 +91,7 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
     from scalebench.cli.options import completed_study
     from scalebench.cli.run_common import enter_first_folder
     from scalebench.errors import ResultsError
-    from scalebench.launch.predicted_runs import predict_runs
+    from scalebench.validation.runs import predict_runs
 
     calibration = calibration.resolve() if calibration is not None else None
     folders = [completed_study(path).resolve() for path in results] or [completed_study(None).resolve()]
@@ -112,8 +112,8 @@ def _tables(errors: pd.DataFrame) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    from scalebench.analysis.prediction_error import error_by_distance, error_by_source
     from scalebench.formatting import percent, share
+    from scalebench.validation.errors import error_by_distance, error_by_source
 
     by_source = Table(title="error of predictions (modelled), by source of the measurements", title_justify="left")
     names = ("source", "points", "mean error", "median", "signed", "linear scaling", "skill", "intervals held")
@@ -139,8 +139,8 @@ def _tables(errors: pd.DataFrame) -> RenderableType:
 
 
 def _order(errors: pd.DataFrame) -> str:
-    from scalebench.analysis.prediction_error import CLEARLY, pairs_in_order
     from scalebench.formatting import counted, share
+    from scalebench.validation.errors import CLEARLY, pairs_in_order
 
     right, pairs = pairs_in_order(errors)
     if not pairs:

@@ -20,7 +20,7 @@ _MARKERS = "osD^v<>h"
 
 
 def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
-    """Write the figure and each prediction to `output`; `errors` are those of `analysis.prediction_error`.
+    """Write the figure and each prediction to `output`; `errors` are those of `validation.errors`.
 
     Raises:
         ResultsError: a file cannot be written, or no measurement is at more workers than its base.

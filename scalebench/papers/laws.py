@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from scalebench.analysis.epochs_to_target import EpochsLaw, fit_epochs
-from scalebench.analysis.prediction_error import with_errors
-from scalebench.analysis.published import read_published
-from scalebench.analysis.published_prediction import predict_published
 from scalebench.papers.catalog import WHAT_IFS
 from scalebench.papers.obtained import Obtained
 from scalebench.papers.what_ifs import in_plane, read_what_ifs
+from scalebench.validation.errors import with_errors
+from scalebench.validation.measurements import read_published
+from scalebench.validation.prediction import predict_published
 
 # In the column `study`: ours follows from the paper's entries.csv; from its rows.csv; from the rows of all sources.
 ENTRIES, ROWS, PUBLISHED_ROWS = "entries", "rows", "published"

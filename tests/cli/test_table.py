@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis.tabulation import Rounded, round_to_interval
 from scalebench.cli.table import _in_latex
+from scalebench.export.tabulation import Rounded, round_to_interval
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis import validation
+from scalebench.analysis import agreement
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
@@ -169,7 +169,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     if virtual.empty:
         return
     spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
-    error, where = validation.virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
+    error, where = agreement.virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield finding(
             "note",
@@ -188,7 +188,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
             f"the error of virtual times is known from {counted(error.checks, 'check')} only "
             f"({deviation(error.rms)}): they and their ratios are given without interval",
             where,
-            f"run natively at {validation.CHECKED_FROM} worker counts or more, as far as the cores go",
+            f"run natively at {agreement.CHECKED_FROM} worker counts or more, as far as the cores go",
         )
     elif error.rms > math.log1p(most):
         yield finding(

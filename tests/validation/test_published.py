@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.analysis.prediction_error import error_by_source, with_errors
-from scalebench.analysis.published import communication_s, family, read_published, records, step_seconds
-from scalebench.analysis.published_prediction import buckets_of, predict_published
 from scalebench.errors import ResultsError
+from scalebench.validation.errors import error_by_source, with_errors
+from scalebench.validation.measurements import communication_s, family, read_published, records, step_seconds
+from scalebench.validation.prediction import buckets_of, predict_published
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 

@@ -23,7 +23,6 @@ import pandas as pd
 
 from scalebench.analysis.intervals import calibration_interval
 from scalebench.analysis.loading import Results, load
-from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.load import load_cluster
@@ -38,6 +37,7 @@ from scalebench.pricing.platform import scaled_engines
 from scalebench.records.folder import CALIBRATION, STUDY
 from scalebench.study.load import load_study
 from scalebench.study.spec import Run
+from scalebench.validation.errors import PREDICTION_COLUMNS
 from scalebench.virtual.engine import model_time
 
 _UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.published import message_bytes, records, stated_cluster, step_seconds
 from scalebench.cluster.fitting import LinkFit, Transfer, fit_links
 from scalebench.cluster.network import Network
+from scalebench.validation.measurements import message_bytes, records, stated_cluster, step_seconds
 
 CONFIGURATION = ["source", "system", "model", "data", "batch_per_worker"]
 _KEPT = ("source", "series", "system", "strategy", "model", "quantity", "unit")

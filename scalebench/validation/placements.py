@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
-from scalebench.analysis.published import records
 from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
+from scalebench.validation.errors import PREDICTION_COLUMNS
+from scalebench.validation.measurements import records
 
 COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
 _NUMBERS = COLUMNS[2:]

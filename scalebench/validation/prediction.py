@@ -27,15 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.prediction_error import PREDICTION_COLUMNS
-from scalebench.analysis.published import (
-    communication_s,
-    family,
-    gradient_bytes,
-    records,
-    step_seconds,
-)
-from scalebench.analysis.published_collectives import (
+from scalebench.comm.base import Overlap
+from scalebench.models.layers import LayerTable, layer_table_names, load_layers
+from scalebench.pricing.devices import Stated, gradients_of, step_table
+from scalebench.pricing.overlap import bucket_plan
+from scalebench.pricing.step_times import BACKWARD_SHARE
+from scalebench.validation.collectives import (
     CONFIGURATION,
     by_system,
     fit_collectives,
@@ -43,11 +40,14 @@ from scalebench.analysis.published_collectives import (
     predict_collectives,
     prediction_row,
 )
-from scalebench.comm.base import Overlap
-from scalebench.models.layers import LayerTable, layer_table_names, load_layers
-from scalebench.pricing.devices import Stated, gradients_of, step_table
-from scalebench.pricing.overlap import bucket_plan
-from scalebench.pricing.step_times import BACKWARD_SHARE
+from scalebench.validation.errors import PREDICTION_COLUMNS
+from scalebench.validation.measurements import (
+    communication_s,
+    family,
+    gradient_bytes,
+    records,
+    step_seconds,
+)
 
 _BUCKET = 25e6  # bytes; DDP's default
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling

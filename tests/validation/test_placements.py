@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.analysis.placements import is_placements, predict_placements, read_placements
-from scalebench.analysis.prediction_error import skill, with_errors
 from scalebench.errors import ResultsError
+from scalebench.validation.errors import skill, with_errors
+from scalebench.validation.placements import is_placements, predict_placements, read_placements
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "published"
 
