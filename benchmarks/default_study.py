@@ -59,8 +59,8 @@ def main() -> Iterator[Finding]:
 
 def agreement_of(results: Path) -> Iterator[Finding]:
     """T_virtual / T_native of every strategy and worker count that ran both ways, with the interval."""
-    from scalebench.analysis.agreement import agreement
     from scalebench.analysis.loading import load
+    from scalebench.analysis.native_check import agreement
 
     for row in agreement(load(results)).to_dict("records"):
         name = f"virtual / native: {row['label']}, {row['workers']} workers"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import SIGMA, Array, Noise, Random
-from scalebench.analysis.agreement import OF_A_MEDIAN, VirtualError
 from scalebench.analysis.bootstrap import bootstrap_intervals
 from scalebench.analysis.intervals import (
     RATIO_WHEN_STOPPED,
@@ -25,6 +24,7 @@ from scalebench.analysis.intervals import (
     relative_width,
     unpaired_metric,
 )
+from scalebench.analysis.native_check import OF_A_MEDIAN, VirtualError
 from scalebench.pricing.step_times import middle
 from scalebench.virtual.step_statistics import BLOCKS
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from scalebench.figures import figure_names
+from tests.artifact.test_rendering import compiles_latex
 
 ROOT = Path(__file__).parents[1]
 # Pages of one folder, in the order in which they are read.
@@ -78,10 +79,17 @@ def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
             for words in commands_of(block):
                 if words[0] == "scalebench":
                     invoke(*words[1:])
-                elif found := sys.executable if words[0] == "python" else shutil.which(words[0]):
+                elif found := program(words[0]):
                     subprocess.run([found, *words[1:]], check=True, capture_output=True, stdin=subprocess.DEVNULL)
                 else:
                     assert f"<!-- needs: {words[0]} -->" in block.comments, f"{page}: no {words[0]} on this machine"
+
+
+def program(name):
+    """The path of a program that can run the pages' commands, or None."""
+    if name == "python":
+        return sys.executable
+    return None if name == "pdflatex" and not compiles_latex() else shutil.which(name)
 
 
 def test_every_tutorial_is_run():

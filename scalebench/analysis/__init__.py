@@ -1,6 +1,5 @@
 """Statistics of a study: cells, comparisons, agreement, laws and rules of method; computed from rows, never stored."""
 
-from scalebench.analysis.agreement import agreement, median_error, virtual_error
 from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.comparing import against, differences, ratios
 from scalebench.analysis.grouping import cells
@@ -8,6 +7,7 @@ from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check
 from scalebench.analysis.methodology import quality as claims
+from scalebench.analysis.native_check import agreement, median_error, virtual_error
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target

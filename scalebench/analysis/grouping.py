@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from scalebench.analysis.agreement import virtual_error
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
@@ -30,6 +29,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results, cached
+from scalebench.analysis.native_check import virtual_error
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.analysis.agreement import VirtualError, virtual_error
 from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
@@ -36,6 +35,7 @@ from scalebench.analysis.intervals import (
     unpaired_ratio,
 )
 from scalebench.analysis.loading import Results
+from scalebench.analysis.native_check import VirtualError, virtual_error
 from scalebench.analysis.rounds import MEASURED, CellRuns, paired_rounds, paired_times
 from scalebench.analysis.significance import (
     ALPHA,

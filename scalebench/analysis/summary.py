@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.agreement import agreement, median_error
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
 from scalebench.analysis.grouping import CELL, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.native_check import agreement, median_error
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import (
     EMPTY,

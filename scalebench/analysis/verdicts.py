@@ -20,12 +20,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.agreement import VirtualError
 from scalebench.analysis.comparability import Difference, changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
 from scalebench.analysis.grouping import EXECUTIONS, PLACE, place, strategy_rank
 from scalebench.analysis.intervals import Interval, median_time
 from scalebench.analysis.loading import Results
+from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
 from scalebench.analysis.significance import ALPHA

@@ -16,9 +16,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from scalebench.analysis import Results, cells, ratios
-from scalebench.analysis.agreement import PREFERRED_ENGINES
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.loading import CELL
+from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_notes, time_and_epochs
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.errors import UsageError

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from rich.text import Text
 
-from scalebench.analysis.agreement import VirtualError
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.verdicts import VERDICTS, CellName, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.formatting import EMPTY, counted, deviation, digits, is_equal, is_interval, percent, seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,8 +67,13 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         if name == "efficiency":
             panel.reference([counts[0], counts[-1]], 2 * [100 * held[0].efficiency], kept)
             panel.ax.set(ylim=(0, 105), ylabel=label)
-        else:
+        elif name == "speedup":
             panel.seconds_axis(label=label)
+        else:
+            powers = [2**power for power in range(1 + int(math.log2(table[name].max())))]
+            panel.ax.set_yscale("log", base=2)
+            panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
+            panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(counts)
     canvas.legend_of_series(look)
     canvas.legend_of_executions(table)

@@ -103,7 +103,8 @@ def measure_gloo(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
     alone_s, _ = _added(found)
     curve = found.curve("gloo", GRID, relative=False)
     # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
-    bucket_s = float(np.interp(4 * _bucket().numel(), *zip(*curve, strict=True)))
+    sizes, seconds = zip(*curve, strict=True)
+    bucket_s = float(np.interp(4 * _bucket().numel(), sizes, seconds))
     return found, [
         entry(
             "gloo",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from scalebench.analysis import Results, against
-from scalebench.analysis.agreement import PREFERRED_ENGINES
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
+from scalebench.analysis.native_check import PREFERRED_ENGINES
 
 BASELINES = ("allreduce", "horovod", "ddp")  # per batch; the first that ran is compared with
 EXECUTIONS_IN_WORDS = {

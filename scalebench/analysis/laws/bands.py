@@ -32,11 +32,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.agreement import VirtualError
 from scalebench.analysis.intervals import interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
+from scalebench.analysis.native_check import VirtualError
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from scalebench.analysis.agreement import VirtualError, virtual_error
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.loading import Results
+from scalebench.analysis.native_check import VirtualError, virtual_error
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis import agreement
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
 from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
 from scalebench.analysis.methodology.baselines import share_of, unsettled
+from scalebench.analysis.native_check import CHECKED_FROM
+from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
 from scalebench.formatting import counted, deviation, percent
@@ -169,7 +170,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     if virtual.empty:
         return
     spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
-    error, where = agreement.virtual_error(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
+    error, where = error_against_native(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield finding(
             "note",
@@ -188,7 +189,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
             f"the error of virtual times is known from {counted(error.checks, 'check')} only "
             f"({deviation(error.rms)}): they and their ratios are given without interval",
             where,
-            f"run natively at {agreement.CHECKED_FROM} worker counts or more, as far as the cores go",
+            f"run natively at {CHECKED_FROM} worker counts or more, as far as the cores go",
         )
     elif error.rms > math.log1p(most):
         yield finding(

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.lines import Line2D
 
-from scalebench.analysis.agreement import PREFERRED_ENGINES
 from scalebench.analysis.grouping import PER_BATCH, strategy_rank
+from scalebench.analysis.native_check import PREFERRED_ENGINES
 
 # Okabe and Ito's palette, distinct for colour-blind readers.
 _FIXED = {

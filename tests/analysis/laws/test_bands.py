@@ -10,10 +10,10 @@ from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
 from benchmarks.laws_coverage import Coverage, coverage
-from scalebench.analysis.agreement import VirtualError
 from scalebench.analysis.laws.bands import curve, linear, no_band, parameter_interval, reach
 from scalebench.analysis.laws.fitting import Candidate, candidates, fit, shared_noise
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
+from scalebench.analysis.native_check import VirtualError
 from tests.law_factory import COUNTS, TRUTHS, WEAK_TRUTHS, Noise, following, workload
 
 N = np.array(COUNTS, dtype=float)

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from scalebench.analysis import agreement, cells, differences, load, median_error, ratios, virtual_error
-from scalebench.analysis.agreement import _steady
 from scalebench.analysis.intervals import variance_between
 from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.native_check import _steady
 from tests.analysis.test_comparing import only, run
 
 
