@@ -30,12 +30,15 @@ class Watcher:
     ) -> None:
         self._console, self._progress, self._clock = console, progress, clock
         self._task: TaskID | None = None
+        self._noted: set[str] = set()
         self._level = verbosity()
         self._phase, self._done, self._total = "", 0, 0
         self._since, self._counted = clock(), 0  # a moment, and how many runs have ended from there on
 
     def note(self, text: str) -> None:
-        if self._level >= 0:
+        """Print a note, the same one only once."""
+        if self._level >= 0 and text not in self._noted:
+            self._noted.add(text)
             self._print(f"note: {text}")
 
     def phase(self, name: str, runs: int) -> None:

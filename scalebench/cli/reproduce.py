@@ -88,13 +88,12 @@ def _reproduce(
     from scalebench.launch.study_run import run_study
 
     failed, studies = 0, paper.studies_of(figure)
-    for study in studies:
-        plan = plan_study(paper.study_at(study, scale, data_dir))
-        with watching() as watcher:
-            tally = run_study(plan, results, watcher, jobs=jobs)
-        if tally.interrupted is not None:
-            return 128 + tally.interrupted
-        failed += len(tally.failed)
+    with watching() as watcher:
+        for study in studies:
+            tally = run_study(plan_study(paper.study_at(study, scale, data_dir)), results, watcher, jobs=jobs)
+            if tally.interrupted is not None:
+                return 128 + tally.interrupted
+            failed += len(tally.failed)
     _write(paper, studies, scale, results, output)
     return 1 if failed else 0
 

@@ -61,3 +61,11 @@ def test_bars_show_the_time_left_after_every_run(watched):
 
 def test_single_run_has_no_time_left(watched):
     assert watched(1, [5.0]) == ["virtual workers: 1 run", "virtual workers: 1 of 1 run"]
+
+
+def test_equal_notes_of_several_studies_are_printed_once():
+    out = io.StringIO()
+    watcher = Watcher(Console(file=out, width=200), None)
+    for text in ("one", "two", "one"):
+        watcher.note(text)
+    assert out.getvalue() == "note: one\nnote: two\n"
