@@ -62,10 +62,8 @@ def what_if(
         from scalebench.figures.what_if import draw_what_if
 
         place = "" if any(axis.name == "workers" for axis in axes) else f" at {workers:,} workers"
-        caption = f"{predictor.workload.layers.name} by {chosen}{place} on {predictor.platform.cluster.name}"
-        titles, values = [axis.title for axis in axes], [axis.values for axis in axes]
-        caption += f"; {predictor.platform.device.source}"
-        draw_what_if(figure, titles, values, plane.train_s, plane.bound, plane.components, caption)
+        what = f"{predictor.workload.layers.name} by {chosen}{place} on {predictor.platform.cluster.name}"
+        draw_what_if(figure, plane, f"{what}; {predictor.platform.device.source}")
     return 0
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scalebench.errors import ResultsError
+from scalebench.figures.plotting import write_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.panel import Panel
+    from scalebench.pricing.what_if import Plane
 
 COLORS = {
     "compute": "#4477AA",
@@ -23,67 +29,59 @@ COLORS = {
 }
 
 
-def draw_what_if(
-    path: Path,
-    titles: Sequence[str],
-    values: Sequence[Sequence[float]],
-    seconds: NDArray[np.float64],
-    bound: NDArray[np.int64],
-    components: Sequence[str],
-    caption: str,
-) -> None:
-    """Write the figure of `seconds` (n, m) over the values of one axis, or of two, to `path`.
-
-    `bound` (n, m) holds places in `components`; `caption` says what was priced.
+def draw_what_if(path: Path, plane: Plane, what: str) -> None:
+    """Write the figure of `plane` to `path`; `what` says what was priced.
 
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
-    from matplotlib import rc_context
-    from matplotlib.colors import ListedColormap, LogNorm
-    from matplotlib.figure import Figure
+    write_picture("what-if", lambda canvas: _fill(canvas, plane, what), path)
+
+
+def _fill(canvas: Canvas, plane: Plane, what: str) -> None:
     from matplotlib.patches import Patch
 
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes = figure.subplots()
-    used = [place for place in range(len(components)) if (bound == place).any()]
-    if len(values) == 1:
-        x, y = np.asarray(values[0]), seconds[:, 0]
-        axes.plot(x, y, color="#444444", linestyle="--")
-        for place in used:
-            here = bound[:, 0] == place
-            axes.scatter(x[here], y[here], s=14, color=COLORS[components[place]], zorder=3)
-        axes.set_ylabel("training time (s), modelled")
-        axes.set_yscale("log")
-        axes.set_xlabel(titles[0])
-        _scale(axes.set_xscale, values[0])
-    else:
-        x, y = np.asarray(values[1]), np.asarray(values[0])
-        mesh = axes.pcolormesh(x, y, seconds, norm=LogNorm(), cmap="Greys", shading="nearest", rasterized=True)
-        figure.colorbar(mesh, ax=axes, label="training time (s), modelled")
-        colors = ListedColormap([COLORS[name] for name in components])
-        top = len(components) - 0.5
-        axes.pcolormesh(x, y, bound, cmap=colors, alpha=0.35, shading="nearest", rasterized=True, vmin=-0.5, vmax=top)
-        for place in used:
-            if len(used) > 1:
-                axes.contour(x, y, (bound == place).astype(float), levels=[0.5], colors="black", linewidths=0.8)
-        axes.set_xlabel(titles[1])
-        axes.set_ylabel(titles[0])
-        _scale(axes.set_xscale, values[1])
-        _scale(axes.set_yscale, values[0])
-    entries = [Patch(color=COLORS[components[place]], alpha=0.6) for place in used]
-    names = [f"bound by {components[place]}" for place in used]
-    figure.legend(entries, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    figure.supxlabel(caption, fontsize=7.2, color="#444444")
-    try:
-        with rc_context({"svg.hashsalt": "scalebench"}):  # the same numbers give the same bytes
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "expected a name that ends in .png, .pdf or .svg"
-        raise ResultsError(f"cannot write the figure {path}: {reason}") from None
+    [[panel]] = canvas.grids((1, 1, 3.6))
+    used = [place for place in range(len(plane.components)) if (plane.bound == place).any()]
+    (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
+    shown = [(COLORS[plane.components[place]], f"bound by {plane.components[place]}") for place in used]
+    canvas.legend([(Patch(color=color, alpha=0.6), name) for color, name in shown])
+    canvas.say(f"Modelled: {what}.")
 
 
-def _scale(set_scale: object, values: Sequence[float]) -> None:
-    """Choose a logarithmic axis for values over a decade or more."""
+def _draw_line(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
+    (axis,) = plane.axes
+    x, y = np.asarray(axis.values), plane.train_s[:, 0]
+    panel.ax.plot(x, y, color="#444444", linestyle="--")
+    for place in used:
+        here = plane.bound[:, 0] == place
+        panel.ax.scatter(x[here], y[here], s=14, color=COLORS[plane.components[place]], zorder=3)
+    panel.seconds_axis(label="training time (s)")
+    _label(panel, "x", axis.title, axis.values)
+
+
+def _draw_map(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
+    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.ticker import LogLocator
+
+    rows, columns = plane.axes
+    x, y = np.asarray(columns.values), np.asarray(rows.values)
+    ax, top = panel.ax, len(plane.components) - 0.5
+    mesh = ax.pcolormesh(x, y, plane.train_s, norm=LogNorm(), cmap="Greys", shading="nearest", rasterized=True)
+    ticks = LogLocator(subs=(1.0, 2.0, 5.0))
+    ax.figure.colorbar(mesh, ax=ax, label="training time (s)", ticks=ticks, format=lambda value, _: f"{value:,.10g}")
+    colors = ListedColormap([COLORS[name] for name in plane.components])
+    ax.pcolormesh(x, y, plane.bound, cmap=colors, alpha=0.35, shading="nearest", rasterized=True, vmin=-0.5, vmax=top)
+    for place in used if len(used) > 1 else ():
+        ax.contour(x, y, (plane.bound == place).astype(float), levels=[0.5], colors="black", linewidths=0.8)
+    ax.grid(visible=False)
+    _label(panel, "x", columns.title, columns.values)
+    _label(panel, "y", rows.title, rows.values)
+
+
+def _label(panel: Panel, which: str, title: str, values: Sequence[float]) -> None:
+    """Name an axis, which is logarithmic for values over a decade or more."""
     if min(values) > 0 and max(values) / min(values) >= 10:
-        set_scale("log")  # type: ignore[operator]
+        panel.seconds_axis(which, label=title)
+    else:
+        getattr(panel.ax, f"set_{which}label")(title)

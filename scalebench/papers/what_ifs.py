@@ -47,9 +47,8 @@ class WhatIf(StrictModel):
         """Write the figure of `plane` to `path`."""
         place = "" if any(axis.name == "workers" for axis in plane.axes) else f" at {self.workers:,} workers"
         platform = self._platform()
-        caption = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
-        titles, values = [axis.title for axis in plane.axes], [axis.values for axis in plane.axes]
-        draw_what_if(path, titles, values, plane.train_s, plane.bound, plane.components, caption)
+        what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
+        draw_what_if(path, plane, what)
 
     def _platform(self) -> Platform:
         if (self.device is None) == (self.step_time is None):
