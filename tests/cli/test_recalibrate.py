@@ -199,6 +199,7 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
 
 
 @needs_mpi
+@pytest.mark.thorough
 def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
     words = [word for word in RUN if word not in ("--execution", "virtual")]
     invoke(*words, "--workers", "1")

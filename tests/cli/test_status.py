@@ -15,6 +15,7 @@ from scalebench.cli.main import main
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.lock import study_lock
 from scalebench.records.store import Store
+from tests.conftest import some
 from tests.records_factory import run_row
 
 STUDY = """\
@@ -242,7 +243,7 @@ def test_changed_calibration_file_is_refused(scalebench, tmp_path):
     assert "given.json has changed since it charged the virtual runs in results/mine" in said
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", some([False, True], True))
 def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, background):
     """Missing loads are measured; on another machine that is refused, and existing numbers are used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))

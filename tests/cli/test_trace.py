@@ -77,9 +77,8 @@ def test_real_run_has_laps_of_every_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-@pytest.mark.parametrize(
-    "strategy", ["epoch_async", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("dssp", "gossip"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["epoch_async", "dssp", "gossip"])
 def test_trace_file_of_a_real_run_is_valid_for_viewers(tmp_path: Path, strategy: str) -> None:
     """Waits at a server, at one-sided accesses and in messages."""
     _, document = trace(tmp_path, "--strategy", strategy, "--workers", "2", "--execution", "native", "--epochs", "1")

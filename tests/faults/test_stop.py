@@ -32,8 +32,8 @@ def no_orphans(place, family):
     ("signum", "code", "line"),
     [
         (signal.SIGINT, 130, "any run that has begun is finished and kept; Ctrl-C again abandons it"),
-        (signal.SIGTERM, 143, "SIGTERM"),
-        (signal.SIGUSR1, 138, "SIGUSR1"),
+        pytest.param(signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.thorough),
     ],
     ids=["SIGINT", "SIGTERM", "SIGUSR1"],
 )

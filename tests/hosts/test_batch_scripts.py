@@ -51,7 +51,7 @@ def test_the_page_shows_every_script():
     [
         pytest.param("mpirun", TWO, 6, ["allreduce", "ddp"], "mpirun", "core", marks=pytest.mark.thorough),
         ("srun-pmix", ONE, 3, ["allreduce", "epoch_async", *HOROVOD], "srun", "core:2" if HOROVOD else "core"),
-        ("srun-gloo", ONE, 3, ["allreduce", "ddp"], "srun", "core:2"),
+        pytest.param("srun-gloo", ONE, 3, ["allreduce", "ddp"], "srun", "core:2", marks=pytest.mark.thorough),
         ("one-task", ONE, 3, ["allreduce"], "mpirun", "core"),
     ],
 )
@@ -96,6 +96,7 @@ def test_all_gpus_of_the_nodes_are_counted(cluster, user, tmp_path):
     cluster.sbatch((SCRIPTS / "gpus.sh").read_text(), tmp_path, "--test-only", *shape, **user)
 
 
+@pytest.mark.thorough
 def test_hostfile_script_runs_without_a_scheduler(hosts, by_name, user, tmp_path):
     (tmp_path / "study.yaml").write_text(study(3, "allreduce"))
     (tmp_path / "hosts.txt").write_text("".join(f"{node.name} slots=1\n" for node in hosts.nodes))

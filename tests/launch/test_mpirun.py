@@ -349,6 +349,7 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
         process.kill()
 
 
+@pytest.mark.thorough
 def test_horovod_settings_get_their_own_launches(tmp_path):
     if reason := engines.available("horovod"):
         pytest.skip(reason)

@@ -17,6 +17,7 @@ from scalebench.pricing.step_times import stated_table
 from scalebench.study.spec import Study
 from scalebench.virtual.engine import simulate
 
+pytestmark = pytest.mark.thorough
 WORKERS, SLOW, STEP_S = 4, 1, 0.02
 LOCKSTEP = ["allreduce", "bsp", "epoch_average", "gossip", "hierarchical_local_sgd"]
 FREE = ["asp", "epoch_async", "ad_psgd"]

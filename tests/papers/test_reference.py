@@ -45,6 +45,7 @@ def test_the_page_of_claims_is_of_these_rows():
     assert page == claims_page(PAPERS, "laptop", REFERENCE.relative_to(ROOT)), REFRESH
 
 
+@pytest.mark.thorough
 def test_another_process_draws_the_same_bytes(tmp_path):
     drawn = []
     for hash_seed in ("1", "2"):

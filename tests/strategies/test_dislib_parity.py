@@ -160,6 +160,7 @@ def test_uneven_block_sizes_follow_the_rule(strategy, options, workers, make_run
     np.testing.assert_allclose(weights["final"].numpy(), expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.thorough
 def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
     if reason := available("mpi"):
         pytest.skip(reason)

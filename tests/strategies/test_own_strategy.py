@@ -37,7 +37,7 @@ def package(tmp_path):
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.parametrize("execution", some(["virtual", "native"], "native"))
+@pytest.mark.parametrize("execution", some(["virtual", "native"], "virtual"))
 def test_strategy_of_the_page_runs_as_an_entry_point(package, tmp_path, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
