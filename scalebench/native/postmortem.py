@@ -73,8 +73,17 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), lau
         return Death("failed", f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host")
     if returncode == 0:
         return Death("failed", "the ranks exited before reporting")
+    if launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
+        return Death("failed", _of_a_daemon(returncode - 128, hosts))
     text = telling_line(output)
     return Death("failed", f"{launcher} exited with code {returncode}: {text}; see {folder / 'stderr.txt'}")
+
+
+def _of_a_daemon(number: int, hosts: Sequence[str]) -> str:
+    """What the exit code of an mpirun says that saw the end of a daemon before that of its connection."""
+    where = ", ".join(sorted(set(hosts)))
+    ended = f"was ended by signal {number} ({signal.strsignal(number)}{_HINTS.get(number, '')})"
+    return f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"
 
 
 def _ended_in_slurm(output: str) -> tuple[int, str] | None:

@@ -95,7 +95,8 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
     assert len(errors) == len(killed)
     for error in errors:
         assert error == "rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"
-    assert "lost its daemon on n2 with rank 2: check that host" in lost
+    # mpirun names the host, unless it sees the end of the daemon before that of the connection.
+    assert "lost its daemon on n2 with rank 2: check that host" in lost or "on one of n0, n1, n2: check these" in lost
     assert (
         "rank 1 on n1 waited for rank 2 on n2" in unconnected or "rank 2 on n2 waited for rank 1 on n1" in unconnected
     )

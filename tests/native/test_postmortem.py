@@ -20,6 +20,13 @@ available for use.
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError: no such thing\nmpirun: ended\n'
 
 
+def test_death_of_a_daemon_that_mpirun_reports_by_its_code_names_the_hosts(tmp_path):
+    (tmp_path / "stderr.txt").write_text("Killed\n")
+    assert "ended by signal 9" in cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error
+    assert "on one of n0, n1: check" in cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error
+    assert cause_of_death(tmp_path, 137).error.startswith("mpirun exited with code 137: Killed")
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
