@@ -78,7 +78,6 @@ class Convergence(Figure):
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
             "Pale grey: the series of the other panels." if len(groups) > 1 else "",
             bars=False,
-            machines=False,
         )
 
 

@@ -82,7 +82,6 @@ class EpochsToTarget(Figure):
             if fitted
             else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
             bars=False,
-            machines=False,
         )
 
 

@@ -83,7 +83,6 @@ class TimeToTarget(Figure):
             "Stars: more than half of the runs reached it, but not all." if some.any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
             "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
-            machines=False,
         )
 
 

@@ -23,6 +23,9 @@ from scalebench.papers.published import NEVER, Published
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 
 
+_LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
+
+
 @dataclass(frozen=True)
 class Pair:
     """A published number and ours; without ours, the reason is in `absent`."""
@@ -76,12 +79,12 @@ def with_interval(one: Obtained) -> str:
 def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     """Draw published and obtained values, a panel for each quantity: against workers, or by strategy at one count.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured. Writes the SVG `picture`;
-    returns False if there is no such quantity.
+    Published values are crosses on a thick pale line, ours circles, filled where measured; triangles at the top were
+    never reached. Writes the SVG `picture`; returns False if there is no such quantity.
     """
     panels: dict[str, list[Pair]] = {}
     for pair in pairs:
-        if pair.published.workers and math.isfinite(pair.published.value) and pair.obtained is not None:
+        if pair.published.workers and not math.isnan(pair.published.value) and pair.obtained is not None:
             panels.setdefault(pair.published.quantity, []).append(pair)
     panels = {name: own for name, own in panels.items() if len({_place(pair) for pair in own}) > 1}
     if not panels:
@@ -89,7 +92,7 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     with house_style(REPORT):
-        figure = Figure(figsize=(3.2 * columns, 2.5 * rows + 0.5), layout="constrained")
+        figure = Figure(figsize=(max(_LEAST_IN, 3.2 * columns), 2.5 * rows + 0.5), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
         variants = {pair.published.strategy for own in panels.values() for pair in own}
@@ -127,6 +130,13 @@ def _by_strategy(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -
     axis.set_title(f"{name.replace('_', ' ').replace('@', ' ')}, {own[0].published.workers} workers")
 
 
+def _never(axis, workers: Sequence[int], **look: object) -> None:  # type: ignore[no-untyped-def]
+    """Mark what was never reached at the top of the panel."""
+    if workers:
+        axis.plot(workers, [0.96] * len(workers), "^", transform=axis.get_xaxis_transform(), linestyle="",
+                  label="never reached", **look)  # fmt: skip
+
+
 def _label(strategy: str, variants: Iterable[str], what: str) -> str:
     """Return the legend's text, with the options of `strategy` only where another of its `variants` is drawn."""
     bare = strategy.partition("(")[0]
@@ -151,6 +161,9 @@ def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variant
             for at, one in some:
                 if is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)
+            _never(axis, [at for at, one in some if one.value == math.inf], color=colour, fillstyle="none")
+        _never(axis, [pair.published.workers or 0 for pair in pairs if pair.published.value == math.inf],
+               color=colour, alpha=0.5)  # fmt: skip
     counts = sorted({pair.published.workers or 0 for pair in own})
     axis.set_xscale("log", base=2)
     axis.xaxis.set_minor_locator(NullLocator())

@@ -133,14 +133,12 @@ class Canvas:
         """Add sentences to the caption."""
         self._caption += [sentence for sentence in sentences if sentence]
 
-    def describe(
-        self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True, machines: bool = True
-    ) -> None:
-        """Append to the caption: study, executions and oversubscription of `drawn`, `machines`, `sentences`."""
+    def describe(self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True) -> None:
+        """Append to the caption: study, executions, machines and oversubscription of `drawn`, and `sentences`."""
         self.say(
             caption.describe_study(results, drawn),
             caption.describe_executions(results, drawn, bars=bars),
-            caption.describe_machines(results, drawn) if machines else "",
+            caption.describe_machines(results, drawn),
             *sentences,
             caption.describe_oversubscription(drawn),
         )
