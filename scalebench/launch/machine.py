@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from scalebench.analysis.environment import STATED_STEPS
-from scalebench.cluster.engine_costs import EngineCosts, joined
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, EngineError, ResultsError
-from scalebench.launch.engine_costs import measure_between_nodes, measure_engine_costs
-from scalebench.launch.hosts import reachable
+from scalebench.errors import ClusterError, ResultsError
+from scalebench.launch.engine_costs import measure_engines
 from scalebench.launch.planning import StudyPlan
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.calibration_file import (
@@ -33,7 +32,7 @@ from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system.atomic_write import cache_folder
+from scalebench.system.parent_watch import start_forkserver
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
 
@@ -149,7 +148,7 @@ def _complete_engines(
         if kept.key != key:
             note(_OTHER_MACHINE)
         return kept
-    costs = measure_engines(plan, note)
+    costs = _engines_of(plan, note)
     measured = Calibration(key=key, measured=measurement_of(plan.study), tables=[], engines=costs)
     measured.save(path)
     return measured
@@ -159,7 +158,7 @@ def _complete(
     plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`."""
-    key, workers = key_of(plan), {run.workers for run in runs}
+    study, key, workers = plan.study, key_of(plan), {run.workers for run in runs}
     sizes = plan.batch_sizes(workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
@@ -173,27 +172,66 @@ def _complete(
         note(_OTHER_MACHINE)
         return usable
     if usable is None or lacking:
-        usable = _measured(plan, runs, sizes, most, usable if charged else None, lacking, note)
+        if usable is not None and charged:
+            note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
+        usable = _measured(plan, runs, sizes, most, usable if charged else None, study.calibration_budget_s, note)
         usable.save(path)
     return with_operations(plan, usable, runs, path)
 
 
+def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = lambda _: None) -> Calibration:
+    """Measure what the calibration at `path` lacks for the model of `plan` at the sizes `batches`; save it there.
+
+    These are step times under the loads 1, 2, 4, ... of a node, costs of the engines, and times of what the strategies
+    of `plan` compute beside steps. The budget of the study is divided among the sizes, and the file is saved after
+    each, so that an interrupted command goes on with what is missing.
+
+    Raises:
+        ClusterError: the file is of another model, machine or torch, or the cluster's compute is stated.
+        DisturbedError: nothing could be measured beside other programs.
+    """
+    study, runs, sizes = plan.study, plan.sweep.simulated, sorted(set(batches))
+    if plan.cluster.compute != "this-machine":
+        raise ClusterError(f"cluster {plan.cluster.name} states its step times: calibrate on it with this-machine")
+    kept = read_calibration(path) if path.exists() else None
+    if kept is not None and kept.key != key_of(plan):
+        raise ClusterError(
+            f"{path} was measured for {kept.measured or 'another study'}; this is {measurement_of(study)}, with its "
+            "own data: name another file with --output, or delete it"
+        )
+    if kept is not None and not kept.tables:  # of a study that states its step times
+        kept = None
+    start_forkserver()
+    most = min(max(run.workers for run in runs), plan.cluster.node.workers_per_node)
+    for size in sizes:
+        if kept is None or kept.lacking({size}, most):
+            kept = _measured(plan, runs, {size}, most, kept, study.calibration_budget_s / len(sizes), note)
+            kept.save(path)
+    assert kept is not None
+    return with_operations(plan, kept, runs, path)
+
+
 def _measured(
-    plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, kept: Calibration | None, lacking: str, note: Note
+    plan: StudyPlan,
+    runs: Sequence[Run],
+    sizes: set[int],
+    most: int,
+    kept: Calibration | None,
+    seconds: float,
+    note: Note,
 ) -> Calibration:
     """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
     study = plan.study
     example = min(runs, key=lambda run: run.workers)
-    budget = Budget((1 - ENGINES_SHARE) * study.calibration_budget_s, study.noisy)
+    budget = Budget((1 - ENGINES_SHARE) * seconds, study.noisy)
     measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
     if measured.imprecise:
-        note(f"measured as well as {study.calibration_budget_s:g} s allow: {'; '.join(measured.imprecise)}")
+        note(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}")
     reference_s = measured.reference_s
     if kept is not None:
-        note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
         factor = kept.reference_s / reference_s if kept.reference_s else 1.0
         return kept.with_tables([table.scaled(factor) for table in measured.tables])
-    costs = measure_engines(plan, note).at(reference_s)
+    costs = _engines_of(plan, note).at(reference_s)
     return Calibration(
         key=key_of(plan),
         measured=measurement_of(study),
@@ -202,6 +240,15 @@ def _measured(
         engines=costs,
         reference_s=reference_s,
     )
+
+
+def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:
+    """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
+
+    A cluster with links of its own is charged by these.
+    """
+    between = plan.cluster.name == THIS_MACHINE
+    return measure_engines(ENGINES_SHARE * plan.study.calibration_budget_s, between_nodes=between, note=note)
 
 
 def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
@@ -220,28 +267,6 @@ def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], pat
 
 def _without_operations(kept: Calibration, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.workers > 1 and str(run.strategy) not in kept.operations]
-
-
-def measure_engines(plan: StudyPlan, note: Note) -> EngineCosts:
-    """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
-
-    A cluster with links of its own is charged by these.
-    """
-    here = [name for name in ("mpi", "horovod", "gloo") if engines.available(name) is None]
-    if "mpi" not in here:  # ranks that measure an engine are joined by it
-        if here:
-            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
-        return EngineCosts()
-    seconds = ENGINES_SHARE * plan.study.calibration_budget_s
-    inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
-    if plan.cluster.name != THIS_MACHINE or len(reachable().hosts) == 1:
-        return inside
-    try:
-        between = measure_between_nodes(here, seconds=seconds)
-    except EngineError as error:
-        note(f"between nodes the network model is charged, as {error}")
-        return inside
-    return joined([inside, between])
 
 
 def machine_of(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -> Machine:

@@ -52,7 +52,7 @@ def machine(tmp_path, monkeypatch, machine, invoke):
 
     here = Machine()
     monkeypatch.setattr("scalebench.launch.machine.measure_steps", here.steps)
-    monkeypatch.setattr("scalebench.launch.machine.measure_engine_costs", here.engines)
+    monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", here.engines)
     return here
 
 
