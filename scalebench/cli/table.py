@@ -41,8 +41,9 @@ def table(results: Path | None, style: str, columns: str, selection: Selection, 
     """Print the times, speedups, reductions and metrics of the study in RESULTS (of several the newest).
 
     Each number is rounded to the digits that its interval supports. LaTeX needs the package booktabs and stands in a
-    float with caption and label. Columns: time, median, target, speedup, efficiency, vs-serial, vs-allreduce,
-    vs-horovod, vs-ddp (time reductions), metric, runs.
+    float with caption and label. Columns: time, median, speedup, efficiency, vs-serial, vs-allreduce, vs-horovod,
+    vs-ddp (time reductions), target and epochs (time and epochs to the target), target-vs-serial and so on, metric,
+    runs.
 
     \b
     scalebench table --style latex --strategy allreduce --strategy epoch_average --output table.tex

@@ -12,14 +12,26 @@ import pandas as pd
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.grouping import CELL
 from scalebench.analysis.loading import Results
+from scalebench.analysis.target_ratios import target_ratios
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import EMPTY, is_interval, metric_word
 
 _AGAINST = ("serial", "allreduce", "horovod", "ddp")
 _TIMES = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))  # limit of the longest time (s), factor, unit
 _PLAIN_DIGITS = 3  # of a number without an interval
+_NARROWEST = 1e-4  # interval worth its digits, of the number: simulated times can differ by rounding alone
 _TWO_DIGITS_UP_TO = 354  # of the three leading digits of a half-width
-DEFAULT = ("time", "speedup", "vs-allreduce", "vs-horovod", "vs-ddp", "metric")
+DEFAULT = (
+    "time",
+    "speedup",
+    "vs-allreduce",
+    "vs-horovod",
+    "vs-ddp",
+    "target",
+    "epochs",
+    "target-vs-allreduce",
+    "metric",
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +53,15 @@ class Column:
 _COLUMNS = {
     "time": Column("Time", ("train_s", "low_s", "high_s")),
     "median": Column("Median time", ("median_s", "median_low_s", "median_high_s")),
-    "target": Column("Time to target", ("time_to_target_s", "", "")),
+    "target": Column("Time to target", ("time_to_target_s", "target_low_s", "target_high_s")),
+    "epochs": Column("Epochs to target", ("epochs_to_target", "", ""), decimals=1),
     "speedup": Column("Speedup", ("speedup", "speedup_low", "speedup_high")),
     "efficiency": Column("Efficiency", ("efficiency", "efficiency_low", "efficiency_high")),
     **{
-        f"vs-{name}": Column(f"vs {name}", tuple(f"{name}{end}" for end in ("", "_low", "_high")), "%", 100.0, 1)  # type: ignore[arg-type]
+        f"{of}vs-{name}": Column(
+            f"{words}vs {name}", (f"{of}{name}", f"{of}{name}_low", f"{of}{name}_high"), "%", 100.0, 1
+        )
+        for of, words in (("", ""), ("target-", "To target "))
         for name in _AGAINST
     },
     "metric": Column("", ("metric", "metric_low", "metric_high"), decimals=3),
@@ -125,18 +141,23 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
 
 def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
     value, low, high = (column.factor * float(cell.get(key, math.nan)) for key in column.keys)
+    if high - low < _NARROWEST * (100 if column.unit == "%" else abs(value)):
+        low = high = math.nan
     return round_to_interval(value, low, high, column.decimals)
 
 
 def _with_ratios(results: Results, shown: pd.DataFrame) -> pd.DataFrame:
-    """Return `shown` beside speedup and efficiency, and the reduction against each baseline under its name."""
-    compared = ratios(results)
-    for name in _AGAINST:
-        own = compared[compared["baseline"] == name]
-        kept = {"reduction": name, "reduction_low": f"{name}_low", "reduction_high": f"{name}_high"}
-        scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in ("", "_low", "_high")]
-        extra = scaling if name == "serial" else []
-        shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
+    """Return `shown` beside speedup and efficiency, and the reductions against each baseline under its name.
+
+    Those of the time to the target are named `target-<baseline>`.
+    """
+    for of, compared in (("", ratios(results)), ("target-", target_ratios(results))):
+        for name in _AGAINST:
+            own = compared[compared["baseline"] == name]
+            kept = {f"reduction{end}": f"{of}{name}{end}" for end in ("", "_low", "_high")}
+            scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in ("", "_low", "_high")]
+            extra = scaling if name == "serial" and not of else []
+            shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
     return shown
 
 

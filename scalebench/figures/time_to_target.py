@@ -23,9 +23,10 @@ _COSTS = {"core-hours": ("core_hours", "core-hours"), "energy": ("energy_j", "en
 
 @dataclass(frozen=True)
 class _Goal:
-    """The target in words, the epochs of the study, and the baseline of the reductions, empty without one."""
+    """The target in words and as a number, the study's epochs, and the baseline of reductions, empty without one."""
 
     words: str
+    metric: float
     epochs: int
     baseline: str
 
@@ -54,19 +55,18 @@ class TimeToTarget(Figure):
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
         words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
-        goal = _Goal(words, int(results.completed["epochs"].max()), baseline)
+        goal = _Goal(words, float(table["target_metric"].iloc[0]), int(results.completed["epochs"].max()), baseline)
         counted = {name for name, (cost, _) in _COSTS.items() if table[cost].notna().any()}
         shown = {"time", "epochs", *counted, *(["reduction"] if baseline else [])}
         names = [name for name in canvas.wanted(_PANELS) if name in shown]
         if not names:
             raise EmptyFigureError("no run of the selection has what these panels show")
-        across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2))
+        across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2), narrow=True)
         (panels,) = canvas.grids((len(groups) * len(names), across, 2.75 if len(groups) == 1 else 2.1))
         counts = sorted(int(count) for count in table["workers"].unique())
         for place, panel in enumerate(panels):
             group, name = groups[place // len(names)], names[place % len(names)]
-            own = (compared if name == "reduction" else table)["series"].isin(group)
-            _draw(panel, name, (compared if name == "reduction" else table)[own], look, goal, counts)
+            _draw(panel, name, compared if name == "reduction" else table, group, look, goal, counts)
         for place in range(len(names)):
             share_y(panels[place :: len(names)])
 
@@ -98,12 +98,22 @@ def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
 
 
 def _draw(
-    panel: Panel, name: str, own: pd.DataFrame, look: dict[str, Look], goal: _Goal, counts: Sequence[int]
+    panel: Panel,
+    name: str,
+    table: pd.DataFrame,
+    group: Sequence[str],
+    look: dict[str, Look],
+    goal: _Goal,
+    counts: Sequence[int],
 ) -> None:
+    """Draw the series of `group` over all others of `table` in grey."""
     from scalebench.figures.drawing.unreached import mark_unreached
 
+    in_group = table["series"].isin(group)
+    own, others = table[in_group], table[~in_group]
     if name == "reduction":
-        panel.title(f"reduction against {goal.baseline}")
+        panel.title("reduction")
+        panel.context(others, "reduction", scale=100)
         panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
         panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
         panel.ax.set_ylabel(f"time saved (% of {goal.baseline})")
@@ -111,18 +121,21 @@ def _draw(
         of_time = "time_to_target_s", "target_low_s", "target_high_s"
         cost, label = _COSTS.get(name, ("", "training time (s)"))
         quantity, low, high = (cost, f"{cost}_low", f"{cost}_high") if cost else of_time
-        panel.title(f"{name} to {goal.words}")
+        panel.title(f"{name} to {goal.metric:g}")
         own = own[own[quantity].notna()]  # a cost that is not known is no cost that was not reached
         reached = own[quantity].where(own[quantity] < math.inf)
         shown = own.assign(**{quantity: reached})
+        panel.context(others[others[quantity] < math.inf], quantity)
         panel.curve(shown, quantity, look, low=low, high=high)
         mark_unreached(panel, shown, quantity, look, above=2 * reached.max() if reached.notna().any() else 1.0)
         panel.seconds_axis(label=label)
     else:
-        panel.title(f"epochs to {goal.words}")
+        panel.title(f"epochs to {goal.metric:g}")
         shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
+        panel.context(others[others["epochs_to_target"] < math.inf], "epochs_to_target")
         panel.curve(shown, "epochs_to_target", look)
         mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * goal.epochs)
-        panel.ax.set_ylim(0, 1.2 * goal.epochs)
+        most = table["epochs_to_target"].max()
+        panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else goal.epochs))
         panel.ax.set_ylabel(f"epochs (of {goal.epochs})")
     panel.workers_axis(counts)

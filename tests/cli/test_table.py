@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.analysis import cells
 from scalebench.cli.table import _in_latex
-from scalebench.export.tabulation import Rounded, round_to_interval
+from scalebench.export.tabulation import Column, Rounded, _number, round_to_interval, tabulate
 from scalebench.records.store import Store
+from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_time_to_target import cell
 from tests.records_factory import study_rows
 
 
@@ -130,3 +133,19 @@ def test_table_goes_to_a_file(folder, invoke, tmp_path):
 )
 def test_wrong_requests_exit_2(folder, invoke, words, message):
     assert message in invoke("table", str(folder), *words, code=2)
+
+
+def test_time_to_the_target_has_its_interval_epochs_and_reduction(study):  # noqa: F811
+    rows = [*cell("serial", 1, (3.0, 3.3, 2.7)), *cell("allreduce", 2, (1.0, 1.2, 1.1))]
+    results = study(rows=[*rows, *cell("epoch_average", 2, (0.5, 0.55, 0.6))])
+    found = tabulate(results, cells(results))
+    titles = [column.title.partition(" (")[0] for column in found.columns]
+    assert {"Time to target", "Epochs to target", "To target vs allreduce"} <= set(titles)
+    shown = dict(zip(titles, found.rows[list(found.keys["Strategy"]).index("epoch_average")], strict=True))
+    assert shown["Time to target"].low < shown["Time to target"].value < shown["Time to target"].high
+    assert float(shown["To target vs allreduce"].value) == pytest.approx(50, abs=3)
+
+
+def test_bounds_that_rounding_alone_tells_apart_are_not_printed():
+    column = Column("Time", ("a", "low", "high"), "s")
+    assert _number({"a": 1.350007, "low": 1.350006, "high": 1.350008}, column) == Rounded("1.35")

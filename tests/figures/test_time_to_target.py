@@ -10,6 +10,7 @@ from scalebench.errors import ResultsError
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import house_style, plot
+from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.analysis.test_time_to_target import cell
@@ -92,3 +93,23 @@ def keep_study(tmp_path):
                 ],
             )
     return load(tmp_path / "study")
+
+
+def test_five_panels_stand_side_by_side_in_a_column_of_a_journal(study):  # noqa: F811
+    rows = cell("serial", 1, (1.0, 1.0, 1.0), cost_core_hours=0.2, energy_j=80.0)
+    rows += cell("allreduce", 2, (1.0, 1.0, 1.0), cost_core_hours=0.2, energy_j=80.0)
+    rows += cell("epoch_average", 2, (0.5, 0.6, 0.5), cost_core_hours=0.1, energy_j=40.0)
+    style = choose_style("ieee")
+    with house_style(style):
+        canvas = Canvas("time-to-target", style)
+        FIGURES.create("time-to-target", {}).draw(study(rows=rows), canvas)
+        width, height = canvas.finish().get_size_inches()
+    assert len({panel.name for panel in canvas.panels if panel.name}) == 5
+    assert width == pytest.approx(3.5)
+    assert height < 7
+
+
+def test_epochs_end_above_the_last_one_that_was_needed(study):  # noqa: F811
+    (panel,) = drawn(study(rows=cell("serial", 1, (1.0, 1.1, 0.9))), chosen=["epochs"]).panels
+    needed = panel.data()["y"].max()
+    assert panel.ax.get_ylim()[1] == pytest.approx(1.2 * needed)

@@ -104,13 +104,17 @@ class Look:
 
 
 def grouped(names: Sequence[str]) -> list[list[str]]:
-    """Split the series of a panel into groups that stay legible, the per-batch baselines first."""
+    """Split the series of a panel into groups that stay legible, the per-batch baselines first.
+
+    A lone baseline, such as serial, joins the first group.
+    """
     if len(names) <= MOST_SERIES:
         return [list(names)]
     base = [name for name in names if name in PER_BATCH]
     others = [name for name in names if name not in base]
     number = -(-len(others) // GROUP)
-    return [base] * bool(base) + [list(part) for part in np.array_split(others, number)]
+    parts = [list(part) for part in np.array_split(others, number)]
+    return [base + parts[0], *parts[1:]] if len(base) < 2 else [base, *parts]
 
 
 def name_series(table: pd.DataFrame) -> pd.DataFrame:
