@@ -82,6 +82,7 @@ class TimeToTarget(Figure):
             "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
             "Stars: more than half of the runs reached it, but not all." if some.any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
+            "Pale grey: the series of the other panels." if len(groups) > 1 else "",
             "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
         )
 

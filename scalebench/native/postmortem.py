@@ -80,7 +80,7 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), lau
 
 
 def _of_a_daemon(number: int, hosts: Sequence[str]) -> str:
-    """What the exit code of an mpirun says that saw the end of a daemon before that of its connection."""
+    """Describe the end of a daemon of which mpirun reports only the signal `number`, not the host."""
     where = ", ".join(sorted(set(hosts)))
     ended = f"was ended by signal {number} ({signal.strsignal(number)}{_HINTS.get(number, '')})"
     return f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"

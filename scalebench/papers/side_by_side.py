@@ -21,8 +21,6 @@ from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
-
-
 _LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
 
 

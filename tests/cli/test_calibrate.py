@@ -32,7 +32,6 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
         return Measured([like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, [])
 
     monkeypatch.setattr("scalebench.launch.machine.measure_steps", steps)
-    monkeypatch.setattr("scalebench.launch.machine.measure_steps", steps)
     monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", lambda *_, **__: machine.engines)
     return invoke
 
