@@ -162,6 +162,7 @@ def _run(
         other_s=EPOCHS * (epoch_s - compute - comm - data) if split else None,
         final_train_loss=1 - metrics[-1],
         final_metric=metrics[-1],
+        final_train_metric=metrics[-1],
         best_metric=max(metrics),
         **{name: None if value is None else EPOCHS * value for name, value in seconds.items()},
     )

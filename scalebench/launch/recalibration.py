@@ -41,7 +41,7 @@ from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.system.parent_watch import start_forkserver
-from scalebench.training.outcome import Outcome
+from scalebench.training.outcome import Evaluation, Outcome
 from scalebench.virtual.engine import replay, replays
 from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
@@ -185,16 +185,19 @@ def _replayed(
 
 
 def _recorded(run: Run, row: Any, results: Results) -> Trace:
-    """Losses (recorded as means over workers) and metrics of a completed run."""
+    """Losses (recorded as means over workers) and evaluations of a completed run."""
     epochs = results.epochs[results.epochs["run_id"] == row.name].sort_values("epoch")
     losses = [None if np.isnan(loss) else float(loss) for loss in epochs["train_loss"]]
-    evaluated = epochs.dropna(subset=["test_metric"])
-    metrics = {
-        int(epoch): float(metric) for epoch, metric in zip(evaluated["epoch"], evaluated["test_metric"], strict=True)
-    }
+    last = run.epochs - 1
+    found = epochs[epochs["test_metric"].notna() & (epochs["epoch"] != last)]
+    evaluated = [
+        Evaluation(int(epoch), at, metric)
+        for epoch, at, metric in zip(found["epoch"], found["elapsed_s"], found["test_metric"], strict=True)
+    ]
     if not np.isnan(row["final_metric"]):
-        metrics[run.epochs - 1] = float(row["final_metric"])
-    return Trace([losses] * run.workers, metrics, int(row["workers_per_node"]))
+        train = None if np.isnan(row["final_train_metric"]) else row["final_train_metric"]
+        evaluated.append(Evaluation(last, row["train_s"], row["final_metric"], train))
+    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]))
 
 
 def _keep_earlier(folder: Path) -> Path:

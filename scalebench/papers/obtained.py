@@ -13,6 +13,7 @@ import pandas as pd
 
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.intervals import METRIC_RANGE, Interval, median_interval, metric_interval
+from scalebench.analysis.target_ratios import target_ratios
 from scalebench.errors import UsageError, nearest
 
 
@@ -58,6 +59,12 @@ def _final_metric(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argume
     return _within_range(values, at) if len(values) else None
 
 
+def _final_train_metric(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """The same on training samples."""
+    values = at["final_train_metric"].dropna()
+    return _within_range(values, at) if len(values) else None
+
+
 def _metric_after_epoch(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """Metric after that many epochs, mean over seeds."""
     values = _curves(results, at).get(int(argument))
@@ -88,25 +95,22 @@ def _time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argu
 
     A baseline on another engine counts too: against real Horovod, say.
     """
-    if argument in set(ratios(results)["baseline"]):
-        row = _ratio_row(results, at, argument)
-        if row is not None and math.isfinite(row["reduction"]):
-            return Interval(row["reduction"], row["reduction_low"], row["reduction_high"], int(row["n"]))
-    return None
+    return _column(_ratio_row(ratios(results), at, argument), "reduction")
+
+
+def _target_time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """The same of times to the study's target; not finite where most runs of either never reach it."""
+    return _column(_ratio_row(target_ratios(results), at, argument), "reduction")
 
 
 def _speedup(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """T(serial, 1) / T."""
-    row = _ratio_row(results, at, "serial")
-    return None if row is None else Interval(row["speedup"], row["speedup_low"], row["speedup_high"], int(row["n"]))
+    return _column(_ratio_row(ratios(results), at, "serial"), "speedup")
 
 
 def _efficiency(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """Speedup over workers."""
-    row = _ratio_row(results, at, "serial")
-    if row is None:
-        return None
-    return Interval(row["efficiency"], row["efficiency_low"], row["efficiency_high"], int(row["n"]))
+    return _column(_ratio_row(ratios(results), at, "serial"), "efficiency")
 
 
 def _speedup_over(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
@@ -173,11 +177,13 @@ def _largest_lead(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argume
 Quantity = Callable[[Results, pd.DataFrame, pd.DataFrame, str], Interval | None]
 QUANTITIES: dict[str, Quantity] = {
     "final_metric": _final_metric,
+    "final_train_metric": _final_train_metric,
     "metric_after_epoch": _metric_after_epoch,
     "metric_difference": _metric_difference,
     "epochs_to": _epochs_to,
     "ideal_speedup_to": _ideal_speedup_to,
     "time_reduction": _time_reduction,
+    "target_time_reduction": _target_time_reduction,
     "speedup": _speedup,
     "speedup_over": _speedup_over,
     "efficiency": _efficiency,
@@ -227,10 +233,16 @@ def _ratio_of_medians(
     return None if math.isnan(own / base) else Interval(own / base, math.nan, math.nan, len(at))
 
 
-def _ratio_row(results: Results, at: pd.DataFrame, baseline: str) -> dict[str, Any] | None:
-    table, first = ratios(results), at.iloc[0]
-    same = table["baseline"].eq(baseline)
+def _ratio_row(table: pd.DataFrame, at: pd.DataFrame, baseline: str) -> dict[str, Any] | None:
+    same, first = table["baseline"].eq(baseline), at.iloc[0]
     for column in ("execution", "engine", "label", "workers"):
         same &= table[column].eq(first[column])
     rows = table[same]
     return None if rows.empty else dict(rows.iloc[-1])
+
+
+def _column(row: dict[str, Any] | None, name: str) -> Interval | None:
+    """The value of the column `name` with its interval; None where the row has no finite value."""
+    if row is None or not math.isfinite(row[name]):
+        return None
+    return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"], int(row["n"]))

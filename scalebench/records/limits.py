@@ -20,7 +20,7 @@ from scalebench.records.schema import Doc, EpochRow, RunRow, kinds
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 LARGEST, LARGEST_WHOLE, LARGEST_SEED = 1e150, 2**53, 2**63 - 1
-METRICS = ("chance_metric", "final_metric", "best_metric", "test_metric")
+METRICS = ("chance_metric", "final_metric", "final_train_metric", "best_metric", "test_metric")
 # Part -> whole. Parts are means over workers of consecutive times, train_s is that of the slowest worker.
 WITHIN = {
     **dict.fromkeys(("time_to_target_s", "compute_s", "comm_s", "wait_s", "data_s", "other_s"), "train_s"),

@@ -43,6 +43,7 @@ def rows_of(
         "eval_s": outcome.eval_s,
         "final_train_loss": _mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
         "final_metric": evaluations[-1].metric if evaluations else None,
+        "final_train_metric": evaluations[-1].train_metric if evaluations else None,
         "best_metric": max((evaluation.metric for evaluation in evaluations), default=None),
         "peak_rss_mib": max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
         "peak_device_mib": max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),

@@ -176,6 +176,12 @@ class RunRow(_Row):
         float | None, Doc("metric of a constant prediction: share of the most frequent test class; R2 of 0")
     ] = None
     final_metric: Annotated[float | None, Doc("metric of the consensus model on the held-out split, at the end")] = None
+    final_train_metric: Annotated[
+        float | None,
+        Doc(
+            "metric of the same model on training samples, as many as are held out, spread evenly over the training set"
+        ),
+    ] = None
     best_metric: Annotated[float | None, Doc("best evaluation during training")] = None
     target_metric: Annotated[float | None, Doc("metric to reach, if the study states one")] = None
     time_to_target_s: Annotated[

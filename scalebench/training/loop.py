@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scalebench.data.dataset import Dataset
@@ -119,9 +121,11 @@ class EvaluationResult(NamedTuple):
 def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> EvaluationResult:
     """Evaluate the consensus of every snapshot on the held-out samples; collective, outside the training time.
 
-    Each snapshot is evaluated by one worker, which returns the evaluation.
+    Each snapshot is evaluated by one worker, which returns the evaluation. The last one is also evaluated on as many
+    training samples, spread evenly over the training set.
     """
-    test = _TestSet(replica, dataset)
+    test = _Samples(replica, dataset.x_test, dataset.y_test)
+    some = np.linspace(0, dataset.n_train - 1, min(dataset.n_test, dataset.n_train)).astype(int)
     evaluations: list[Evaluation] = []
     final: Tensor | None = None
     for snapshot in replica.snapshots:
@@ -133,26 +137,31 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
             replica.parameters.copy_(vector)
             consensus = strategy.consensus(replica)
             vector = consensus if replica.rank == 0 else None
+        last = snapshot.epoch == replica.epochs - 1
         if vector is not None:
-            evaluations.append(Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector)))
-        if snapshot.epoch == replica.epochs - 1:
+            evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector))
+            if last:
+                seen = _Samples(replica, dataset.x_train[some], dataset.y_train[some])
+                evaluation.train_metric = seen.metric_of(vector)
+            evaluations.append(evaluation)
+        if last:
             final = vector
     return EvaluationResult(evaluations, final if replica.rank == 0 else None)
 
 
-class _TestSet:
-    """Held-out samples on the device, evaluated with the replica's model as scratch space."""
+class _Samples:
+    """Samples on the device, evaluated with the replica's model as scratch space."""
 
-    def __init__(self, replica: Replica, dataset: Dataset) -> None:
+    def __init__(self, replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> None:
         self._replica = replica
-        self._dataset = dataset
+        self._arrays = x, y
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def metric_of(self, vector: Tensor) -> float:
         replica = self._replica
         if self._tensors is None:
-            x = torch.tensor(self._dataset.x_test, dtype=replica.dtype, device=replica.device)
-            y = torch.tensor(self._dataset.y_test, device=replica.device)
+            x = torch.tensor(self._arrays[0], dtype=replica.dtype, device=replica.device)
+            y = torch.tensor(self._arrays[1], device=replica.device)
             self._tensors = x, y if replica.task == "classification" else y.to(replica.dtype)
         replica.parameters.copy_(vector)
         return evaluate_model(replica.model, *self._tensors, replica.task)

@@ -78,6 +78,7 @@ class Evaluation:
     epoch: int  # 0-based; the moment is the end of this epoch, or its equivalent in merges
     elapsed_s: float
     metric: float
+    train_metric: float | None = None  # of training samples, as many as are held out; after the last epoch
 
 
 @dataclass(frozen=True)

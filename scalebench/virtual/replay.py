@@ -13,22 +13,22 @@ from scalebench.training.outcome import EpochReport, Evaluation, Outcome, Worker
 
 @dataclass(frozen=True)
 class Trace:
-    """Results of a computed run: the loss of each worker and epoch, and the metric after each evaluated epoch."""
+    """Results of a computed run: the loss of each worker and epoch, and its evaluations."""
 
     losses: list[list[float | None]]
-    metrics: dict[int, float]
+    evaluated: list[Evaluation]  # the moments are those of the computed run
     workers_per_node: int | None = None  # where they were computed; None for the same as now
 
     @classmethod
     def of(cls, outcome: Outcome) -> Trace:
         return cls(
             losses=[[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers],
-            metrics={evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations},
+            evaluated=outcome.evaluations,
         )
 
     @classmethod
     def untrained(cls, run: Run) -> Trace:
-        return cls([[None] * run.epochs] * run.workers, {})
+        return cls([[None] * run.epochs] * run.workers, [])
 
     def require_same_arithmetic(self, schedules: Sequence[Schedule], workers_per_node: int) -> None:
         """Refuse schedules whose arithmetic may differ from that of the computed run.
@@ -63,4 +63,5 @@ class Trace:
     def evaluations(self, priced: Priced) -> list[Evaluation]:
         """Return the evaluations at the priced moments of worker 0."""
         moments = [*(epoch.now[0] for epoch in priced.epochs[:-1]), priced.end.now[0]]
-        return [Evaluation(epoch, float(moments[epoch]), metric) for epoch, metric in sorted(self.metrics.items())]
+        in_order = sorted(self.evaluated, key=lambda one: one.epoch)
+        return [replace(one, elapsed_s=float(moments[one.epoch])) for one in in_order]

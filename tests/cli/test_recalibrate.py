@@ -82,7 +82,9 @@ def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke,
     averaged = times(after, "epoch_average") / times(before, "epoch_average")
     assert ((averaged > 1.5) & (averaged <= 2.0 + 1e-9)).all(), "steps take twice as long, messages do not"
     assert (after["attempt"] == before["attempt"] + 1).all()
-    assert after["final_metric"].tolist() == before["final_metric"].tolist()
+    for metric in ("final_metric", "final_train_metric"):
+        assert after[metric].notna().all()
+        assert after[metric].tolist() == before[metric].tolist()
     assert losses() == lost
     for column in ("syncs", "bytes_sent_per_worker", "optimizer_steps"):
         assert after[column].tolist() == before[column].tolist()

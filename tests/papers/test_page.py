@@ -114,6 +114,7 @@ def test_quantities_that_compare_two_strategies(results):
         lead_histogram='{"0": 5, "12": 1}',
         syncs=results.runs["label"].map({"epoch_average": 6}).fillna(60),
         epochs_to_target=3,
+        target_metric=0.9,
         time_to_target_s=results.runs["train_s"] / 2,
     )
     made = replace(results, runs=runs)
@@ -125,6 +126,8 @@ def test_quantities_that_compare_two_strategies(results):
 
     ratio = own["train_s"].median() / other["train_s"].median()
     assert one("time_over@allreduce") == one("target_time_over@allreduce") == [pytest.approx(ratio)]
+    assert one("target_time_reduction@allreduce") == one("time_reduction@allreduce")
+    assert one("target_time_reduction@asp") == []
     assert one("fewer_syncs@allreduce") == [pytest.approx(10)]
     assert one("largest_lead") == [12]
     assert one("time_over@asp") == one("largest_lead", results) == []

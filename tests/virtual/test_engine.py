@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,19 @@ def test_evaluation_never_changes_training(play, strategy):
     assert torch.equal(finals[0][0], finals[1][0])
     assert torch.equal(finals[0][0], finals[2][0])
     assert finals[0][1] == finals[1][1] == finals[2][1]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "epoch_average", "epoch_async"])
+def test_training_metric_is_of_the_final_model_on_training_samples_spread_evenly(play, blobs, strategy):
+    swapped = replace(blobs, x_test=blobs.x_train[::4], y_test=blobs.y_train[::4])
+    outcome, _ = play(strategy, 2, epochs=2, data=swapped)
+    last = max(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
+    picked = np.linspace(0, blobs.n_train - 1, swapped.n_test).astype(int)
+    again, _ = play(
+        strategy, 2, epochs=2, data=replace(blobs, x_test=blobs.x_train[picked], y_test=blobs.y_train[picked])
+    )
+    assert last.train_metric == max(again.evaluations, key=lambda evaluation: evaluation.elapsed_s).metric
+    assert [one.train_metric is None for one in sorted(outcome.evaluations, key=lambda one: one.epoch)] == [True, False]
 
 
 @pytest.mark.parametrize("strategy", [*PARALLEL, "epoch_async"], ids=str)
