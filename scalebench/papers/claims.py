@@ -16,7 +16,7 @@ from scalebench.formatting import is_interval
 from scalebench.papers.catalog import CLAIMS, Paper
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
-from scalebench.papers.side_by_side import number, with_interval
+from scalebench.papers.side_by_side import in_words, number, with_interval
 from scalebench.study.validation import StrictModel, explain, read_mapping
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
@@ -144,7 +144,7 @@ def _section(paper: Paper, judged: Judged) -> list[str]:
     for check, one in judged.obtained:
         answer = {True: "holds", False: "does not hold", None: "open"}[check.holds(one)]
         at = f" at {check.workers} workers" if check.workers else ""
-        what = check.quantity.replace("_", " ").replace("@", " ")
+        what = in_words(check.quantity)
         lines.append(
             f"- {', '.join(filter(None, [what, check.strategy]))}{at}: {with_interval(one)} ({one.execution}, "
             f"{'study' if check.strategy else 'from'} {check.study}); "

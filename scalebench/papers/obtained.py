@@ -98,6 +98,12 @@ def _time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argu
     return _column(_ratio_row(ratios(results), at, argument), "reduction")
 
 
+def _largest_time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
+    """The largest `time_reduction` over worker counts."""
+    each = [_time_reduction(results, runs, some, argument) for _, some in runs.groupby("workers")]
+    return max(filter(None, each), key=lambda found: found.centre, default=None)
+
+
 def _target_time_reduction(results: Results, runs: pd.DataFrame, at: pd.DataFrame, argument: str) -> Interval | None:
     """The same of times to the study's target; not finite where most runs of either never reach it."""
     return _column(_ratio_row(target_ratios(results), at, argument), "reduction")
@@ -183,6 +189,7 @@ QUANTITIES: dict[str, Quantity] = {
     "epochs_to": _epochs_to,
     "ideal_speedup_to": _ideal_speedup_to,
     "time_reduction": _time_reduction,
+    "largest_time_reduction": _largest_time_reduction,
     "target_time_reduction": _target_time_reduction,
     "speedup": _speedup,
     "speedup_over": _speedup_over,

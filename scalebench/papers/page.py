@@ -19,7 +19,7 @@ from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
 from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper, figure_rank
 from scalebench.papers.published import read_published
-from scalebench.papers.side_by_side import Pair, draw, number, pair_up, with_interval
+from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
 from scalebench.papers.what_ifs import WhatIf, read_what_ifs
 from scalebench.study.spec import slug
 
@@ -87,7 +87,7 @@ def _cells(pair: Pair) -> list[str]:
     row, ours = pair.published, pair.obtained
     difference = pair.difference
     return [
-        row.quantity.replace("_", " ").replace("@", " "),
+        in_words(row.quantity),
         row.strategy or EMPTY,
         str(row.workers or EMPTY),
         number(row.value),

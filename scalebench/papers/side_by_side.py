@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
@@ -21,6 +22,18 @@ from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
+_PHRASES = {
+    "time_reduction": "time reduction against {}",
+    "largest_time_reduction": "largest time reduction against {}",
+    "target_time_reduction": "reduction of the time to the target against {}",
+    "metric_difference": "metric minus that of {}",
+    "speedup_over": "speedup over {} workers",
+    "time_over": "time over that of {}",
+    "target_time_over": "time to the target over that of {}",
+    "fewer_syncs": "synchronisations to the target, {} over its own",
+}
+_TITLE = 44  # letters on a line
+_TICKS = 8  # that fit below a panel
 _LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
 
 
@@ -74,32 +87,37 @@ def with_interval(one: Obtained) -> str:
     return number(one.value) + bounds
 
 
+def in_words(quantity: str) -> str:
+    """Return the name of a quantity with its argument in words: `time reduction against serial`."""
+    name, _, argument = quantity.partition("@")
+    phrase = _PHRASES.get(name, f"{name.replace('_', ' ')} {{}}")
+    return phrase.format(argument).strip()
+
+
 def draw(pairs: Sequence[Pair], picture: Path) -> bool:
-    """Draw published and obtained values, a panel for each quantity: against workers, or by strategy at one count.
+    """Draw published and obtained values: a panel for each quantity that has several worker counts, or arguments in
+    numbers; those at one place together, a line for each.
 
     Published values are crosses on a thick pale line, ours circles, filled where measured; triangles at the top were
-    never reached. Writes the SVG `picture`; returns False if there is no such quantity.
+    never reached. Writes the SVG `picture`; returns False if no number has ours beside it.
     """
-    panels: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        if pair.published.workers and not math.isnan(pair.published.value) and pair.obtained is not None:
-            panels.setdefault(pair.published.quantity, []).append(pair)
-    panels = {name: own for name, own in panels.items() if len({_place(pair) for pair in own}) > 1}
-    if not panels:
+    curves, single = _panels(pairs)
+    if not (curves or single):
         return False
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
+    columns = min(3, len(curves) + len(single))
+    rows = -(-(len(curves) + len(single)) // columns)
+    height = 2.5 if curves else 1.2 + 0.25 * max(map(len, single.values()))
     with house_style(REPORT):
-        figure = Figure(figsize=(max(_LEAST_IN, 3.2 * columns), 2.5 * rows + 0.5), layout="constrained")
+        figure = Figure(figsize=(max(_LEAST_IN, 3.2 * columns), height * rows + 0.5), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
-        variants = {pair.published.strategy for own in panels.values() for pair in own}
-        for axis, (name, own) in zip(axes, panels.items(), strict=False):
-            if len({pair.published.workers for pair in own}) == 1:
-                _by_strategy(axis, name, own, labels)
+        variants = {pair.published.strategy for own in curves.values() for pair in own}
+        for axis, (name, own) in zip(axes, [*curves.items(), *single.items()], strict=False):
+            if name in single:
+                _lines(axis, own)
             else:
                 _panel(axis, name, own, labels, variants)
-        for axis in axes[len(panels) :]:
+        for axis in axes[len(curves) + len(single) :]:
             axis.set_visible(False)
         handles = {
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
@@ -109,29 +127,61 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     return True
 
 
-def _place(pair: Pair) -> tuple[str, int | None]:
-    return pair.published.strategy, pair.published.workers
+def _panels(pairs: Sequence[Pair]) -> tuple[dict[str, list[Pair]], dict[str, list[Pair]]]:
+    """Return the numbers with ours beside them by panel: those along a curve, and those at one place."""
+    curves: dict[str, list[Pair]] = {}
+    single: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.obtained is not None and not math.isnan(pair.published.value):
+            curves.setdefault(_curve(pair), []).append(pair)
+    for name in [name for name, own in curves.items() if len({_x(pair) for pair in own}) == 1]:
+        for pair in curves.pop(name):
+            single.setdefault(f"{name.partition('@')[0]} {pair.published.workers}", []).append(pair)
+    return curves, single
 
 
-def _by_strategy(axis, name: str, own: Sequence[Pair], labels: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
-    colour = _COLOURS[labels.setdefault("", len(labels)) % len(_COLOURS)]
-    strategies = list(dict.fromkeys(pair.published.strategy for pair in own))[::-1]
-    for pair in own:
+def _x(pair: Pair) -> float | None:
+    """Place on a curve: the worker count, else the argument if it is a number."""
+    argument = pair.published.quantity.partition("@")[2]
+    return pair.published.workers or (float(argument) if argument.isdecimal() else None)
+
+
+def _curve(pair: Pair) -> str:
+    """Name of the curve's quantity: without the argument where that is the place on the curve."""
+    quantity = pair.published.quantity
+    return quantity if pair.published.workers or _x(pair) is None else quantity.partition("@")[0]
+
+
+def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
+    """Draw a line for each strategy, and for each argument of the quantity where several are here."""
+    first, names, what = (
+        own[0].published,
+        [pair.published.strategy for pair in own],
+        in_words(own[0].published.quantity),
+    )
+    arguments = [pair.published.quantity.partition("@")[2] for pair in own]
+    if len(set(arguments)) > 1:
+        names = [", ".join(both) for both in zip(names, arguments, strict=True)]
+        what = in_words(first.quantity.partition("@")[0])
+    lines = list(dict.fromkeys(names))[::-1]
+    for line, pair in zip(names, own, strict=True):
         if pair.obtained is not None:
-            y, kind = strategies.index(pair.published.strategy), pair.obtained.execution.split()[0]
-            axis.plot(pair.published.value, y, "x", color=colour, alpha=0.5, markeredgewidth=3, label="published")
-            axis.plot(pair.obtained.value, y, "o", color=colour, fillstyle=FILLS.get(kind, "none"),
+            y, kind = lines.index(line), pair.obtained.execution.split()[0]
+            axis.plot(pair.published.value, y, "x", color="black", alpha=0.5, markeredgewidth=3, label="published")
+            axis.plot(pair.obtained.value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),
                       label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
             if is_interval(pair.obtained.low, pair.obtained.high):
-                axis.hlines(y, pair.obtained.low, pair.obtained.high, color=colour, linewidth=1)
-    axis.set_yticks(range(len(strategies)), strategies)
-    axis.set_title(f"{name.replace('_', ' ').replace('@', ' ')}, {own[0].published.workers} workers")
+                axis.hlines(y, pair.obtained.low, pair.obtained.high, color="black", linewidth=1)
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set_ylim(-0.6, len(lines) - 0.4)
+    axis.set_xlabel(first.unit)
+    axis.set_title(fill(f"{what}, {first.workers} workers" if first.workers else what, _TITLE))
 
 
-def _never(axis, workers: Sequence[int], **look: object) -> None:  # type: ignore[no-untyped-def]
+def _never(axis, places: Sequence[float | None], **look: object) -> None:  # type: ignore[no-untyped-def]
     """Mark what was never reached at the top of the panel."""
-    if workers:
-        axis.plot(workers, [0.96] * len(workers), "^", transform=axis.get_xaxis_transform(), linestyle="",
+    if places:
+        axis.plot(places, [0.96] * len(places), "^", transform=axis.get_xaxis_transform(), linestyle="",
                   label="never reached", **look)  # fmt: skip
 
 
@@ -146,11 +196,11 @@ def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variant
     for strategy in dict.fromkeys(pair.published.strategy for pair in own):
         pairs = [pair for pair in own if pair.published.strategy == strategy]
         colour = _COLOURS[labels.setdefault(strategy, len(labels)) % len(_COLOURS)]
-        x = [pair.published.workers or 0 for pair in pairs]
+        x = [_x(pair) for pair in pairs]
         axis.plot(x, [pair.published.value for pair in pairs], "x-", color=colour, alpha=0.5, linewidth=3,
                   label=_label(strategy, variants, "published"))  # fmt: skip
         for execution in dict.fromkeys(pair.obtained.execution for pair in pairs if pair.obtained):
-            some = [(pair.published.workers or 0, pair.obtained) for pair in pairs
+            some = [(_x(pair), pair.obtained) for pair in pairs
                     if pair.obtained and pair.obtained.execution == execution]  # fmt: skip
             kind = execution.split()[0]
             axis.plot([at for at, _ in some], [one.value for _, one in some], "o:", color=colour,
@@ -160,12 +210,14 @@ def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variant
                 if is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)
             _never(axis, [at for at, one in some if one.value == math.inf], color=colour, fillstyle="none")
-        _never(axis, [pair.published.workers or 0 for pair in pairs if pair.published.value == math.inf],
+        _never(axis, [_x(pair) for pair in pairs if pair.published.value == math.inf],
                color=colour, alpha=0.5)  # fmt: skip
-    counts = sorted({pair.published.workers or 0 for pair in own})
+    counts = sorted({_x(pair) or 0 for pair in own})
     axis.set_xscale("log", base=2)
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xticks(counts)
+    if len(counts) <= _TICKS:
+        axis.set_xticks(counts)
     axis.xaxis.set_major_formatter(ScalarFormatter())
-    axis.set_xlabel("workers")
-    axis.set_title(name.replace("_", " ").replace("@", " "))
+    axis.set_xlabel("workers" if own[0].published.workers else name.rpartition("_")[2])
+    axis.set_ylabel(own[0].published.unit)
+    axis.set_title(fill(in_words(name), _TITLE))

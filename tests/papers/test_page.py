@@ -13,7 +13,8 @@ from scalebench.papers.catalog import find_paper
 from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.page import write_page
-from scalebench.papers.published import COLUMNS, read_published
+from scalebench.papers.published import COLUMNS, Published, read_published
+from scalebench.papers.side_by_side import Pair, draw
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
@@ -56,7 +57,7 @@ def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
     assert f"{ours.value:.3f} [" in at_4
     assert "| virtual |" in at_4
     assert f"+{ours.value - 0.9:.3f}" in at_4
-    (saved,) = [line for line in lines if line.startswith("| time reduction allreduce")]
+    (saved,) = [line for line in lines if line.startswith("| time reduction against allreduce")]
     assert "| 0.950 |" in saved
     assert [line for line in lines if line.startswith("| train accuracy") and "no counterpart" in line]
     assert [line for line in lines if line.startswith("| final metric | serial") and "not run" in line]
@@ -104,6 +105,13 @@ def test_quantities_of_curves_and_times(results):
     assert ideal.value == pytest.approx(8 * alone.value / reached.value)
     assert obtain(results, "largest_workers", "epoch_average", None)[0].value == 64
     assert obtain(results, "optimum_workers", "epoch_average", None)[0].value == 64
+
+    def virtual(quantity, workers):
+        found = obtain(results, quantity, "epoch_average", workers)
+        return [one.value for one in found if one.execution == "virtual"]
+
+    saved = [value for workers in (2, 4, 8, 16, 32, 64) for value in virtual("time_reduction@allreduce", workers)]
+    assert virtual("largest_time_reduction@allreduce", None) == [max(saved)]
     assert obtain(results, "speedup_over@32", "epoch_average", 64)[0].value > 1
     with pytest.raises(UsageError, match="unknown quantity 'epochs'"):
         obtain(results, "epochs@3", "serial", 1)
@@ -133,6 +141,25 @@ def test_quantities_that_compare_two_strategies(results):
     assert one("time_over@asp") == one("largest_lead", results) == []
     slow = runs.assign(time_to_target_s=runs["time_to_target_s"].where(runs["label"] != "epoch_average"))
     assert one("target_time_over@allreduce", replace(results, runs=slow)) == [float("inf")]
+
+
+def test_a_number_at_one_place_is_drawn_and_several_along_their_arguments(tmp_path):
+    def pair(quantity, strategy, workers, value):
+        published = Published(quantity, strategy, workers, value, "epochs", "1", "fig1", "abstract", False, "")
+        return Pair(published, Obtained(value + 1, value, value + 2, "fitted", 3))
+
+    def words(*pairs):
+        assert draw(pairs, tmp_path / "drawn.svg")
+        return (tmp_path / "drawn.svg").read_text()
+
+    alone = words(pair("time_reduction@serial", "epoch_async", 64, 0.95))
+    assert "time reduction against serial, 64 workers" in alone
+    assert "epoch_async" in alone
+    against = words(*(pair(f"time_reduction@{name}", "epoch_async", 64, 0.95) for name in ("serial", "ddp")))
+    assert "epoch_async, ddp" in against
+    along = words(*(pair(f"epochs_at_batch@{batch}", "", None, 30) for batch in (1024, 2048)))
+    assert along.count("<!-- epochs at batch -->") == along.count("<!-- 2048 -->") == 1
+    assert not draw([Pair(pair("time_reduction@serial", "a", 4, 1).published, None, "not run")], tmp_path / "none.svg")
 
 
 def test_scales_and_figures_choose_studies(paper):
