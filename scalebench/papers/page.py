@@ -23,7 +23,7 @@ from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up
 from scalebench.papers.what_ifs import WhatIf, read_what_ifs
 from scalebench.study.spec import slug
 
-_FIGURES = {"modelled": ("{scaling}-scaling",)}  # by execution
+_FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction")}  # by execution
 _OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
