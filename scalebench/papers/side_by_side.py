@@ -32,7 +32,7 @@ _PHRASES = {
     "target_time_over": "time to the target over that of {}",
     "fewer_syncs": "synchronisations to the target, {} over its own",
 }
-_TITLE = 44  # letters on a line
+_TITLE = 34  # letters on a line
 _TICKS = 8  # that fit below a panel
 _LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
 
@@ -162,7 +162,7 @@ def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
     arguments = [pair.published.quantity.partition("@")[2] for pair in own]
     if len(set(arguments)) > 1:
         names = [", ".join(both) for both in zip(names, arguments, strict=True)]
-        what = in_words(first.quantity.partition("@")[0])
+        what = first.quantity.partition("@")[0].replace("_", " ")
     lines = list(dict.fromkeys(names))[::-1]
     for line, pair in zip(names, own, strict=True):
         if pair.obtained is not None:
