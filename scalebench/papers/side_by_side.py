@@ -32,7 +32,7 @@ _PHRASES = {
     "target_time_over": "time to the target over that of {}",
     "fewer_syncs": "synchronisations to the target, {} over its own",
 }
-_TITLE = 34  # letters on a line
+_LETTERS = 100  # of titles in a row of panels
 _TICKS = 8  # that fit below a panel
 _LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
 
@@ -175,7 +175,11 @@ def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlabel(first.unit)
-    axis.set_title(fill(f"{what}, {first.workers} workers" if first.workers else what, _TITLE))
+    _title(axis, f"{what}, {first.workers} workers" if first.workers else what)
+
+
+def _title(axis, text: str) -> None:  # type: ignore[no-untyped-def]
+    axis.set_title(fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols))
 
 
 def _never(axis, places: Sequence[float | None], **look: object) -> None:  # type: ignore[no-untyped-def]
@@ -220,4 +224,4 @@ def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variant
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xlabel("workers" if own[0].published.workers else name.rpartition("_")[2])
     axis.set_ylabel(own[0].published.unit)
-    axis.set_title(fill(in_words(name), _TITLE))
+    _title(axis, in_words(name))
