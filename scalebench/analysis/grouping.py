@@ -174,20 +174,20 @@ def _workers(counts: tuple[int, ...]) -> str:
     return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"
 
 
-SHARES = ("exposed", "transfer", "waiting")
+SHARES = ("exposed", "transfer", "waiting", "hidden")
 
 
 def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame:
     """The rows of `cells` on several workers whose split was measured, with shares of `train_s` between 0 and 1.
 
-    `exposed` is comm_s / train_s, `waiting` wait_s / train_s (for the last worker to arrive), and `transfer` the
-    difference; each the mean over repetitions, with `_low` and `_high` of a t interval for measured executions, ending
-    at 0 and 1. Communication that compute hides is not in the records.
+    `exposed` is comm_s / train_s, `waiting` wait_s / train_s (for the last worker to arrive), `transfer` the
+    difference, and `hidden` hidden_comm_s / train_s (simulated runs only); each the mean over repetitions, with `_low`
+    and `_high` of a t interval for measured executions, ending at 0 and 1.
     """
     runs = timed(results)
     runs = runs[(runs["workers"] > 1) & runs["comm_s"].notna()]
     runs = runs.assign(exposed=runs["comm_s"] / runs["train_s"], waiting=runs["wait_s"] / runs["train_s"])
-    runs = runs.assign(transfer=runs["exposed"] - runs["waiting"])
+    runs = runs.assign(transfer=runs["exposed"] - runs["waiting"], hidden=runs["hidden_comm_s"] / runs["train_s"])
     rows = []
     for key, own in runs.groupby(CELL, dropna=False, sort=False):
         row = dict(zip(CELL, key, strict=True))

@@ -42,7 +42,7 @@ _MEASURED = (
         "compute_s",
         "comm_s",
     ),
-    *("wait_s", "straggler_factor", "data_s", "other_s", "eval_s", "final_train_loss"),
+    *("hidden_comm_s", "wait_s", "straggler_factor", "data_s", "other_s", "eval_s", "final_train_loss"),
     *("final_metric", "final_train_metric", "best_metric", "time_to_target_s", "epochs_to_target"),
     *("peak_rss_mib", "peak_device_mib", "energy_j", "others_load", "reference_step_s"),
     *("train_s_no_jitter", "cost_core_hours", "cost_gpu_hours"),

@@ -1,4 +1,4 @@
-"""The communication figure: exposed communication, transfer and waiting in per cent of training time."""
+"""The communication figure: exposed communication, transfer, waiting and what compute hides, in per cent of time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
 
-_PANELS = {"exposed": "exposed communication", "transfer": "exposed, without waiting", "waiting": "waiting"}
+_PANELS = {
+    "exposed": "exposed communication",
+    "transfer": "exposed, without waiting",
+    "waiting": "waiting",
+    "hidden": "hidden behind compute",
+}
 
 
 @FIGURES.add
@@ -18,7 +23,7 @@ class Communication(Figure):
     name = "communication"
     panels = tuple(_PANELS)
     by_default = False
-    summary = "exposed communication and the waiting in it, in per cent of the training time, against workers"
+    summary = "communication exposed and hidden, and waiting, in per cent of the training time, against workers"
 
     def absent(self, results: Results) -> str:
         runs = results.completed
@@ -57,7 +62,8 @@ class Communication(Figure):
             results,
             table,
             "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
-            "it: from a worker's arrival to that of the last. What compute hides is not recorded.",
+            "it: from a worker's arrival to that of the last. Hidden: what else the messages cost, behind compute, of "
+            "simulated runs.",
             "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
             bars=False,

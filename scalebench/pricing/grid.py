@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scalebench.errors import UsageError
 from scalebench.pricing.devices import Measured, Roofline, Stated
 from scalebench.pricing.memory import worker_memory
+from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.study.spec import Component
 
@@ -124,7 +125,6 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
     )
     if memory_gib is None and isinstance(platform.device, Roofline):
         memory_gib = platform.device.device.memory_gib
-    overlapped = float(times.transfer[0] - (times.comm[0] - times.wait[0]))
     return Point(
         strategy=strategy,
         workers=workers,
@@ -139,7 +139,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         data_s=float(times.data[0]),
         other_s=float(times.other[0]),
         exposed_s=float(times.comm[0]),
-        hidden_s=overlapped if overlapped > 1e-9 * train_s else 0.0,
+        hidden_s=hidden_s(float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s),
         wait_s=float(times.wait[0]),
         memory_bytes=memory.total,
         gains=gains,

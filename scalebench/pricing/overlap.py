@@ -28,7 +28,14 @@ Floats = NDArray[np.float64]
 Passes = tuple[Floats, Floats]  # begin and seconds of each worker's backward pass, (workers,)
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
 _READY_BITS = 16  # bytes of the negotiation: one bit for each tensor known to all workers
+_ROUNDING = 1e-9  # relative to the training time
 _GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def hidden_s(transfer_s: float, exposed_s: float, train_s: float) -> float:
+    """Return what compute hides of communication that costs `transfer_s`, of which `exposed_s` is not hidden."""
+    hidden = transfer_s - exposed_s
+    return hidden if hidden > _ROUNDING * train_s else 0.0
 
 
 @dataclass
@@ -49,7 +56,8 @@ class Stream:
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
         begins, seconds = passes
-        ends, _ = buckets_end((begins[None], seconds[None]), overlap, Prices([costs]), ranks)
+        ends, cost = buckets_end((begins[None], seconds[None]), overlap, Prices([costs]), ranks)
+        self.transferred_s += float(cost[0])
         return float(ends[0])
 
     def _allreduce(self, nbytes: int, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
 from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
+from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.program import Program, Step, is_lock_step, programs_of
 from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, Schedule
@@ -46,10 +47,13 @@ class Ledger:
     def of(self, worker: int) -> dict[str, float]:
         """Return the columns that the records have of one worker, on the only machine."""
         seconds = self.seconds[..., worker].ravel().tolist()
+        waited = float(self.wait[..., worker].item())
+        transfer, now = (float(each[..., worker].item()) for each in (self.transfer, self.now))
         return {
             "compute_s": seconds[Task.FORWARD] + seconds[Task.BACKWARD] + seconds[Task.UPDATE],
             "comm_s": seconds[Task.COMM],
-            "wait_s": float(self.wait[..., worker].item()),
+            "wait_s": waited,
+            "hidden_comm_s": hidden_s(transfer, seconds[Task.COMM] - waited, now),
             "data_s": seconds[Task.DATA] + seconds[Task.SHUFFLE],
             "other_s": seconds[Task.OTHER],
         }
@@ -249,7 +253,7 @@ class _Walk:
         else:
             return False
         until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
-        cost = until - now
+        cost = until - now - waited
         if event.name == "add":
             until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
         self._record(np.array([rank]), until[:, None], waited[:, None], cost[:, None])

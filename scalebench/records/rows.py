@@ -36,6 +36,7 @@ def rows_of(
         "collective_calls": workers[0].collective_calls if workers else None,
         "bytes_sent_per_worker": _mean(worker.bytes_sent for worker in workers),
         "train_s": train_s,
+        "hidden_comm_s": _mean(worker.hidden_comm_s for worker in workers),
         "straggler_factor": _straggler_factor(workers),
         "worker_weights": _worker_weights(run, outcome),
         "staleness_histogram": _histogram(workers, "staleness"),

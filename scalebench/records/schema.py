@@ -138,6 +138,10 @@ class RunRow(_Row):
     ] = None
     compute_s: Annotated[float | None, Doc("forward, backward and update, mean over workers", "s")] = None
     comm_s: Annotated[float | None, Doc("communication not hidden by compute, mean over workers", "s")] = None
+    hidden_comm_s: Annotated[
+        float | None,
+        Doc("communication hidden by compute, mean over workers; simulated runs only", "s"),
+    ] = None
     wait_s: Annotated[
         float | None,
         Doc("part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),

@@ -63,6 +63,7 @@ class WorkerReport:
     bytes_sent: int
     epochs: list[EpochReport]
     samples: int = 0  # of its shard
+    hidden_comm_s: float | None = None  # of a simulated run
     collective_calls: int | None = None  # of the engine, for its synchronisations
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from scalebench.pricing.machine import OperationTime, name_of
+from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.step_times import StepTimes
 from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
@@ -32,6 +33,7 @@ class VirtualClock:
     ) -> None:
         self.ledger = Ledger()
         self.now = 0.0
+        self._transfer = 0.0  # cost of all communication
         self._operations = operations or {}
         self.running = False
         self.backward_s = 0.0  # of the last step, for overlapped communication
@@ -44,6 +46,7 @@ class VirtualClock:
 
     def start(self) -> None:
         self.ledger = Ledger()
+        self._transfer = 0.0
         self.running = True
 
     def did(self, task: Task, samples: int = 0) -> None:
@@ -91,11 +94,20 @@ class VirtualClock:
         """Return seconds of `task` on an ordinary worker without jitter."""
         return self._seconds(task, samples)
 
-    def communicated(self, until: float, waited: float) -> None:
-        """Record the time up to `until` as communication, `waited` seconds of it as waiting for others."""
+    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
+        """Record the time up to `until` as communication, `waited` seconds of it as waiting for others.
+
+        `cost`: seconds of what may have begun before, behind compute; by default nothing is hidden.
+        """
+        self._transfer += until - self.now - waited if cost is None else cost
         self.ledger.seconds[Task.COMM] += until - self.now
         self.ledger.wait += waited
         self.now = until
+
+    @property
+    def hidden_comm_s(self) -> float:
+        """Communication that compute has hidden so far."""
+        return hidden_s(self._transfer, self.ledger.seconds[Task.COMM] - self.ledger.wait, self.now)
 
     def elapsed(self) -> float:
         return self.now
@@ -151,9 +163,9 @@ class RecordingVirtualClock(VirtualClock):
         if self.now > before:
             self.laps.append(Lap("other", before, self.now))
 
-    def communicated(self, until: float, waited: float) -> None:
+    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
         before = self.now
-        super().communicated(until, waited)
+        super().communicated(until, waited, cost)
         arrived = min(before + waited, until)
         if arrived > before:
             self.laps.append(Lap("waiting", before, arrived))

@@ -169,7 +169,8 @@ class VirtualCommunicator:
         rendezvous = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
         if rendezvous.end is not None and self.clock.running:
             sizes = [[tensor.nbytes for tensor in row] for row in rendezvous.payloads]
-            rendezvous.end += self.costs.alltoallv(sizes, self._group.ranks)
+            rendezvous.cost = self.costs.alltoallv(sizes, self._group.ranks)
+            rendezvous.end += rendezvous.cost
         self.await_end(rendezvous)
         return [row[self.rank] for row in rendezvous.payloads]
 
@@ -193,9 +194,10 @@ class VirtualCommunicator:
         rendezvous = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
         if rendezvous.end is not None and self.clock.running:
             passes = np.array([(start, seconds) for _, start, seconds in rendezvous.payloads]).T
-            rendezvous.end = max(
-                rendezvous.end, self._group.stream.end((passes[0], passes[1]), overlap, self.costs, self._group.ranks)
-            )
+            stream = self._group.stream
+            before = stream.transferred_s
+            end = stream.end((passes[0], passes[1]), overlap, self.costs, self._group.ranks)
+            rendezvous.end, rendezvous.cost = max(rendezvous.end, end), stream.transferred_s - before
         self.await_end(rendezvous)
 
     def _charge_engine(self, overlap: Overlap) -> None:
@@ -224,8 +226,9 @@ class VirtualCommunicator:
         sent, arrival, message = self._group.mail[key].pop(0)
         if self.clock.running:
             now = self.clock.now
-            until = max(now, arrival) + (self.costs.adding(message.nbytes) if add else 0.0)
-            self.clock.communicated(until, max(0.0, sent - now))
+            received, waited = max(now, arrival), max(0.0, sent - now)
+            until = received + (self.costs.adding(message.nbytes) if add else 0.0)
+            self.clock.communicated(until, waited, received - now - waited)
         if add:
             tensor.add_(message)
         else:
@@ -253,9 +256,9 @@ class VirtualCommunicator:
             for payload, of_rank in zip(rendezvous.payloads, of_ranks, strict=True):
                 payload[2].extend(of_rank)
         self._sleep_through(rendezvous)
-        for until, waited in laps:
+        for until, waited, cost in laps:
             self._tally(0, tensor.nbytes)
-            self.clock.communicated(until, waited)
+            self.clock.communicated(until, waited, cost)
 
     def split(self, color: Callable[[int], int]) -> VirtualCommunicator:
         group = self._group.part(self._splits, color, self.rank)
@@ -301,7 +304,8 @@ class VirtualCommunicator:
             del self._group.pending[call]
             if self._arithmetic:
                 rendezvous.result = effect(rendezvous.payloads)
-            rendezvous.end = rendezvous.latest + (seconds() if self.clock.running and self.size > 1 else 0.0)
+            rendezvous.cost = seconds() if self.clock.running and self.size > 1 else 0.0
+            rendezvous.end = rendezvous.latest + rendezvous.cost
         return rendezvous
 
     def await_end(self, rendezvous: Rendezvous) -> None:
@@ -310,7 +314,8 @@ class VirtualCommunicator:
         assert rendezvous.end is not None
         if self.clock.running:
             now = self.clock.now
-            self.clock.communicated(max(now, rendezvous.end), max(0.0, min(rendezvous.latest, rendezvous.end) - now))
+            waited = max(0.0, min(rendezvous.latest, rendezvous.end) - now)
+            self.clock.communicated(max(now, rendezvous.end), waited, rendezvous.cost)
 
     def _sleep_through(self, rendezvous: Rendezvous) -> None:
         if rendezvous.end is None:

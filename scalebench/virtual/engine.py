@@ -242,6 +242,8 @@ class Simulation:
         def program() -> WorkerReport:
             torch.default_generator.manual_seed(_worker_seed(self.run, worker.rank))
             report = train(worker, self.strategy, on_epoch=self._watch_time)
+            if isinstance(worker.clock, VirtualClock):
+                report.hidden_comm_s = worker.clock.hidden_comm_s
             if isinstance(worker.clock, RecordingVirtualClock):
                 report.laps = worker.clock.laps
             return report

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scalebench.comm.wire import divide_
 
-ExchangeLap = tuple[float, float]  # (end, seconds of waiting) of an exchange
+ExchangeLap = tuple[float, float, float]  # (end, seconds of waiting, those of the message) of an exchange
 _ELEMENTWISE = {"max": torch.maximum, "min": torch.minimum}
 
 
@@ -67,8 +67,9 @@ def exchange_laps(
     laps: list[list[ExchangeLap]] = [[] for _ in now]
     for low, high in _partners(len(now)):
         for source, rank in ((low, high), (high, low)):
-            until = max(now[rank], now[source] + seconds(source, rank)) + (merging if rank == high else 0.0)
-            laps[rank].append((until, max(0.0, now[source] - now[rank])))  # transfer is not waiting
+            message = seconds(source, rank)
+            until = max(now[rank], now[source] + message) + (merging if rank == high else 0.0)
+            laps[rank].append((until, max(0.0, now[source] - now[rank]), message))  # transfer is not waiting
             now[rank] = until
     return laps
 

@@ -113,7 +113,7 @@ def _set_grad(enabled: bool) -> None:
 class Rendezvous:
     """One collective operation of `size` workers: payloads by rank in the group, and end."""
 
-    __slots__ = ("end", "latest", "missing", "payloads", "result", "sleepers", "what")
+    __slots__ = ("cost", "end", "latest", "missing", "payloads", "result", "sleepers", "what")
 
     def __init__(self, what: str, size: int) -> None:
         self.what = what
@@ -123,6 +123,7 @@ class Rendezvous:
         self.latest = 0.0  # arrival of the last worker
         self.sleepers: list[tuple[int, float]] = []  # (world rank, its time)
         self.end: float | None = None
+        self.cost = 0.0  # seconds of the transfer
 
     def join(self, rank: int, now: float, payload: Any) -> None:
         """Add the arrival of `rank` at `now`."""

@@ -11,11 +11,11 @@ from tests.analysis.test_comparing import only, run
 
 
 def test_shares_are_of_the_training_time_and_waiting_is_a_part_of_exposed(study):
-    rows = [run("serial", 1, 8.0, comm_s=0.0), run("allreduce", 4, 4.0, comm_s=1.0, wait_s=0.4)]
+    rows = [run("serial", 1, 8.0, comm_s=0.0), run("allreduce", 4, 4.0, comm_s=1.0, wait_s=0.4, hidden_comm_s=2.0)]
     table = communication_shares(study(rows=[*rows, run("ddp", 4, 4.0)]))
     cell = only(table)
     assert cell["label"] == "allreduce", "serial communicates with nobody, and ddp's split is unknown"
-    assert (cell["exposed"], cell["transfer"], cell["waiting"]) == pytest.approx((0.25, 0.15, 0.1))
+    assert tuple(cell[["exposed", "transfer", "waiting", "hidden"]]) == pytest.approx((0.25, 0.15, 0.1, 0.5))
 
 
 def test_measured_shares_have_an_interval_within_0_and_1_and_simulated_none(study):

@@ -37,6 +37,13 @@ def test_unmeasured_waiting_and_splits_are_left_out(study):  # noqa: F811
     assert "left out" not in drawn(study(rows=ROWS), "communication").caption()
 
 
+def test_hidden_communication_has_a_panel_where_it_is_known(study):  # noqa: F811
+    rows = [run("ddp", workers, 4.0, "virtual", comm_s=0.1, wait_s=0.0, hidden_comm_s=1.0) for workers in (2, 4)]
+    canvas = drawn(study(rows=rows), "communication")
+    assert canvas.panels[-1].name == "hidden behind compute"
+    assert set(canvas.data().query("quantity == 'hidden'")["y"]) == {25}
+
+
 def test_chosen_panel_is_drawn_alone(study):  # noqa: F811
     assert [panel.name for panel in drawn(study(rows=ROWS), "communication", chosen=["waiting"]).panels] == ["waiting"]
 

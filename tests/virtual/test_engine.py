@@ -113,6 +113,14 @@ def test_serial_time_is_steps_times_step_time(play):
     assert outcome.workers[0].optimizer_steps == 2 * steps
 
 
+def test_averages_under_way_are_hidden_in_part_and_blocking_ones_are_not(play):
+    blocking, _ = play("allreduce", 4)
+    overlapped, _ = play("daso-fixed", 4)
+    assert [report.hidden_comm_s for report in blocking.workers] == [0.0] * 4
+    for report in overlapped.workers:
+        assert 0 < report.hidden_comm_s < report.compute_s
+
+
 def test_slow_worker_delays_barriers_only(play):
     slow = {"virtual": {"slowdown": {1: 4.0}}, "epochs": 4}
     barrier, _ = play("epoch_average", 4, **slow)
