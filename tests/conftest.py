@@ -48,6 +48,18 @@ RANKS = {
 }  # fmt: skip
 
 
+def _starts_ranks(nodeid: str) -> bool:
+    return not RANKS.isdisjoint(nodeid.partition("::")[0].split("/"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start ranks as slow, so that `tox run -e fast` leaves them out."""
+    for item in items:
+        if _starts_ranks(item.nodeid):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With pytest-xdist, run all tests that start ranks one after another in one process, from the first moment on.
@@ -58,8 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class RanksTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if RANKS.isdisjoint(file.split("/")) else "ranks"
+            return "ranks" if _starts_ranks(nodeid) else nodeid.partition("::")[0]
 
     return RanksTogether(config, log)
 

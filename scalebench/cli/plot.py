@@ -81,3 +81,5 @@ def plot(
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
     for note in drawn[0].notes:
         click.echo(note, err=True)
+    if figures and any(figure.absent for figure in drawn):
+        raise click.exceptions.Exit(2)

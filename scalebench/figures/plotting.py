@@ -76,14 +76,14 @@ class Request:
 
 
 def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
-    """Write the figures `names` to `output/<study>/`; default: the `default_figures` that can be drawn.
+    """Write those of the figures `names` that can be drawn to `output/<study>/`; default: the `default_figures`.
 
     Raises:
         UsageError: an unknown figure.
-        ResultsError: a named figure, or every figure, cannot be drawn, or `output` cannot be written.
+        ResultsError: none of them can be drawn, or `output` cannot be written.
     """
     request = Request(tuple(names), tuple(formats))
-    return _settle([_draw(results, name, output, request) for name in request.figures()], names, results.folder)
+    return _some_drawn([_draw(results, name, output, request) for name in request.figures()], results.folder)
 
 
 def plot_folder(
@@ -99,7 +99,7 @@ def plot_folder(
 
     Raises:
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
-        ResultsError: a named figure, or every figure, cannot be drawn, or `output` cannot be written.
+        ResultsError: none of them can be drawn, or `output` cannot be written.
     """
     wanted = request.figures()
     if request.selection != EVERYTHING:
@@ -114,7 +114,7 @@ def plot_folder(
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             drawn = list(pool.map(_load_and_draw, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
-    return _settle(drawn, request.names, folder)
+    return _some_drawn(drawn, folder)
 
 
 def _load_and_draw(work: tuple[Path, str, Path, Request, Path | None]) -> Drawn:
@@ -129,12 +129,10 @@ def _load(folder: Path) -> Results:
     return load(folder)
 
 
-def _settle(drawn: list[Drawn], names: Sequence[str], folder: Path) -> list[Drawn]:
-    left_out = [figure for figure in drawn if figure.absent]
-    if left_out and names:
-        raise ResultsError(f"{folder}: {left_out[0].name} cannot be drawn: {left_out[0].absent}")
-    if len(left_out) == len(drawn):
-        raise ResultsError(f"{folder}: no figure can be drawn: {left_out[0].absent}")
+def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
+    if all(figure.absent for figure in drawn):
+        what = drawn[0].name if len(drawn) == 1 else "no figure"
+        raise ResultsError(f"{folder}: {what} {'cannot' if len(drawn) == 1 else 'can'} be drawn: {drawn[0].absent}")
     return drawn
 
 

@@ -111,13 +111,13 @@ def choose_style(
 
 
 def parse_width(text: str) -> float:
-    """Return the inches of `3.5in`, `84mm`, `8.4cm` or `252pt`; a number alone is in inches.
+    """Return the inches of `3.5in`, `84mm`, `8.4cm` or `252pt`.
 
     Raises:
         ValueError: another form, or a width that is out of range.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)?\s*", text)
-    width = float(match[1]) * _UNITS_IN[match[2] or "in"] if match else 0.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)\s*", text)
+    width = float(match[1]) * _UNITS_IN[match[2]] if match else 0.0
     if not _WIDTHS_IN[0] <= width <= _WIDTHS_IN[1]:
         raise ValueError(f"expected a width such as 3.5in, 84mm or 252pt, from 1.5 to 40 inches, got {text!r}")
     return width

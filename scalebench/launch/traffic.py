@@ -63,7 +63,7 @@ class TrafficCheck:
     """Compares the counts of completed runs with the schedule of their program.
 
     Each strategy is checked at the first worker count that completes, on each engine whose class has the same program
-    as the virtual one, unless its traffic depends on time.
+    as the virtual one, unless its traffic depends on time or on the loss.
     """
 
     def __init__(self, plan: StudyPlan) -> None:
@@ -85,6 +85,8 @@ class TrafficCheck:
             schedules = schedules_of(self._plan, run, model)
         except Exception as error:  # whatever a strategy of the user's own raises, the run is kept
             return [f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"]
+        if schedules[0].reads_loss:
+            return []
         sent = sum(schedule.bytes_sent for schedule in schedules) / run.workers
         return _differences(
             run,

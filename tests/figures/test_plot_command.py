@@ -93,6 +93,15 @@ def test_absent_figures_are_named_with_reason(workplace, monkeypatch):
     assert "agreement not drawn: no strategy ran both virtually and natively" in done.stderr
 
 
+def test_figures_that_can_be_drawn_are_drawn_beside_one_that_cannot(workplace):
+    done = CliRunner().invoke(
+        plot, ["results/older", "--figure", "agreement", "--figure", "strong-scaling", "--format", "svg"]
+    )
+    assert done.exit_code == 2
+    assert done.stdout == "plots/older/strong-scaling{.svg,.txt,.tex,.csv}\n"
+    assert done.stderr == "agreement not drawn: no strategy ran both virtually and natively\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

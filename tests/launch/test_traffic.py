@@ -79,3 +79,12 @@ def test_a_count_that_differs_from_the_program_is_reported_once(machine):
     (line,) = check.differences(run, row.model_copy(update={"syncs": row.syncs + 1}))
     assert f"{row.syncs + 1} synchronisations were counted" in line
     assert check.differences(run, row.model_copy(update={"syncs": 0})) == []
+
+
+def test_counts_that_follow_the_loss_are_not_compared(machine):
+    said = {"dataset": "wine", "workers": "8", "epochs": 10, "execution": "virtual", "repetitions": 1}
+    plan = plan_study(load_study(None, {**said, "strategies": ["daso-heat"]}, []))
+    run = plan.sweep.runs[0]
+    outcome, _ = simulate(run, plan.prepared.datasets[8], machine)
+    row = rows_of(run, outcome, attempt=1, oversubscribed=False, started_utc="", provenance={})[0]
+    assert TrafficCheck(plan).differences(run, row.model_copy(update={"syncs": 0})) == []
