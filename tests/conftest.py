@@ -47,16 +47,23 @@ RANKS = {
     "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
+# Those whose tests draw, pack, train or judge whole studies, a second each.
+STUDIES = {
+    "artifact", "figures", "test_artifact.py", "test_browser.py", "test_compare.py", "test_hostile.py",
+    "test_operation_costs.py", "test_page.py", "test_pages.py", "test_pinning.py", "test_python.py",
+    "test_recalibrate.py", "test_reference.py", "test_rules.py", "test_status.py",
+}  # fmt: skip
 
-def _starts_ranks(nodeid: str) -> bool:
-    return not RANKS.isdisjoint(nodeid.partition("::")[0].split("/"))
+
+def _is_in(places: set[str], nodeid: str) -> bool:
+    return not places.isdisjoint(nodeid.partition("::")[0].split("/"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start ranks as slow, so that `tox run -e fast` leaves them out."""
+    """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out."""
     for item in items:
-        if _starts_ranks(item.nodeid):
+        if _is_in(RANKS | STUDIES, item.nodeid):
             item.add_marker(pytest.mark.slow)
 
 
@@ -70,7 +77,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class RanksTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ranks" if _starts_ranks(nodeid) else nodeid.partition("::")[0]
+            return "ranks" if _is_in(RANKS, nodeid) else nodeid.partition("::")[0]
 
     return RanksTogether(config, log)
 

@@ -7,12 +7,10 @@ Below the critical batch B_crit a larger batch costs no further epochs; at it tw
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 
@@ -97,31 +95,6 @@ def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     return float(np.exp(found.x[0])), float(np.exp(found.x[1]) * scale)
 
 
-def epochs_of_runs(runs: pd.DataFrame, strategy: str) -> tuple[Sequence[float], Sequence[float], int]:
-    """Return (global batches, epochs to target) of completed runs of `strategy`, and how many never reached it."""
-    own = runs[(runs["strategy"] == strategy) & (runs["status"] == "completed")]
-    reached = own[own["epochs_to_target"].notna()]
-    return reached["batch_global"].tolist(), reached["epochs_to_target"].tolist(), len(own) - len(reached)
-
-
-def read_epochs(path: Path) -> tuple[list[float], list[float]]:
-    """Return the columns `batch_global` and `epochs` of a CSV file. Raises ResultsError if a cell holds no number."""
-    batches, epochs = [], []
-    try:
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    batches.append(float(row["batch_global"]))
-                    epochs.append(float(row["epochs"]))
-                except (KeyError, TypeError, ValueError):
-                    raise ResultsError(
-                        f"{path}, line {number}: expected numbers in the columns batch_global and epochs"
-                    ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    return batches, epochs
-
-
 DRAWS = 200  # resamples of a fit
 _FAR = 10.0  # a critical batch beyond so many times the largest batch is extrapolation
 
@@ -134,8 +107,8 @@ class SeriesLaw:
     engine: str
     label: str
     law: EpochsLaw
-    least: int
-    most: int
+    least: float
+    most: float
 
     @property
     def grows(self) -> bool:
@@ -160,3 +133,26 @@ def critical_batches(results: Results, *, draws: int | None = None) -> list[Seri
         if len(set(batches)) >= LEAST_BATCHES:
             found.append(SeriesLaw(*key, fit_epochs(batches, epochs, draws=draws or DRAWS), min(batches), max(batches)))
     return found
+
+
+def read_law(path: Path, *, draws: int = DRAWS) -> SeriesLaw:
+    """Fit the law to a CSV file with the columns `batch_global` and `epochs`; its label is empty: any strategy's.
+
+    Raises:
+        ResultsError: the file cannot be read, a cell holds no number, or the rows cannot be fitted.
+    """
+    rows = []
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    rows.append((float(row["batch_global"]), float(row["epochs"])))
+                except (KeyError, TypeError, ValueError):
+                    raise ResultsError(
+                        f"{path}, line {number}: expected numbers in the columns batch_global and epochs"
+                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    batches = [batch for batch, _ in rows]
+    law = fit_epochs(batches, [epochs for _, epochs in rows], draws=draws)
+    return SeriesLaw("", "", "", law, min(batches), max(batches))

@@ -26,6 +26,12 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
     help="Samples of a step; repeatable.  [default: the study's]",
 )
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@click.option(
+    "--kernels",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="Measure kernels of random sizes instead, from which `predict --device FILE.json` learns any model's steps.",
+)
 @click.option("--quick", is_flag=True, help="Within a minute, with wider intervals.")
 @click.option(
     "--calibration-budget-s", type=float, metavar="SECONDS", help="Time that measuring may take.  [default: 120]"
@@ -44,6 +50,7 @@ def calibrate(
     study: Path | None,
     batches: tuple[int, ...],
     sets: tuple[str, ...],
+    kernels: Path | None,
     quick: bool,
     calibration_budget_s: float | None,
     output: Path,
@@ -62,6 +69,9 @@ def calibrate(
     from scalebench.study.load import load_study
 
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
+    if kernels is not None:
+        click.echo(_measure_kernels(kernels, budget))
+        return 0
     wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))
     plan = plan_study(wanted)
     sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
@@ -79,3 +89,19 @@ def calibrate(
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")
     return 0
+
+
+def _measure_kernels(path: Path, seconds: float) -> str:
+    """Write a kernel model of one thread of this machine; return the sentence on it."""
+    import torch
+
+    from scalebench.pricing.kernel_timing import measure_kernel_model
+
+    torch.set_num_threads(1)  # as a worker
+    model = measure_kernel_model(seconds)
+    model.save(path)
+    errors = sorted(net.error for net in model.nets.values())
+    return (
+        f"{path}: kernels of {model.machine}; {counted(len(errors), 'network')}, off by {100 * errors[0]:.0f} to "
+        f"{100 * errors[-1]:.0f} % (median of kernels held out)"
+    )

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 if TYPE_CHECKING:
+    from scalebench.cluster.device import Device
     from scalebench.pricing.calibration_file import Calibration
+    from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
     from scalebench.study.spec import Component
@@ -35,7 +37,16 @@ def platform_options(command: _F) -> _F:
         ),
         click.option("--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."),
         click.option("--step-batch", type=int, metavar="N", help="Samples of that step.  [default: --batch, or 64]"),
-        click.option("--device", metavar="NAME|FILE", help="Roofline of this device, in place of --step-time."),
+        click.option(
+            "--device",
+            metavar="NAME|FILE",
+            help="Roofline of this device, or a file of `calibrate --kernels`, in place of --step-time.",
+        ),
+        click.option(
+            "--measured-on",
+            metavar="NAME|FILE",
+            help="Device of --step-time or --calibration, which is then scaled to --device by their rooflines.",
+        ),
         click.option("--dtype", help="Of parameters, gradients and products.  [default: float32]"),
         click.option(
             "--batch",
@@ -89,7 +100,7 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
     if model is not None and model not in (found.trained.model.name, str(found.trained.model)):
         raise UsageError(f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out")
     for flag in ("layers", "step_time", "step_batch", "device"):
-        if flags[flag] is not None:
+        if flags[flag] is not None and not (flag == "device" and flags["measured_on"] is not None):
             raise UsageError(f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them")
     for flag, value in own.items():
         asked = str(Component.model_validate(flags[flag])) if flags[flag] else value
@@ -132,47 +143,80 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 
 
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
-    from scalebench.cluster.device import load_device
     from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.cluster.load import load_cluster
     from scalebench.cluster.network import Network
     from scalebench.errors import UsageError
     from scalebench.pricing.calibration_file import require_measured_cluster
-    from scalebench.pricing.devices import Measured, Roofline, Stated, TimeModel
-    from scalebench.pricing.platform import Platform
-    from scalebench.pricing.prediction import optimizer_states
+    from scalebench.pricing.devices import Scaled
+    from scalebench.pricing.platform import Platform, faster
 
     cluster = load_cluster(flags["cluster"] or "this-machine")
     if measured is not None:
         require_measured_cluster(Path(flags["calibration"]), cluster)
-    elif (flags["step_time"] is None) == (flags["device"] is None):
-        raise UsageError(
-            "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them"
-        )
     rate = flags["input_rate"]
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UsageError(f"--input-rate: expected samples a second greater than 0, got {rate:g}")
     for flag in ("epoch_overhead", "jitter"):
         if not (math.isfinite(flags[flag]) and flags[flag] >= 0):
             raise UsageError(f"--{flag.replace('_', '-')}: expected a number of 0 or more, got {flags[flag]:g}")
-    device: TimeModel
-    if measured is not None:
-        device = Measured(tuple(measured.tables), measured.measured.machine if measured.measured else "")
-    elif flags["device"] is not None:
-        device = Roofline(load_device(flags["device"]), workload.dtype, optimizer_states(workload.optimizer))
-    else:
-        device = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
+    device = _device(workload, flags, measured)
+    operations = measured.operations if measured else {}
+    if isinstance(device, Scaled):  # they stream vectors
+        here, there = (roofline.device.memory_bandwidth_bytes_per_s for roofline in (device.here, device.there))
+        operations = faster(operations, there / here)
     Network(cluster, 1, flags["collective"])  # refuses an unknown one
     return Platform(
         cluster,
         device,
         measured.engines if measured else EngineCosts(),
-        measured.operations if measured else {},
+        operations,
         collective=flags["collective"],
         input_s=1 / rate if rate else 0.0,
         epoch_s=flags["epoch_overhead"],
         jitter=flags["jitter"],
     )
+
+
+def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> TimeModel:
+    """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
+    from scalebench.errors import UsageError
+    from scalebench.pricing.devices import Measured, Scaled, Stated
+
+    base: TimeModel | None = None
+    if measured is not None:
+        base = Measured(tuple(measured.tables), measured.measured.machine if measured.measured else "")
+    elif flags["step_time"] is not None:
+        base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
+    if flags["measured_on"] is not None:
+        if base is None or flags["device"] is None:
+            raise UsageError("--measured-on: scales --step-time or --calibration to --device; give both")
+        return Scaled(base, _roofline(flags["measured_on"], workload), _roofline(flags["device"], workload))
+    if measured is None and (base is None) == (flags["device"] is None):
+        raise UsageError(
+            "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them; both "
+            "with --measured-on DEVICE scale the step time"
+        )
+    if base is not None:
+        return base
+    if Path(flags["device"]).suffix != ".json":
+        return _roofline(flags["device"], workload)
+    from scalebench.pricing.kernel_model import Learned, load_kernel_model
+
+    kernels = load_kernel_model(Path(flags["device"]))
+    device = Learned(kernels, _roofline(kernels.device, workload))
+    if outside := device.note(workload.layers, max(1, round(workload.batches(1)[1]))):
+        click.echo(f"note: {outside}", err=True)
+    return device
+
+
+def _roofline(device: str | Device, workload: Workload) -> Roofline:
+    from scalebench.cluster.device import load_device
+    from scalebench.pricing.devices import Roofline
+    from scalebench.pricing.prediction import optimizer_states
+
+    found = load_device(device) if isinstance(device, str) else device
+    return Roofline(found, workload.dtype, optimizer_states(workload.optimizer))
 
 
 def parse_strategy(text: str) -> Component:

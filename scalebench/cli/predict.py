@@ -11,6 +11,7 @@ import rich_click as click
 
 from scalebench.cli.options import verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of, worker_counts
+from scalebench.cli.predicted_target import Target, read_laws, target_sentences, targets_of
 
 if TYPE_CHECKING:
     from scalebench.cli.terminal_table import TerminalTable
@@ -39,6 +40,12 @@ _COLUMNS = (  # name, importance for a narrow terminal: the largest is left out 
 @click.option("--e0", type=float, metavar="EPOCHS", help="Epochs to target with small batches; with --b-crit.")
 @click.option("--b-crit", type=float, metavar="SAMPLES", help="Global batch at which twice as many are needed.")
 @click.option(
+    "--epochs-from",
+    type=click.Path(path_type=Path),
+    metavar="STUDY|FILE.csv",
+    help="Fit both to the runs of a study, by strategy, or to a file of batch_global,epochs.",
+)
+@click.option(
     "--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write all columns."
 )
 @click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png", help="Draw it.")
@@ -52,6 +59,7 @@ def predict(
     memory: float | None,
     e0: float | None,
     b_crit: float | None,
+    epochs_from: Path | None,
     table: Path | None,
     figure: Path | None,
     **flags: Any,
@@ -71,12 +79,14 @@ def predict(
             raise UsageError(f"--{flag}: expected a number greater than 0, got {value:g}")
     if (e0 is None) != (b_crit is None):
         raise UsageError("--e0 and --b-crit belong together: epochs to target are e0 (1 + global batch / b-crit)")
+    if e0 is not None and epochs_from is not None:
+        raise UsageError("--epochs-from: fits e0 and b-crit; give it or both numbers")
     counts = worker_counts(workers)
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, counts, memory)
-    to_target = {} if e0 is None or b_crit is None else _to_target(grid, e0, b_crit)
-    print_results(_table(predictor, grid), _sentences(predictor, grid, budget, price, to_target))
+    to_target = targets_of(grid, read_laws(e0, b_crit, epochs_from))
+    print_results(_table(predictor, grid, to_target), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
     if figure is not None and grid.points:
@@ -106,19 +116,20 @@ def _training(predictor: Predictor) -> str:
     )
 
 
-def _to_target(grid: Grid, e0: float, b_crit: float) -> dict[int, float]:
-    """Return the epochs to target of each point, by its place."""
-    return {place: e0 * (1 + point.batch * point.workers / b_crit) for place, point in enumerate(grid.points)}
-
-
-def _table(predictor: Predictor, grid: Grid) -> TerminalTable:
+def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
     from rich.text import Text
 
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
+    from scalebench.formatting import seconds
 
     columns = [TableColumn("strategy", left=True, shared=True)]
     columns += [TableColumn(name, left=name == "bound by", spare=spare) for name, spare in _COLUMNS]
     rows = [[Text(cell) for cell in _cells(point)] for point in grid.points]
+    if to_target:
+        columns.insert(5, TableColumn("to target"))
+        for place, (row, point) in enumerate(zip(rows, grid.points, strict=True)):
+            own = to_target.get(place)
+            row.insert(5, Text(seconds(own.epochs * point.epoch_s) if own else "-"))
     title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
     outside = dict.fromkeys(text for point in grid.points for text in point.validity)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
@@ -150,7 +161,7 @@ def _cells(point: Point) -> list[str]:
 
 
 def _sentences(
-    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, float]
+    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
 ) -> Iterator[str]:
     from scalebench.formatting import digits, seconds
     from scalebench.pricing import advice
@@ -184,13 +195,7 @@ def _sentences(
                 f"Best for {budget:g} {hour}: {best.strategy} at {best.workers:,} workers, {seconds(best.train_s)} for "
                 f"{digits(best.worker_hours * each)}."
             )
-    if to_target:
-        place = min(to_target, key=lambda n: to_target[n] * grid.points[n].epoch_s)
-        point, epochs = grid.points[place], to_target[place]
-        yield (
-            f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epochs by {point.strategy} at "
-            f"{point.workers:,} workers is the least; a global batch costs epochs by e0 (1 + B / b-crit)."
-        )
+    yield from target_sentences(grid, to_target)
     for text in dict.fromkeys(point.lacking for point in grid.points if point.lacking):
         yield f"Does not fit: {text}."
     if unused := grid.without_effect():
@@ -226,7 +231,7 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
 
 
-def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, float]) -> None:
+def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, Target]) -> None:
     from scalebench.errors import writing
 
     rows = [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
@@ -236,7 +241,7 @@ def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to
         writer.writerows(rows)
 
 
-def _row(predictor: Predictor, point: Point, price: float | None, epochs: float | None) -> dict[str, object]:
+def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
     workload, node = predictor.workload, predictor.platform.cluster.node
     cores = point.worker_hours * node.cores / node.workers_per_node
     cost = (point.worker_hours if node.gpus else cores) * price if price else ""
@@ -273,9 +278,11 @@ def _row(predictor: Predictor, point: Point, price: float | None, epochs: float 
         "cost_core_hours": cores,
         "cost_gpu_hours": point.worker_hours if node.gpus else "",
         "price": cost,
-        "epochs_to_target": "" if epochs is None else epochs,
-        "time_to_target_s": "" if epochs is None else epochs * point.epoch_s,
+        "epochs_to_target": target.epochs if target else "",
+        "epochs_to_target_low": target.low if target else "",
+        "epochs_to_target_high": target.high if target else "",
+        "time_to_target_s": target.epochs * point.epoch_s if target else "",
         "memory_bytes": point.memory_bytes,
         "fits": "" if not point.lacking else "no",
-        "outside": "; ".join(point.validity),
+        "outside": "; ".join(filter(None, [*point.validity, target.beyond(point) if target else ""])),
     }

@@ -1,18 +1,18 @@
-"""Step times of a layer table without training: measured, stated, by a roofline, or scaled from a measured device."""
+"""Step times of a layer table without training: measured, stated, by a roofline, or scaled from another device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.cluster.device import Device
-from scalebench.errors import ClusterError
+from scalebench.errors import ClusterError, UsageError
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.costs import GradientTensor
 from scalebench.pricing.step_times import (
@@ -22,7 +22,6 @@ from scalebench.pricing.step_times import (
     BatchTimes,
     StepTable,
     StepTimes,
-    middle,
     table_under,
 )
 
@@ -43,19 +42,45 @@ class LayerTimes(NamedTuple):
         return float(self.forward.sum() + self.backward.sum()) + self.update_s
 
 
-class TimeModel(Protocol):
+class TimeModel:
     """Seconds of the layers of a table at a batch size."""
+
+    components: tuple[str, ...] = ("compute",)  # what `changed` can change
 
     @property
     def source(self) -> str:
         """How the times are obtained."""
+        raise NotImplementedError
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory of the device, None where it is not known."""
+        return None
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         """Return the times of a step of `batch` samples."""
+        raise NotImplementedError
+
+    def under(self, workers: int) -> TimeModel:
+        """Return the times under the load of so many busy workers of a node."""
+        return self
+
+    def changed(self, component: str, factor: float) -> TimeModel:
+        """Return the device with `factor` times the rate (of `launch overhead`: the time) of `component`.
+
+        Raises:
+            UsageError: the times do not say what part of them that component has.
+        """
+        if component != "compute":
+            raise UsageError(f"{component}: cannot be changed for times that are {self.source}; give a --device")
+        return self._faster(factor)
+
+    def _faster(self, factor: float) -> TimeModel:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Stated:
+class Stated(TimeModel):
     """A step of `batch` samples takes `step_s`, in proportion to its samples, a third of it forward.
 
     Layers share both passes in proportion to their flops.
@@ -79,9 +104,12 @@ class Stated:
         forward, backward = _shares(layers)
         return LayerTimes(seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0)
 
+    def _faster(self, factor: float) -> Stated:
+        return replace(self, step_s=self.step_s / factor)
+
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(TimeModel):
     """Step times that a calibration measured, under one load of a node or under several.
 
     Between the measured batches linear, proportional beyond. Layers share both passes in proportion to their flops.
@@ -105,7 +133,6 @@ class Measured:
         return self.tables[0].shuffle_s_per_sample
 
     def under(self, workers: int) -> Measured:
-        """Return the times under the load of so many busy workers of a node."""
         table = table_under(self.tables, workers)
         return self._alone.setdefault(id(table), Measured((table,), self.where))
 
@@ -117,9 +144,8 @@ class Measured:
     def _mean(self) -> StepTimes:
         return StepTimes(self.tables[0], repetition=None)
 
-    def scaled(self, factor: float) -> Measured:
-        """Return the times of a machine that takes `factor` times as long."""
-        return Measured(tuple(table.scaled(factor) for table in self.tables), self.where)
+    def _faster(self, factor: float) -> Measured:
+        return Measured(tuple(table.scaled(1 / factor) for table in self.tables), self.where)
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)
@@ -128,7 +154,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Roofline(TimeModel):
     """Kernel time = max(flops / F, bytes / M) + launch overhead, layer by layer.
 
     F is the peak in `dtype`, M the memory bandwidth. A kernel reads its inputs and weights and writes its activations.
@@ -142,9 +168,14 @@ class Roofline:
     device: Device
     dtype: str = "float32"
     optimizer_states: int = 1
+    components = ("compute", "memory bandwidth", "launch overhead")
 
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
+
+    @property
+    def memory_gib(self) -> float:
+        return self.device.memory_gib
 
     @property
     def source(self) -> str:
@@ -168,31 +199,55 @@ class Roofline:
         bound = np.maximum(flops / self.device.peak(self.dtype), nbytes / self.device.memory_bandwidth_bytes_per_s)
         return bound + self.device.launch_overhead_s
 
+    def changed(self, component: str, factor: float) -> Roofline:
+        own = self.device
+        if component == "compute":
+            peaks = {dtype: peak * factor for dtype, peak in own.peak_flops_per_s.items()}
+            return replace(self, device=own.model_copy(update={"peak_flops_per_s": peaks}))
+        name = "memory_bandwidth_bytes_per_s" if component == "memory bandwidth" else "launch_overhead_s"
+        return replace(self, device=own.model_copy(update={name: getattr(own, name) * factor}))
+
 
 @dataclass(frozen=True)
-class Scaled:
-    """Step times measured on one device, times the ratio of the rooflines of another and that one, by task.
+class Scaled(TimeModel):
+    """Times of the device `here`, of each task times the ratio of the rooflines of `there` and `here`.
 
-    Taken at the measured batch nearest to the wanted one. Loading of data is left out: it is the host's.
+    forward' = forward x sum(roofline of there) / sum(roofline of here), shared among layers as `there` has it; likewise
+    backward and update. Loading of data is left out: it is the host's.
     """
 
-    measured: StepTable
+    base: TimeModel
     here: Roofline
     there: Roofline
+    components = Roofline.components
+
+    @property
+    def memory_gib(self) -> float:
+        return self.there.memory_gib
 
     @property
     def source(self) -> str:
-        return f"{self.measured.source}, scaled by {self.there.source} over {self.here.source}"
+        return f"{self.base.source}, scaled by {self.there.source} over {self.here.source}"
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
-        nearest = min(self.measured.batches, key=lambda each: abs(math.log(each.samples / batch)))
-        _, forward, backward, update = middle(nearest.blocks()).mean(axis=1)
-        here, there = self.here.times(layers, nearest.samples), self.there.times(layers, batch)
+        base = self.base.times(layers, batch)
+        here, there = self.here.times(layers, batch), self.there.times(layers, batch)
         return LayerTimes(
-            there.forward * (forward / here.forward.sum()),
-            there.backward * (backward / here.backward.sum()),
-            there.update_s * float(update) / here.update_s,
+            there.forward * (base.forward.sum() / here.forward.sum()),
+            there.backward * (base.backward.sum() / here.backward.sum()),
+            there.update_s * base.update_s / here.update_s,
         )
+
+    def under(self, workers: int) -> Scaled:
+        base = self.base.under(workers)
+        return self if base is self.base else self._alone.setdefault(id(base), replace(self, base=base))
+
+    @cached_property
+    def _alone(self) -> dict[int, Scaled]:
+        return {}
+
+    def changed(self, component: str, factor: float) -> Scaled:
+        return replace(self, there=self.there.changed(component, factor))
 
 
 def _shares(layers: LayerTable) -> tuple[Seconds, Seconds]:

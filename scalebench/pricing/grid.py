@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scalebench.errors import UsageError
-from scalebench.pricing.devices import Measured, Roofline, Stated
+from scalebench.pricing.devices import Measured, Scaled, Stated
 from scalebench.pricing.memory import worker_memory
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
@@ -123,8 +123,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         optimizer_states(workload.optimizer),
         predictor.schedule(strategy, workers),
     )
-    if memory_gib is None and isinstance(platform.device, Roofline):
-        memory_gib = platform.device.device.memory_gib
+    memory_gib = platform.device.memory_gib if memory_gib is None else memory_gib
     return Point(
         strategy=strategy,
         workers=workers,
@@ -161,13 +160,14 @@ def _outside(
     room = platform.cluster.nodes * platform.cluster.node.workers_per_node
     if workers > room:
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
-    if isinstance(platform.device, Stated) and not 0.5 <= batch / platform.device.batch <= 2:
-        found.append(f"step time stated at batch {platform.device.batch}, taken as proportional")
-    if isinstance(platform.device, Measured):
-        sizes, load = platform.device.sizes, min(workers, platform.cluster.node.workers_per_node)
+    device = platform.device.base if isinstance(platform.device, Scaled) else platform.device
+    if isinstance(device, Stated) and not 0.5 <= batch / device.batch <= 2:
+        found.append(f"step time stated at batch {device.batch}, taken as proportional")
+    if isinstance(device, Measured):
+        sizes, load = device.sizes, min(workers, platform.cluster.node.workers_per_node)
         if not sizes[0] <= batch <= sizes[-1]:
             found.append(f"steps measured at {sizes[0]} to {sizes[-1]} samples")
-        if load not in [table.busy_workers for table in platform.device.tables]:
+        if load not in [table.busy_workers for table in device.tables]:
             found.append(f"steps not measured beside {load - 1} busy workers")
         if workers > 1 and str(strategy) not in platform.operations:
             found.append(f"what {strategy} computes beside steps was not measured")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull, QhullError
 
+from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError
 from scalebench.models.layers import LayerTable
 from scalebench.pricing.calibration_file import save_text
-from scalebench.pricing.devices import LayerTimes, Roofline
+from scalebench.pricing.devices import LayerTimes, Roofline, TimeModel
 
 Array = NDArray[np.float64]
 PASSES = ("forward", "backward")
@@ -96,18 +97,20 @@ def _hull(places: Array) -> Array:
 
 @dataclass(frozen=True)
 class KernelModel:
-    """Networks by (kind, pass) of one machine."""
+    """Networks by (kind, pass) of one machine, and its own roofline."""
 
     machine: str
     dtype: str
     nets: Mapping[tuple[str, str], KernelNet]
+    device: Device
 
     def save(self, path: Path) -> None:
         """Write the model as JSON. Raises ResultsError."""
         nets = {
             "/".join(key): {name: _listed(value) for name, value in vars(net).items()} for key, net in self.nets.items()
         }
-        save_text(json.dumps({"machine": self.machine, "dtype": self.dtype, "nets": nets}), path)
+        device = self.device.model_dump(mode="json")
+        save_text(json.dumps({"machine": self.machine, "dtype": self.dtype, "device": device, "nets": nets}), path)
 
 
 def _listed(value: Any) -> Any:
@@ -128,7 +131,8 @@ def load_kernel_model(path: Path) -> KernelModel:
             if part not in PASSES or not np.isfinite(net.seconds(centre)).all() or net.covers(centre).shape != (1,):
                 raise ValueError(name)
             nets[kind, part] = net
-        return KernelModel(str(read["machine"]), str(read["dtype"]), nets)
+        device = Device.model_validate(read["device"])
+        return KernelModel(str(read["machine"]), str(read["dtype"]), nets, device)
     except OSError as error:
         raise ClusterError(f"kernel model: cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
@@ -136,11 +140,15 @@ def load_kernel_model(path: Path) -> KernelModel:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Times of layers by a kernel model; the roofline's where a kernel is outside what was measured."""
+class Learned(TimeModel):
+    """Times of layers by a kernel model; the roofline's where a kernel is outside what was measured.
+
+    All are divided by `speed`.
+    """
 
     kernels: KernelModel
     roofline: Roofline
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kernels.dtype != self.roofline.dtype:
@@ -163,7 +171,14 @@ class Learned:
                 forward[chosen] = seconds
             else:  # networks have learned both products, or the one pass back of other kinds
                 backward[chosen] = seconds * layers.backward_products[chosen] / 2
-        return LayerTimes(forward, backward, bound.update_s)
+        return LayerTimes(forward / self.speed, backward / self.speed, bound.update_s / self.speed)
+
+    @property
+    def memory_gib(self) -> float:
+        return self.roofline.memory_gib
+
+    def _faster(self, factor: float) -> Learned:
+        return replace(self, speed=self.speed * factor)
 
     def note(self, layers: LayerTable, batch: int) -> str:
         """Return one line on the layers outside what was measured; empty if there are none."""

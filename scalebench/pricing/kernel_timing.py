@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from scalebench.cluster.device import Device
+from scalebench.formatting import counted
 from scalebench.pricing.kernel_model import PASSES, Array, KernelModel, KernelNet, fit_net
 
 _MOST_FLOPS = 2e9  # of a measured product
@@ -29,7 +30,8 @@ def measure_kernel_model(seconds: float = 60.0, seed: int = 0) -> KernelModel:
     for kind, (sizes, times) in measure_kernels(seconds, seed).items():
         for column, part in enumerate(PASSES):
             nets[kind, part] = fit_net(sizes, times[:, column], seed)
-    return KernelModel(f"{platform.node()}, {torch.get_num_threads()} threads", "float32", nets)
+    machine = f"{platform.node()}, {counted(torch.get_num_threads(), 'thread')}"
+    return KernelModel(machine, "float32", nets, measure_device())
 
 
 def measure_kernels(seconds: float, seed: int = 0) -> dict[str, tuple[Array, Array]]:

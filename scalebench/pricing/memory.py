@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalebench.cluster.device import Device
-from scalebench.errors import ClusterError
 from scalebench.formatting import digits
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.schedule import Schedule
@@ -80,9 +78,3 @@ def worker_memory(
         strategy=max(0, held),
         activations=layers.activation_bytes(batch, dtype),
     )
-
-
-def check_fits(memory: WorkerMemory, device: Device) -> None:
-    """Raise ClusterError if a worker of `memory` does not fit on `device`."""
-    if problem := memory.lacking(device.memory_gib, device.name):
-        raise ClusterError(problem)

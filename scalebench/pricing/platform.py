@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
-from scalebench.errors import UsageError
-from scalebench.pricing.devices import Measured, Roofline, Stated, TimeModel
+from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.machine import OperationTimes
 
 # Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
@@ -32,8 +31,7 @@ class Platform:
     @property
     def components(self) -> tuple[str, ...]:
         """The components that a training may be bound by here."""
-        found = ["compute", "network bandwidth", "network latency"]
-        found += ["memory bandwidth", "launch overhead"] if isinstance(self.device, Roofline) else []
+        found = ["compute", "network bandwidth", "network latency", *self.device.components[1:]]
         found += ["engine"] if self.engines.entries else []
         extra = {"input": self.input_s, "epoch overhead": self.epoch_s, "jitter": self.jitter}
         return tuple(found + [name for name, value in extra.items() if value > 0])
@@ -45,8 +43,10 @@ class Platform:
     def changed(self, component: str, factor: float) -> Platform:
         """Return the platform with `factor` times the rate, or the time, of `component`."""
         if component in ("compute", "memory bandwidth", "launch overhead"):
-            device = _changed_device(self.device, component, factor)
-            return replace(self, device=device, operations=_faster(self.operations, factor))
+            operations = self.operations  # they stream vectors of the model's size
+            if component == ("memory bandwidth" if "memory bandwidth" in self.device.components else "compute"):
+                operations = faster(operations, factor)
+            return replace(self, device=self.device.changed(component, factor), operations=operations)
         if component == "network bandwidth":
             return replace(self, cluster=_with_links(self.cluster, "bandwidth_bytes_per_s", factor))
         if component == "network latency":
@@ -61,27 +61,11 @@ class Platform:
         return replace(self, jitter=self.jitter * factor)
 
 
-def _faster(operations: OperationTimes, factor: float) -> OperationTimes:
+def faster(operations: OperationTimes, factor: float) -> OperationTimes:
+    """Return operations that take 1 / `factor` of their time."""
     return {
         strategy: {name: time.scaled(1 / factor) for name, time in own.items()} for strategy, own in operations.items()
     }
-
-
-def _changed_device(device: TimeModel, component: str, factor: float) -> TimeModel:
-    if isinstance(device, Measured) and component == "compute":
-        return device.scaled(1 / factor)
-    if isinstance(device, Stated):
-        if component != "compute":
-            raise UsageError(f"{component}: a stated step time does not say what part of it that is; give a --device")
-        return replace(device, step_s=device.step_s / factor)
-    if isinstance(device, Roofline):
-        own = device.device
-        if component == "compute":
-            peaks = {dtype: peak * factor for dtype, peak in own.peak_flops_per_s.items()}
-            return replace(device, device=own.model_copy(update={"peak_flops_per_s": peaks}))
-        name = "memory_bandwidth_bytes_per_s" if component == "memory bandwidth" else "launch_overhead_s"
-        return replace(device, device=own.model_copy(update={name: getattr(own, name) * factor}))
-    raise UsageError(f"{component}: cannot be changed for times that are {device.source}")
 
 
 def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:

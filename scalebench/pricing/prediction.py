@@ -264,9 +264,7 @@ class Predictor:
     @staticmethod
     def _device(platform: Platform, workers: int) -> TimeModel:
         """Return the device under the load that `workers` put on a node."""
-        if isinstance(platform.device, Measured):
-            return platform.device.under(min(workers, platform.cluster.node.workers_per_node))
-        return platform.device
+        return platform.device.under(min(workers, platform.cluster.node.workers_per_node))
 
     def _costs_on(self, platform: Platform, engine: str, overlapping: int = 0) -> Costs:
         """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scalebench.analysis.epochs_to_target import EpochsLaw, epochs_of_runs, fit_epochs, read_epochs
+from scalebench.analysis.epochs_to_target import EpochsLaw, fit_epochs, read_law
 from scalebench.errors import ResultsError
 
 PUBLISHED = Path(__file__).parents[2] / "experiments/mlperf-batch/entries.csv"
@@ -72,26 +72,15 @@ def test_mlperf_rounds_predict_later_ones():
     assert low < everything.critical_batch < high
 
 
-def test_rows_are_read(tmp_path):
-    batches, epochs = read_epochs(PUBLISHED)
-    assert len(batches) == len(epochs) == 149
+def test_rows_of_a_file_are_fitted(tmp_path):
+    fitted, rows = read_law(PUBLISHED, draws=2), pd.read_csv(PUBLISHED)
+    assert (fitted.least, fitted.most) == (rows["batch_global"].min(), rows["batch_global"].max())
+    assert fitted.law == fit_epochs(rows["batch_global"], rows["epochs"], draws=2)
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,12\n128,\n")
     with pytest.raises(ResultsError, match=r"mine\.csv, line 3: expected numbers in the columns batch_global"):
-        read_epochs(tmp_path / "mine.csv")
+        read_law(tmp_path / "mine.csv")
     with pytest.raises(ResultsError, match=r"cannot read .*none\.csv: No such file"):
-        read_epochs(tmp_path / "none.csv")
-
-
-def test_rows_of_runs():
-    runs = pd.DataFrame(
-        {
-            "strategy": ["allreduce"] * 4 + ["serial"],
-            "status": ["completed", "completed", "failed", "completed", "completed"],
-            "batch_global": [8, 16, 32, 64, 8],
-            "epochs_to_target": [3, 4, 5, None, 3],
-        }
-    )
-    assert epochs_of_runs(runs, "allreduce") == ([8, 16], [3, 4], 1)
+        read_law(tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
+from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_critical_batch import COUNTS, aimed, law
 
 BASE = ["predict", "resnet50", "--cluster", "juwels-booster"]
 
@@ -59,6 +61,51 @@ def test_point_outside_the_inputs_range_is_marked():
     assert "beyond the 3,744 workers of juwels-booster" in output
 
 
+def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
+    """Those of strategies with a law, with an interval; batches beyond the study's are told."""
+    folder = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]).folder
+    table = tmp_path / "points.csv"
+    output = invoke(
+        "--step-time", "0.1", "--batch", "8", "--workers", "4,64", "--epochs-from", str(folder), "--csv", str(table)
+    ).output
+    assert "epochs to target of allreduce: e0 (1 + B / b-crit)" in output
+    assert "epochs to target of epoch_average: not known from what was run" in output
+    assert "some points lie beyond: epochs to target fitted to global batches of 8 to 128" in output
+    with table.open() as file:
+        near, far, other, _ = csv.DictReader(file)
+    assert float(near["epochs_to_target"]) == pytest.approx(law(4), rel=0.05)
+    assert (
+        float(near["epochs_to_target_low"]) <= float(near["epochs_to_target"]) <= float(near["epochs_to_target_high"])
+    )
+    assert "global batches" in far["outside"]
+    assert "global batches" not in near["outside"]
+    assert other["time_to_target_s"] == ""
+
+
+def test_epochs_to_target_are_fitted_to_a_file(tmp_path):
+    (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,11\n128,12\n256,14\n")
+    output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-from", str(tmp_path / "mine.csv")).output
+    assert "To target" in output
+    assert "fitted to global batches of 64 to 256" in output
+
+
+def test_step_time_is_scaled_to_another_device(tmp_path):
+    """By the ratio of the rooflines of both; to the device itself by one."""
+
+    def step_on(device):
+        table = tmp_path / f"{device}.csv"
+        invoke(
+            "--step-time", "0.1", "--measured-on", "v100-16gb", "--device", device, "--workers", "1",
+            "--strategy", "allreduce", "--csv", str(table),
+        )  # fmt: skip
+        with table.open() as file:
+            (row,) = csv.DictReader(file)
+        return float(row["step_s"])
+
+    assert step_on("v100-16gb") == pytest.approx(0.1, rel=1e-3)
+    assert 0.05 < step_on("a100-40gb") < 0.09
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +119,9 @@ def test_point_outside_the_inputs_range_is_marked():
         (["--step-time", "0.1", "--workers", "4..1"], "--workers"),
         (["--step-time", "0.1", "--budget", "-1"], "--budget"),
         (["--step-time", "0.1", "--e0", "35"], "belong together"),
+        (["--step-time", "0.1", "--e0", "35", "--b-crit", "9", "--epochs-from", "x.csv"], "--epochs-from"),
+        (["--step-time", "0.1", "--measured-on", "v100-16gb"], "--measured-on"),
+        (["--device", "a100-40gb", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--step-time", "0.1", "--input-rate", "0"], "--input-rate"),
         (["--step-time", "0.1", "--collective", "rign"], "ring"),
         (["--device", "a100-40g"], "a100-40gb"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalebench.cluster.device import load_device
-from scalebench.errors import ClusterError
+from scalebench.errors import ClusterError, UsageError
 from scalebench.models.layers import read_layers
 from scalebench.pricing.devices import Roofline, step_table
 from scalebench.pricing.kernel_model import (
@@ -41,7 +41,7 @@ def model():
         sizes, seconds = made_up(kind, random)
         for factor, part in zip((1, 2), PASSES, strict=True):
             nets[kind, part] = fit_net(sizes, factor * seconds)
-    return KernelModel("made up", "float32", nets)
+    return KernelModel("made up", "float32", nets, ROOFLINE.device)
 
 
 TABLE = (
@@ -113,6 +113,7 @@ def test_file_holds_the_model(model, tmp_path):
         lambda read: read["nets"]["relu/forward"].update(weights=[[["a"]]]),
         lambda read: read["nets"]["relu/forward"].update(biases=[[float("nan")] * 32, [0.0] * 32, [0.0]]),
         lambda read: read.update(nets=[]),
+        lambda read: read["device"].update(memory_gib=0),
         lambda read: read["nets"].update({"relu/sideways": read["nets"]["relu/forward"]}),
     ],
 )
@@ -162,3 +163,20 @@ def test_kernels_of_this_machine():
         order = np.argsort(sizes.prod(axis=1))
         third = len(order) // 3
         assert np.median(seconds[order[-third:]]) > np.median(seconds[order[:third]]), kind
+
+
+def test_measured_kernels_are_a_device_of_predict(model, tmp_path, invoke, monkeypatch):
+    path = tmp_path / "kernels.json"
+    monkeypatch.setattr("scalebench.pricing.kernel_timing.measure_kernel_model", lambda seconds: model)
+    assert "kernels of made up; 4 networks" in invoke("calibrate", "--kernels", path, "--quick")
+    said = invoke("predict", "vgg16", "--cluster", "juwels-booster", "--device", path, "--workers", "1,4")
+    assert "kernel model of made up in float32" in said
+    assert "layers of vgg16 at batch 64 are outside the kernels measured" in said
+
+
+def test_faster_kernels_take_less_time(model):
+    learned = Learned(model, ROOFLINE)
+    before, after = (each.times(table(128), 8).step_s for each in (learned, learned.changed("compute", 2.0)))
+    assert after == pytest.approx(before / 2)
+    with pytest.raises(UsageError, match="memory bandwidth: cannot be changed for times that are kernel model of"):
+        learned.changed("memory bandwidth", 2.0)

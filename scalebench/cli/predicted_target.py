@@ -1,0 +1,96 @@
+"""Epochs to target of predicted points: by a law that is given, or fitted to runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from scalebench.cli.options import completed_study
+
+if TYPE_CHECKING:
+    from scalebench.analysis.epochs_to_target import SeriesLaw
+    from scalebench.pricing.grid import Grid, Point
+
+
+class Target(NamedTuple):
+    """Epochs to target of a point with their interval, and the law that says so."""
+
+    epochs: float
+    low: float
+    high: float
+    law: SeriesLaw
+
+    def beyond(self, point: Point) -> str:
+        """Return where the point's global batch lies beyond the fitted ones, empty inside."""
+        inside = self.law.least <= point.batch * point.workers <= self.law.most
+        return "" if inside else f"epochs to target fitted to global batches of {self._range}"
+
+    @property
+    def _range(self) -> str:
+        return f"{self.law.least:,.0f} to {self.law.most:,.0f}"
+
+    def __str__(self) -> str:
+        from scalebench.formatting import digits
+
+        law = self.law.law
+        said = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
+        if not law.resampled:
+            return said
+        low, high = law.critical_interval()
+        return f"{said} ({low:,.0f} to {high:,.0f}), fitted to global batches of {self._range}"
+
+
+def read_laws(e0: float | None, b_crit: float | None, epochs_from: Path | None) -> dict[str, SeriesLaw]:
+    """Return the given law, or those fitted to a study or a file, by the strategy's label; empty: any strategy's."""
+    from scalebench.errors import ResultsError
+
+    if e0 is None and epochs_from is None:
+        return {}
+    from scalebench.analysis import load
+    from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
+
+    if e0 is not None and b_crit is not None:
+        return {"": SeriesLaw("", "", "", EpochsLaw(e0, b_crit), 0, math.inf)}
+    assert epochs_from is not None
+    if epochs_from.suffix == ".csv":
+        return {"": read_law(epochs_from)}
+    fitted = critical_batches(load(completed_study(epochs_from)))
+    if not fitted:
+        raise ResultsError(
+            f"{epochs_from}: no strategy reached the target in every run at 3 or more global batches; state --e0 and "
+            "--b-crit"
+        )
+    return {each.label: each for each in sorted(fitted, key=lambda each: each.most)}
+
+
+def targets_of(grid: Grid, laws: dict[str, SeriesLaw]) -> dict[int, Target]:
+    """Return the epochs to target of the points whose strategy has a law, by their place."""
+    found = {}
+    for place, point in enumerate(grid.points):
+        if (own := laws.get(str(point.strategy), laws.get(""))) is not None:
+            batch = point.batch * point.workers
+            (low,), (high,) = own.law.interval(batch)
+            found[place] = Target(float(own.law.epochs(batch)), float(low), float(high), own)
+    return found
+
+
+def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
+    """Yield the point that reaches the target first, the laws, and what they do not cover."""
+    from scalebench.formatting import digits, seconds
+
+    if not to_target:
+        return
+    place = min(to_target, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)
+    point, target = grid.points[place], to_target[place]
+    yield (
+        f"To target: {seconds(target.epochs * point.epoch_s)} in {digits(target.epochs)} epochs by {point.strategy} at "
+        f"{point.workers:,} workers is the least."
+    )
+    laws = {str(grid.points[place].strategy): str(each) for place, each in to_target.items()}
+    yield from (f"  epochs to target of {name}: {said}." for name, said in laws.items())
+    if unknown := dict.fromkeys(str(point.strategy) for point in grid.points if str(point.strategy) not in laws):
+        yield f"  epochs to target of {', '.join(unknown)}: not known from what was run."
+    beyond = {text: None for place, each in to_target.items() if (text := each.beyond(grid.points[place]))}
+    yield from (f"  some points lie beyond: {text}." for text in beyond)
