@@ -47,11 +47,13 @@ RANKS = {
     "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
-# Those whose tests draw, pack, train or judge whole studies, a second each.
+# Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
-    "artifact", "figures", "test_artifact.py", "test_browser.py", "test_compare.py", "test_hostile.py",
-    "test_operation_costs.py", "test_page.py", "test_pages.py", "test_pinning.py", "test_python.py",
-    "test_recalibrate.py", "test_reference.py", "test_rules.py", "test_status.py",
+    "artifact", "export", "figures", "laws", "validation",
+    "test_artifact.py", "test_browser.py", "test_comparability.py", "test_compare.py", "test_compare_studies.py",
+    "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py", "test_pages.py",
+    "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py",
+    "test_rules.py", "test_status.py", "test_summary.py", "test_validate.py",
 }  # fmt: skip
 
 
