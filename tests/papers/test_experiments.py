@@ -16,6 +16,7 @@ from scalebench.papers.laws import sources, without_run
 from scalebench.papers.obtained import QUANTITIES
 from scalebench.papers.published import read_published
 from scalebench.study.load import load_study
+from tests.conftest import needs_mpi
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPERS = find_papers(EXPERIMENTS)
@@ -31,7 +32,9 @@ def test_every_study_plans_as_it_is(path):
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-@pytest.mark.parametrize("scale", SCALE_NAMES)
+@pytest.mark.parametrize(
+    "scale", [pytest.param(scale, marks=[needs_mpi] * (scale == "cluster")) for scale in SCALE_NAMES]
+)
 def test_every_study_plans_at_every_scale(paper, scale):
     for name in paper.studies:
         study = paper.study_at(name, scale)
