@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from scalebench.analysis import Results
     from scalebench.export.tabulation import Rounded, Table
 
-_COLUMN_CHARACTERS = 62  # of one column of a two-column page in footnotesize
-_GAP = 2  # characters between columns
+_COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
+_FONT_PT = 8  # footnotesize
+_SEP_PT = 3  # on each side of a column
 _MOST_ROWS = 50  # of a page
 
 
@@ -83,8 +84,10 @@ def as_latex(table: Table, caption: str, label: str) -> str:
         [*map(to_latex, keys), *map(_in_latex, row)]
         for keys, row in zip(_keys(table, "$^\\times$"), table.rows, strict=True)
     ]
-    across = sum(max(map(_printed_length, cells)) + _GAP for cells in zip(header, *rows, strict=True))
-    kind = "table" if across <= _COLUMN_CHARACTERS else "table*"
+    columns = list(zip(header, *rows, strict=True))
+    across = sum(max(map(_printed_pt, cells)) for cells in columns) + 2 * _SEP_PT * (len(columns) - 1)
+    kind = "table" if across <= _COLUMN_PT else "table*"
+    stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
     body = [f"    {' & '.join(rows[0])} \\\\"] if rows else []
     for (before, after), row in zip(pairwise(table.keys["Strategy"]), rows[1:], strict=True):
         if before != after:
@@ -100,8 +103,9 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             rf"  \label{{tab:{label}}}",
             r"  \smallskip",
             r"  \footnotesize",
-            r"  \setlength{\tabcolsep}{4pt}",
-            rf"  \begin{{tabular}}{{{alignment}}}",
+            rf"  \setlength{{\tabcolsep}}{{{_SEP_PT}pt}}",
+            *([rf"  \renewcommand{{\arraystretch}}{{{stretch}}}"] if stretch > 1 else []),
+            rf"  \begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
             r"    \toprule",
             f"    {' & '.join(header)} \\\\",
             r"    \midrule",
@@ -156,9 +160,17 @@ def _in_brackets(number: Rounded) -> str:
     return f"{number.value} [{number.low}, {number.high}]" if number.low else number.value
 
 
-def _printed_length(latex: str) -> int:
-    """Return the number of characters of a cell in print."""
-    return len(re.sub(r"\\times|\\(?=\W)|[${}^]", "", latex.replace(r"\pm", "±")))
+def _printed_pt(latex: str) -> float:
+    """Return the width of a cell in print, in points; both distances of an interval stand one above the other."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    def width(text: str, size: float) -> float:
+        plain = re.sub(r"\\times|\\(?=\W)|[${}^]", "", text.replace(r"\pm", " ± "))
+        return float(TextPath((0, 0), plain, prop=FontProperties(family="STIXGeneral", size=size)).get_extents().width)
+
+    value, *sides = re.split(r"[\^_](?=\{[+-])", latex)
+    return width(value, _FONT_PT) + max((width(side, 0.75 * _FONT_PT) for side in sides), default=0.0)
 
 
 def _in_latex(number: Rounded) -> str:

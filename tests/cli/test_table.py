@@ -81,7 +81,7 @@ def test_latex_table_has_rules_caption_and_label(folder, invoke):
         r"\toprule",
         r"\midrule",
         r"\bottomrule",
-        r"\begin{tabular}{lrrr}",
+        r"\begin{tabular}{@{}lrrr@{}}",
         r"\label{tab:mine}",
         r"\caption{Strong",
         r"\parbox{\linewidth}{\scriptsize ",
@@ -93,6 +93,15 @@ def test_latex_table_has_rules_caption_and_label(folder, invoke):
     assert all(line.count("&") == 3 for line in rows)
     assert text.count(r"\addlinespace") == 5
     assert r"epoch\_average" in text
+
+
+def test_a_table_that_fits_a_column_stands_in_one(folder, invoke):
+    narrow, wide = (
+        invoke("table", folder, "--style", "latex", "--columns", columns, "--workers", "2..8")
+        for columns in ("vs-allreduce,metric", "vs-allreduce,metric,time")
+    )
+    assert r"\begin{table}[t]" in narrow
+    assert r"\begin{table*}[t]" in wide
 
 
 def test_csv_has_bounds_in_columns_and_empty_cells_for_unknown(folder, invoke):
