@@ -82,7 +82,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
     header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
     rows = [
         [*map(to_latex, keys), *map(_in_latex, row)]
-        for keys, row in zip(_keys(table, "$^\\times$"), table.rows, strict=True)
+        for keys, row in zip(_keys(table, "×"), table.rows, strict=True)
     ]
     columns = list(zip(header, *rows, strict=True))
     across = sum(max(map(_printed_pt, cells)) for cells in columns) + 2 * _SEP_PT * (len(columns) - 1)
@@ -166,7 +166,8 @@ def _printed_pt(latex: str) -> float:
     from matplotlib.textpath import TextPath
 
     def width(text: str, size: float) -> float:
-        plain = re.sub(r"\\times|\\(?=\W)|[${}^]", "", text.replace(r"\pm", " ± "))
+        plain = text.replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
+        plain = re.sub(r"\\(?=\W)|[${}]", "", plain)
         return float(TextPath((0, 0), plain, prop=FontProperties(family="STIXGeneral", size=size)).get_extents().width)
 
     value, *sides = re.split(r"[\^_](?=\{[+-])", latex)

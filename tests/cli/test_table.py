@@ -101,6 +101,7 @@ def test_a_table_that_fits_a_column_stands_in_one(folder, invoke):
         for columns in ("vs-allreduce,metric", "vs-allreduce,metric,time")
     )
     assert r"\begin{table}[t]" in narrow
+    assert r"& 4\ensuremath{\times} & -- \\" in narrow
     assert r"\begin{table*}[t]" in wide
 
 
