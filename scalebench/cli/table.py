@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scalebench.export.tabulation import Rounded, Table
 
 _COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
-_FONT_PT = 8  # footnotesize
+_FONT_PT = 8.5  # of footnotesize, with room for the wider digits of math
 _SEP_PT = 3  # on each side of a column
 _MOST_ROWS = 50  # of a page
 
@@ -81,8 +81,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
     names = [str(name) for name in table.keys.columns]
     header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
     rows = [
-        [*map(to_latex, keys), *map(_in_latex, row)]
-        for keys, row in zip(_keys(table, "×"), table.rows, strict=True)
+        [*map(to_latex, keys), *map(_in_latex, row)] for keys, row in zip(_keys(table, "×"), table.rows, strict=True)
     ]
     columns = list(zip(header, *rows, strict=True))
     across = sum(max(map(_printed_pt, cells)) for cells in columns) + 2 * _SEP_PT * (len(columns) - 1)

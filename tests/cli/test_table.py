@@ -98,10 +98,10 @@ def test_latex_table_has_rules_caption_and_label(folder, invoke):
 def test_a_table_that_fits_a_column_stands_in_one(folder, invoke):
     narrow, wide = (
         invoke("table", folder, "--style", "latex", "--columns", columns, "--workers", "2..8")
-        for columns in ("vs-allreduce,metric", "vs-allreduce,metric,time")
+        for columns in ("vs-allreduce", "vs-allreduce,metric,time")
     )
     assert r"\begin{table}[t]" in narrow
-    assert r"& 4\ensuremath{\times} & -- \\" in narrow
+    assert r"4\ensuremath{\times} & --" in narrow
     assert r"\begin{table*}[t]" in wide
 
 
