@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalebench.analysis.laws.forms import Law, amdahl, gustafson, mechanistic, universal
-from scalebench.analysis.laws.series import Series, Workload
+from scalebench.analysis.laws.series import Series, SeriesWork
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 STEPS, BYTES = 5400.0, 38440.0
@@ -18,15 +18,15 @@ Noise = Literal["lognormal", "drift", "outliers"]
 
 def workload(
     counts: Sequence[int] = COUNTS, *, every: Literal["batch", "epoch"] = "epoch", weak: bool = False
-) -> Workload:
+) -> SeriesWork:
     """Of a strategy that synchronises 6 times in all, or in every step; `weak`: with as many samples per worker."""
     n = np.array(counts, dtype=float)
     steps = STEPS * np.ones_like(n) if weak else STEPS / n
     syncs = np.where(n > 1, steps if every == "batch" else 6.0, 0.0)
-    return Workload(n, steps, syncs, BYTES * syncs, 0.0 if weak else -1.0)
+    return SeriesWork(n, steps, syncs, BYTES * syncs, 0.0 if weak else -1.0)
 
 
-def law_named(name: str, load: Workload) -> Law:
+def law_named(name: str, load: SeriesWork) -> Law:
     """`amdahl`, `gustafson`, `usl`, `weak-usl`, `mechanistic-log` or `mechanistic-linear`."""
     if name.startswith("mechanistic"):
         return mechanistic(load, name)
@@ -62,7 +62,7 @@ def following(
     counts: Sequence[int] = COUNTS,
     *,
     repetitions: int = 3,
-    load: Workload | str = "not recorded",
+    load: SeriesWork | str = "not recorded",
     noise: float = 0.0,
     kind: Noise = "lognormal",
     random: np.random.Generator | None = None,

@@ -54,7 +54,7 @@ class Contribution(StrictModel):
     figures: list[str] = Field(min_length=1)
 
 
-class Paper(StrictModel):
+class PaperFile(StrictModel):
     """The paper that the artifact belongs to; every key may be left out."""
 
     title: _Line | None = None
@@ -67,18 +67,18 @@ class Paper(StrictModel):
     elements: dict[str, _Line] = Field({}, description="place of each figure in the paper: {strong-scaling: Figure 3}")
 
 
-def load_paper(path: Path | None) -> Paper:
+def load_paper(path: Path | None) -> PaperFile:
     """Read the YAML file `path`; None: an empty paper.
 
     Raises:
         StudyError: the file cannot be read, a key or value is wrong, or it names an unknown figure.
     """
     if path is None:
-        return Paper()
+        return PaperFile()
     try:
-        paper = Paper.model_validate(read_mapping(path, StudyError, "paper"))
+        paper = PaperFile.model_validate(read_mapping(path, StudyError, "paper"))
     except ValidationError as error:
-        raise StudyError(explain(error, Paper, str(path))) from None
+        raise StudyError(explain(error, PaperFile, str(path))) from None
     known = figure_names()
     for name in [*paper.elements, *(name for one in paper.contributions for name in one.figures)]:
         if name not in known:
@@ -109,7 +109,7 @@ class Description:
 
     study: str
     title: str
-    paper: Paper
+    paper: PaperFile
     license: str
     answer: str
     contributions: tuple[tuple[str, Contribution], ...]
@@ -147,7 +147,7 @@ class Description:
 
 
 def describe(
-    results: Results, drawn: Sequence[Drawn], paper: Paper, shipment: Shipment, earlier: Path | None = None
+    results: Results, drawn: Sequence[Drawn], paper: PaperFile, shipment: Shipment, earlier: Path | None = None
 ) -> Description:
     """Describe the artifact that holds `results` and the figures `drawn`.
 

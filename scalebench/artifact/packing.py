@@ -23,7 +23,7 @@ import scalebench
 from scalebench.analysis import load
 from scalebench.artifact import rendering
 from scalebench.artifact.anonymising import ship_records
-from scalebench.artifact.description import Description, Paper, describe, light_requirements
+from scalebench.artifact.description import Description, PaperFile, describe, light_requirements
 from scalebench.artifact.verification import SUMS, TIMES, changed_files, sha256
 from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
@@ -45,7 +45,7 @@ class Artifact:
     remarks: tuple[str, ...]
 
 
-def write_artifact(results: Path, output: Path, paper: Paper, *, jobs: int = 1) -> Artifact:
+def write_artifact(results: Path, output: Path, paper: PaperFile, *, jobs: int = 1) -> Artifact:
     """Write the artifact of the study in `results` as `output`/<study>-artifact/ and -artifact.zip.
 
     An existing artifact is replaced unless its files were changed by hand.
@@ -88,7 +88,7 @@ def _refuse_if_changed(folder: Path) -> None:
         )
 
 
-def _fill(results: Path, building: Path, name: str, paper: Paper, jobs: int, earlier: Path) -> Description:
+def _fill(results: Path, building: Path, name: str, paper: PaperFile, jobs: int, earlier: Path) -> Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):

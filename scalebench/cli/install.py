@@ -40,14 +40,14 @@ def horovod(force: bool, cache: Path | None) -> None:
         with console.status("Horovod") as status:
             done = install_horovod(force=force, cache=cache, progress=status.update)
     else:
-        done = install_horovod(force=force, cache=cache, progress=_Plain(quiet))
+        done = install_horovod(force=force, cache=cache, progress=_LogLines(quiet))
     if not quiet:
         origin = "from the cache" if done.from_cache else "built"
         click.echo(f"Horovod is installed ({origin}, {done.seconds:.0f} s): {done.report}")
         click.echo(f"wheel: {done.wheel}")
 
 
-class _Plain:
+class _LogLines:
     """Prints lines for a log: a new stage at once, progress of a stage every 30 s."""
 
     def __init__(self, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import rich_click as click
 
 from scalebench.cli.options import completed_study, folder_option, results_argument, selection_options
-from scalebench.figures import FORMATS, Request, plot_folder
+from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.place import place_for
 from scalebench.figures.selection import Selection
 from scalebench.figures.style import CAPTIONS, STYLES, Caption, choose_style, parse_width
@@ -68,10 +68,10 @@ def plot(
     scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
     """
     chosen = choose_style(style, columns=columns, width_in=width, font=font, caption=caption, titles=title == "panels")
-    request = Request(figures, formats or FORMATS, chosen, selection, panels)
+    request = PlotRequest(figures, formats or FORMATS, chosen, selection, panels)
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)
-    with timed(folder, "plot") if request == Request() else nullcontext():
+    with timed(folder, "plot") if request == PlotRequest() else nullcontext():
         drawn = plot_folder(folder, output, request, jobs=jobs, place=place_for(folder, output))
     for figure in drawn:
         if figure.files:

@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
+class PlotRequest:
     """Which figures to draw, in which formats and style, and which part of the study and of each figure."""
 
     names: tuple[str, ...] = ()
@@ -82,14 +82,14 @@ def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Seq
         UsageError: an unknown figure.
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
-    request = Request(tuple(names), tuple(formats))
+    request = PlotRequest(tuple(names), tuple(formats))
     return _some_drawn([_draw(results, name, output, request) for name in request.figures()], results.folder)
 
 
 def plot_folder(
     folder: Path,
     output: Path,
-    request: Request = Request(),
+    request: PlotRequest = PlotRequest(),
     jobs: int = 1,
     place: Path | None = None,
 ) -> list[Drawn]:
@@ -117,7 +117,7 @@ def plot_folder(
     return _some_drawn(drawn, folder)
 
 
-def _load_and_draw(work: tuple[Path, str, Path, Request, Path | None]) -> Drawn:
+def _load_and_draw(work: tuple[Path, str, Path, PlotRequest, Path | None]) -> Drawn:
     folder, name, output, request, place = work
     return _draw(_load(folder), name, output, request, place)
 
@@ -136,7 +136,7 @@ def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
     return drawn
 
 
-def _draw(results: Results, name: str, output: Path, request: Request, place: Path | None = None) -> Drawn:
+def _draw(results: Results, name: str, output: Path, request: PlotRequest, place: Path | None = None) -> Drawn:
     kind = FIGURES.create(name, {})
     notes = tuple(results.notes)
     if absent := kind.absent(results):
@@ -153,7 +153,7 @@ def _draw(results: Results, name: str, output: Path, request: Request, place: Pa
         ) from None
 
 
-def _write(kind: Figure, results: Results, stem: Path, request: Request) -> list[Path]:
+def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
     from scalebench.figures.drawing.canvas import Canvas
 

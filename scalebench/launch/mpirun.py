@@ -107,7 +107,7 @@ def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LaunchPart:
     """Runs that one launch of `ranks` processes can serve."""
 
     settings: dict[str, str]
@@ -123,7 +123,7 @@ class _Part:
         return settings_of(run) == self.settings and (needed == self.ranks if self.settings else needed <= self.ranks)
 
 
-def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_Part]:
+def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
     """All runs without settings together, others by settings and number of workers.
 
     Runs whose servers exceed the slots of several hosts have a launch of their own: there ranks lie otherwise.
@@ -138,7 +138,7 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_Part]:
         parts.setdefault(key, []).append(run)
     for (settings_text, exactly), part in parts.items():
         at_least = max(run.workers + server_ranks(run) for run in part)
-        yield _Part(json.loads(settings_text), part, exactly or max(ranks, at_least))
+        yield _LaunchPart(json.loads(settings_text), part, exactly or max(ranks, at_least))
 
 
 def _connecting_limit_s(ranks: int) -> float:
@@ -158,7 +158,7 @@ def _new_folder(work_dir: Path) -> Path:
 class _Launch:
     """One mpirun and the runs it serves."""
 
-    def __init__(self, launcher: Launcher, part: _Part, runs: Sequence[Run]) -> None:
+    def __init__(self, launcher: Launcher, part: _LaunchPart, runs: Sequence[Run]) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end

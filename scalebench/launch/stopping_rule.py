@@ -26,7 +26,7 @@ from scalebench.training.outcome import Outcome
 _BASELINES = ("allreduce", "horovod", "ddp")  # at the same worker count; and serial, which has only one
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """A point of the study: its runs differ in their repetition only."""
 
     execution: str
@@ -35,14 +35,14 @@ class Point(NamedTuple):
     workers: int
 
     @classmethod
-    def of(cls, run: Run) -> Point:
+    def of(cls, run: Run) -> SweepPoint:
         return cls(run.execution, run.engine, str(run.strategy), run.workers)
 
     def __str__(self) -> str:
         return together([self])
 
 
-def together(points: Iterable[Point]) -> str:
+def together(points: Iterable[SweepPoint]) -> str:
     """All `points` in few words: `ddp, horovod at 2, 4 (virtual); ddp at 2 (native gloo)`."""
     at: dict[tuple[str, str], list[int]] = {}
     for point in points:
@@ -67,14 +67,14 @@ class StoppingRule:
         self, runs: Sequence[Run], further: Sequence[Run], until: Until | None, seconds: Mapping[str, float | None]
     ) -> None:
         self._runs, self._until = list(runs), until
-        self._blocks: dict[int, dict[Point, Run]] = {}
-        self._seconds: dict[Point, dict[int, float]] = {Point.of(run): {} for run in runs}  # by repetition
+        self._blocks: dict[int, dict[SweepPoint, Run]] = {}
+        self._seconds: dict[SweepPoint, dict[int, float]] = {SweepPoint.of(run): {} for run in runs}  # by repetition
         self._ended: set[str] = set()
         for run in (*runs, *further):
             if run.run_id in seconds:
                 self.ended(run, seconds[run.run_id])
         for run in further:
-            self._blocks.setdefault(run.repetition, {})[Point.of(run)] = run
+            self._blocks.setdefault(run.repetition, {})[SweepPoint.of(run)] = run
         self._baselines = {point: self._compared_with(point) for point in self._seconds}
 
     @classmethod
@@ -87,7 +87,7 @@ class StoppingRule:
         """Record the end of `run`, with its training time if it was completed."""
         self._ended.add(run.run_id)
         if seconds is not None and seconds > 0:
-            self._seconds[Point.of(run)][run.repetition] = seconds
+            self._seconds[SweepPoint.of(run)][run.repetition] = seconds
 
     @property
     def grows(self) -> bool:
@@ -110,7 +110,7 @@ class StoppingRule:
         """The planned runs that have not ended."""
         return [run for run in self.planned() if run.run_id not in self._ended]
 
-    def wide(self) -> list[Point]:
+    def wide(self) -> list[SweepPoint]:
         """The points whose interval is not known to be as narrow as asked."""
         until = self._until
         if until is None:
@@ -148,7 +148,7 @@ class StoppingRule:
             due.append([run for point, run in block.items() if point in members])
         return due
 
-    def _is_open(self, point: Point, runs: int) -> bool:
+    def _is_open(self, point: SweepPoint, runs: int) -> bool:
         """Return True if the first `runs` runs of `point` are complete and their interval is wider than asked."""
         assert self._until is not None
         seconds = self._seconds[point]
@@ -156,11 +156,11 @@ class StoppingRule:
             return False
         return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
 
-    def _compared_with(self, point: Point) -> list[Point]:
+    def _compared_with(self, point: SweepPoint) -> list[SweepPoint]:
         def is_baseline(name: str, workers: int) -> bool:
             return name == "serial" or (name in _BASELINES and workers == point.workers)
 
-        names = {Point.of(run): run.strategy.name for run in self._runs}
+        names = {SweepPoint.of(run): run.strategy.name for run in self._runs}
         if names[point] == "serial":  # it is in every block; its baselines would return after a gap
             return []
         return [

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts, at_least, falls_below, joined
 from scalebench.native.probe_mpi import measure_mpi
-from scalebench.native.probe_rounds import Rounds, sleep_until_all_arrive
+from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
 from scalebench.native.probe_threaded import measure_gloo, measure_horovod
 from scalebench.system.parent_watch import end_with_launcher
 
@@ -24,7 +24,7 @@ _MEASURE = {"mpi": measure_mpi, "horovod": measure_horovod, "gloo": measure_gloo
 _UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are not believed
 
 
-def measure(engine: str, rounds: Rounds, source: str) -> EngineCosts:
+def measure(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
     """Measure the entries of one engine, the same on all ranks; `source` names machine and versions."""
     found, entries = _MEASURE[engine](rounds, source)
     known = math.isfinite(found.reference_s)
@@ -44,7 +44,7 @@ def main(text: str) -> None:
     for ranks in spec["ranks"]:
         group = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
         if world.rank < ranks:
-            rounds = Rounds(group, spec["seconds"] / len(spec["ranks"]) / len(spec["engines"]))
+            rounds = ProbeRounds(group, spec["seconds"] / len(spec["ranks"]) / len(spec["engines"]))
             for engine in spec["engines"]:
                 measured = measure(engine, rounds, spec["source"])
                 fewer = before.get(engine)  # known to the ranks that were there

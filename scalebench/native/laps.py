@@ -12,7 +12,7 @@ from scalebench.training.outcome import Lap, Outcome
 from scalebench.training.pacing import PacedClock
 
 
-class RecordingClock(WallClock):
+class TracedClock(WallClock):
     """A wall clock that keeps every lap, in seconds of `perf_counter`; only traced runs use it."""
 
     laps: list[Lap]
@@ -29,7 +29,7 @@ class RecordingClock(WallClock):
             self.laps.append(Lap(activity, before, self.mark))
 
 
-class RecordingPacedClock(RecordingClock, PacedClock):
+class TracedPacedClock(TracedClock, PacedClock):
     """A paced clock that keeps every lap, as stretched."""
 
 

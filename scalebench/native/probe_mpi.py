@@ -12,14 +12,14 @@ from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
-from scalebench.native.probe_rounds import Rounds, repetitions_in, sleep_until_all_arrive
+from scalebench.native.probe_rounds import ProbeRounds, repetitions_in, sleep_until_all_arrive
 from scalebench.native.probe_samples import GRID, Found, Sample, entry
 from scalebench.system.stopwatch import Stopwatch
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
 
 
-def measure_mpi(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure_mpi(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure MPI's operations in reference steps of their round."""
     comm = MpiCommunicator(rounds.mpi, rounds.clock)
     operations: dict[str, tuple[Callable[[torch.Tensor], None], tuple[int, ...]]] = {
@@ -63,7 +63,7 @@ class _Echo:
         return [(worker, payload.clone())]
 
 
-def _serve(rounds: Rounds) -> list[Sample]:
+def _serve(rounds: ProbeRounds) -> list[Sample]:
     """Time requests of n bytes from worker 0 to the last rank with their replies, and the server's part of each."""
     mpi = rounds.mpi
     serves = mpi.rank == mpi.size - 1
@@ -83,7 +83,7 @@ def _serve(rounds: Rounds) -> list[Sample]:
     return samples
 
 
-def _request(rounds: Rounds, workers: MpiCommunicator, nbytes: int) -> list[Sample]:
+def _request(rounds: ProbeRounds, workers: MpiCommunicator, nbytes: int) -> list[Sample]:
     """Time a window of requests by worker 0 while the others sleep."""
     server, payload = RankServer(workers, rounds.mpi, _Echo()), torch.zeros(nbytes // 4)
     samples = []

@@ -27,7 +27,7 @@ _PAUSES = 12  # operations of a window that each follow some computing, from non
 Operation = Callable[[], object]
 
 
-class Rounds:
+class ProbeRounds:
     """Times operations among the ranks of `mpi`, for `seconds` at most; all ranks call each method together."""
 
     def __init__(self, mpi: MPI.Comm, seconds: float) -> None:

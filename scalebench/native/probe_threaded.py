@@ -22,7 +22,7 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
 from scalebench.models.flat import flatten
 from scalebench.native.connection import connected
-from scalebench.native.probe_rounds import CYCLE_S, Operation, Rounds, sleep_until_all_arrive
+from scalebench.native.probe_rounds import CYCLE_S, Operation, ProbeRounds, sleep_until_all_arrive
 from scalebench.native.probe_samples import GRID, Found, Key, Sample, entry
 from scalebench.system.stopwatch import Stopwatch
 from scalebench.training.reference_step import Step, reference_network
@@ -33,7 +33,7 @@ _CYCLES = 16  # of Horovod's loop, timed in a round
 _QUARTILES = 1.349  # standard deviations of a normal distribution between its quartiles
 
 
-def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure_horovod(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure Horovod's allreduce, divided into cycle, negotiation and transport, and its cost per step."""
     import horovod.torch as hvd
 
@@ -84,7 +84,7 @@ def measure_horovod(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost
     ]
 
 
-def measure_gloo(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure_gloo(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure gloo's allreduce, and the cost per step of DDP."""
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
 
@@ -119,7 +119,7 @@ def measure_gloo(rounds: Rounds, source: str) -> tuple[Found, list[EngineCost]]:
 
 
 @contextmanager
-def _engine(engine: str, rounds: Rounds, group: MPI.Comm) -> Iterator[NativeCommunicator]:
+def _engine(engine: str, rounds: ProbeRounds, group: MPI.Comm) -> Iterator[NativeCommunicator]:
     """Connect the engine on `group`, Horovod with its default cycle."""
     os.environ["HOROVOD_CYCLE_TIME"] = str(1e3 * CYCLE_S)
     try:
@@ -129,7 +129,7 @@ def _engine(engine: str, rounds: Rounds, group: MPI.Comm) -> Iterator[NativeComm
         del os.environ["HOROVOD_CYCLE_TIME"]
 
 
-def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) -> list[Sample]:
+def _alone(engine: str, rounds: ProbeRounds, engine_step: Callable[[], Operation]) -> list[Sample]:
     """Time steps of a lone worker with the engine's hooks and wrappers, relative to reference steps beside them.
 
     First of rank 0 while the others sleep, then of all ranks at the same time.
@@ -151,7 +151,7 @@ def _alone(engine: str, rounds: Rounds, engine_step: Callable[[], Operation]) ->
     return samples
 
 
-class _Window(NamedTuple):
+class _StepWindow(NamedTuple):
     """Seconds of an engine's step and of the reference step beside it, in one window."""
 
     step_s: float
@@ -159,13 +159,13 @@ class _Window(NamedTuple):
     undisturbed: bool
 
 
-def _over_reference(rounds: Rounds, key: Key, step: Operation) -> list[Sample]:
+def _over_reference(rounds: ProbeRounds, key: Key, step: Operation) -> list[Sample]:
     """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step."""
     windows = _beside_reference(rounds, step)
     return [Sample(key, window.step_s / window.reference_s, window.undisturbed) for window in windows]
 
 
-def _beside_reference(rounds: Rounds, step: Operation) -> list[_Window]:
+def _beside_reference(rounds: ProbeRounds, step: Operation) -> list[_StepWindow]:
     """Time windows of `step`. Both steps follow untimed ones: reading the counters, and other steps, evict caches."""
     windows = []
     for _ in range(_PAIRS):
@@ -178,7 +178,7 @@ def _beside_reference(rounds: Rounds, step: Operation) -> list[_Window]:
         for _ in range(_STEPS):
             step()
         seconds = (time.perf_counter() - began) / _STEPS
-        windows.append(_Window(seconds, reference_s, stopwatch.stop().undisturbed))
+        windows.append(_StepWindow(seconds, reference_s, stopwatch.stop().undisturbed))
     return windows
 
 

@@ -26,7 +26,7 @@ from scalebench.native.control import Control
 from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
-from scalebench.native.laps import RecordingClock, RecordingPacedClock, align
+from scalebench.native.laps import TracedClock, TracedPacedClock, align
 from scalebench.native.resources import (
     device_name,
     forget_peak_memory,
@@ -163,7 +163,7 @@ class Session:
             if not error.everywhere:
                 raise
             return self._diverged(str(error), states, servers)
-        if isinstance(clock, RecordingClock):
+        if isinstance(clock, TracedClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         event_log = copy.deepcopy(comm.event_log)  # evaluation communicates too
@@ -265,8 +265,8 @@ class Session:
         else:
             synchronise = beat
         if self.run.execution != "paced":
-            return (RecordingClock if self.run.trace else WallClock)(synchronise)
-        paced = RecordingPacedClock if self.run.trace else PacedClock
+            return (TracedClock if self.run.trace else WallClock)(synchronise)
+        paced = TracedPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
         return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
-from scalebench.figures import Request, plot_folder
+from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.timeline import draw_timeline
 from scalebench.formatting import EMPTY, counted
 from scalebench.launch.planning import plan_study
@@ -140,6 +140,6 @@ def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[
     lines = []
     for name in dict.fromkeys(figure.format(scaling=scaling) for figure in figures):
         with suppress(ResultsError):  # the study has no such figure
-            plot_folder(results.folder, folder.parent, Request((name,), ("svg",)), place=folder)
+            plot_folder(results.folder, folder.parent, PlotRequest((name,), ("svg",)), place=folder)
             lines.append(f"![{name}]({folder.name}/{name}.svg)")
     return lines

@@ -14,7 +14,7 @@ from scalebench.pricing.charges import Machines
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.overlap import Stream, buckets_end
 from scalebench.pricing.program import Step
-from scalebench.pricing.schedule import Event, Ints, Partition
+from scalebench.pricing.schedule import Event, Ints, RankGroups
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Groups:
     members of one of them.
     """
 
-    def __init__(self, partition: Partition, workers: int, costs: Costs) -> None:
+    def __init__(self, partition: RankGroups, workers: int, costs: Costs) -> None:
         self.partition = partition
         first, self.labels = np.unique(partition.labels[:workers], return_inverse=True)
         self.sizes = np.bincount(self.labels)

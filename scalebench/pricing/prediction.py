@@ -25,7 +25,7 @@ from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.price import Ledger, walk
+from scalebench.pricing.price import TimeArrays, walk
 from scalebench.pricing.program import Program, is_lock_step, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
@@ -302,7 +302,7 @@ def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers)
     return np.array([_columns(ledger) for ledger in ledgers]), bound
 
 
-def _columns(ledger: Ledger) -> Floats:
+def _columns(ledger: TimeArrays) -> Floats:
     seconds = ledger.seconds.mean(axis=-1)
     compute = seconds[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
     data = seconds[Task.DATA] + seconds[Task.SHUFFLE]

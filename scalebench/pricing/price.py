@@ -29,7 +29,7 @@ class NotLockStepError(ScalebenchError):
 
 
 @dataclass
-class Ledger:
+class TimeArrays:
     """Seconds of each worker (machines, workers), or (tasks, machines, workers): its time, by task, and waiting.
 
     `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed.
@@ -41,7 +41,7 @@ class Ledger:
     transfer: Floats
 
     @classmethod
-    def empty(cls, *shape: int) -> Ledger:
+    def empty(cls, *shape: int) -> TimeArrays:
         return cls(np.zeros(shape), np.zeros((len(Task), *shape)), np.zeros(shape), np.zeros(shape))
 
     def of(self, worker: int) -> dict[str, float]:
@@ -58,20 +58,20 @@ class Ledger:
             "other_s": seconds[Task.OTHER],
         }
 
-    def copy(self) -> Ledger:
-        return Ledger(*(each.copy() for each in vars(self).values()))
+    def copy(self) -> TimeArrays:
+        return TimeArrays(*(each.copy() for each in vars(self).values()))
 
-    def on(self, machine: int) -> Ledger:
+    def on(self, machine: int) -> TimeArrays:
         """Return the ledger of one machine, (workers,)."""
-        return Ledger(*(each[..., machine, :] for each in vars(self).values()))
+        return TimeArrays(*(each[..., machine, :] for each in vars(self).values()))
 
 
 @dataclass
 class Priced:
     """Ledgers of a training at its end and at the end of each epoch."""
 
-    end: Ledger
-    epochs: list[Ledger] = field(default_factory=list)
+    end: TimeArrays
+    epochs: list[TimeArrays] = field(default_factory=list)
 
     @property
     def train_s(self) -> float:
@@ -92,7 +92,7 @@ def price(schedules: Sequence[Schedule], charges: Charges, programs: Sequence[Pr
     return Priced(ledgers[-1], ledgers[:-1])
 
 
-def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Queue | None = None) -> list[Ledger]:
+def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Queue | None = None) -> list[TimeArrays]:
     """Return the ledgers of `workers`, of which each has a program, at the end of each epoch and after the last one.
 
     `queue` prices servers and shared models.
@@ -113,8 +113,8 @@ class _Walk:
     def __init__(self, machines: Machines, workers: int, queue: Queue | None) -> None:
         self.machines, self.prices, self.workers, self.queue = machines, machines.prices, workers, queue
         shape = (len(self.prices), workers)
-        self.ledger = Ledger.empty(*shape)
-        self.epochs: dict[int, Ledger] = {}
+        self.ledger = TimeArrays.empty(*shape)
+        self.epochs: dict[int, TimeArrays] = {}
         self.progress = 0
         self.collectives = Collectives(machines, shape)
         self.variance = np.zeros(shape)  # of the compute since the last collective

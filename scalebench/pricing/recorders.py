@@ -13,8 +13,8 @@ from torch import Tensor
 from scalebench.comm.base import Communicator, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.pricing.machine import name_of
-from scalebench.pricing.schedule import Event, Partition, Schedule
-from scalebench.strategies.server_weights import Answer, Push, Reply
+from scalebench.pricing.schedule import Event, RankGroups, Schedule
+from scalebench.strategies.server_weights import Push, Reply, ServerAnswer
 from scalebench.system.clock import Ledger, Task
 
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ class RecordingCommunicator:
     """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone."""
 
     def __init__(
-        self, clock: RecordingClock, partition: Partition, worker: int, parent: RecordingCommunicator | None = None
+        self, clock: RecordingClock, partition: RankGroups, worker: int, parent: RecordingCommunicator | None = None
     ) -> None:
         self._clock, self._partition, self._worker, self._parent = clock, partition, worker, parent
         self._ranks = partition.members(int(partition.labels[worker]))
@@ -222,4 +222,4 @@ class RecordingServer:
             self._comm.count(payload.nbytes)
             self._clock.wrote(Event("request", payload.nbytes))
         self._pushes += isinstance(payload, Push) and payload.vector.numel() > 0
-        return Answer(self._weights, Reply(0, True, 0, 0, self._pushes, 0))
+        return ServerAnswer(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

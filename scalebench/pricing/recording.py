@@ -23,7 +23,7 @@ from scalebench.data.shard import equal_batches
 from scalebench.models.registry import build_model
 from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
-from scalebench.pricing.schedule import Event, Partition, Schedule
+from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
 from scalebench.study.spec import Run, Training
 from scalebench.system.clock import Clock, Task
@@ -56,7 +56,7 @@ def record_each(
     run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
 ) -> Iterator[Schedule]:
     """Yield the schedules of `record`, each recorded when it is asked for."""
-    everyone = Partition.of_all(run.workers)
+    everyone = RankGroups.of_all(run.workers)
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     for rank in range(run.workers):

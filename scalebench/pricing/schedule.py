@@ -15,7 +15,7 @@ from scalebench.training.outcome import WorkerReport
 Ints = NDArray[np.int64]
 
 
-class Partition:
+class RankGroups:
     """Division of all workers into groups: `labels` (workers,) number the group of each worker."""
 
     def __init__(self, labels: Ints) -> None:
@@ -23,10 +23,10 @@ class Partition:
         self.sizes = np.bincount(labels)
         self._order = np.argsort(labels, kind="stable")
         self._ends = np.cumsum(self.sizes)
-        self._parts: dict[int, Partition] = {}
+        self._parts: dict[int, RankGroups] = {}
 
     @classmethod
-    def of_all(cls, workers: int) -> Partition:
+    def of_all(cls, workers: int) -> RankGroups:
         """Return the partition whose only group has all workers."""
         return cls(np.zeros(workers, dtype=np.int64))
 
@@ -40,7 +40,7 @@ class Partition:
             return range(int(ranks[0]), int(ranks[-1]) + 1, int(steps[0]))
         return tuple(ranks.tolist())
 
-    def part(self, split: int, color: Callable[[int], int]) -> Partition:
+    def part(self, split: int, color: Callable[[int], int]) -> RankGroups:
         """Return the partition after the `split`-th split of each group by `color` of the rank in the group."""
         if split not in self._parts:
             places = np.empty_like(self.labels)
@@ -49,7 +49,7 @@ class Partition:
             colors = np.array([color(place) for place in range(int(self.sizes.max()))])
             _, colors = np.unique(colors, return_inverse=True)
             pairs = self.labels * (int(colors.max()) + 1) + colors[places]
-            self._parts[split] = Partition(np.unique(pairs, return_inverse=True)[1])
+            self._parts[split] = RankGroups(np.unique(pairs, return_inverse=True)[1])
         return self._parts[split]
 
 
@@ -66,7 +66,7 @@ class Event(NamedTuple):
     members: Sequence[int] = ()
     blocking: bool = True
     name: str = ""  # of a strategy's own operation; `add` of a message that is added to a vector
-    partition: Partition | None = None  # of which the members of a collective are a group
+    partition: RankGroups | None = None  # of which the members of a collective are a group
     root: int = 0  # rank among the members; tag of a message
     overlap: Overlap | None = None
 

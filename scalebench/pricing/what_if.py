@@ -149,7 +149,7 @@ def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Seque
     kept = _Parts()
     for place, (one, other) in enumerate((a, b) for a in first.values for b in columns):
         named = {first.name: one} | ({second.name: other} if second else {})
-        cell = _Cell(predictor, strategy, workers, kept)
+        cell = _PricedCell(predictor, strategy, workers, kept)
         cell.set(named)
         key = tuple(value for name, value in named.items() if name not in COUNTS)
         platform = platforms.setdefault(key, cell.platform)  # shared, so that its step times are computed once
@@ -223,7 +223,7 @@ class _Parts:
         )
 
 
-class _Cell:
+class _PricedCell:
     """What is priced in one cell."""
 
     def __init__(self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts) -> None:

@@ -42,7 +42,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Row:
+class PictureRow:
     """Panels side by side in up to `columns` columns."""
 
     columns: int
@@ -63,7 +63,7 @@ class Drawing:
 
     name: str
     summary: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PictureRow, ...] = ()
     keys: tuple[tuple[Key, ...], ...] = ()
     caption: str = ""
     absent: str = ""
@@ -110,7 +110,7 @@ class PanelCanvas(Canvas):
         for count, _ in self._grid:
             band = self.panels[start : start + count]
             pictures = tuple(self._picture(panel, band[0], sheet) for panel in band if _shows_something(panel))
-            rows.append(Row(count, pictures))
+            rows.append(PictureRow(count, pictures))
             start += count
         keys = [
             tuple(

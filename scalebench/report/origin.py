@@ -32,7 +32,7 @@ Fact = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Machine:
+class LaunchEnvironment:
     """One launch environment: number of rows in runs.csv, hardware, packages."""
 
     name: str
@@ -84,7 +84,7 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     return tuple((name, text) for name, text in facts.items() if text)
 
 
-def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machine]:
+def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[LaunchEnvironment]:
     """Return one machine for each file in provenance/."""
     found = []
     for place, facts in enumerate(provenance, start=1):
@@ -94,7 +94,7 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Machi
         own |= rows["provenance"].fillna("") == facts["provenance"]
         plain = {name: value for name, value in facts.items() if name not in (*_LISTS, "provenance")}
         lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
-        found.append(Machine(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
+        found.append(LaunchEnvironment(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
     return found
 
 

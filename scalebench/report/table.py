@@ -15,7 +15,7 @@ from scalebench.formatting import EMPTY, metric_word, seconds
 from scalebench.records.progress import group_of
 
 
-class Column(NamedTuple):
+class HtmlColumn(NamedTuple):
     """Heading and meaning of a column; numeric columns are aligned to the right and sorted as numbers."""
 
     name: str
@@ -31,19 +31,19 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """Rows under columns, with notes below."""
 
     name: str
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[HtmlColumn, ...]
     rows: tuple[tuple[Entry, ...], ...]
     notes: tuple[str, ...] = ()
 
 
-STRATEGY = Column("strategy", numeric=False)
-EXECUTION = Column("execution", f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed", numeric=False)
-WORKERS = Column("workers")
+STRATEGY = HtmlColumn("strategy", numeric=False)
+EXECUTION = HtmlColumn("execution", f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed", numeric=False)
+WORKERS = HtmlColumn("workers")
 
 
 def text_entry(value: object) -> Entry:

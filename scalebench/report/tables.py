@@ -28,9 +28,9 @@ from scalebench.report.table import (
     EXECUTION,
     STRATEGY,
     WORKERS,
-    Column,
     Entry,
-    Table,
+    HtmlColumn,
+    HtmlTable,
     count_entry,
     execution_entry,
     metric_head,
@@ -47,7 +47,7 @@ _MOST_REASONS = 5
 _MOST_FAILED = 200
 
 
-def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
+def tables(results: Results, compared: Sequence[Comparison]) -> list[HtmlTable]:
     """Return the tables that have rows."""
     made = [
         _cost(compared),
@@ -62,7 +62,7 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def _cost(compared: Sequence[Comparison]) -> Table:
+def _cost(compared: Sequence[Comparison]) -> HtmlTable:
     """Time saved against the baseline and difference in the metric, at every worker count."""
     own = sorted(
         (one for one in compared if not one.per_batch),
@@ -72,13 +72,15 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     metric = metric_head({one.metric_name for one in own if one.metric_name})
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
-        Column("time", "geometric mean of the runs that strategy and baseline share"),
-        Column("baseline", "the same of the baseline"),
-        Column("time saved", "1 - T(strategy) / T(baseline), with its interval"),
-        Column(metric, "mean over seeds"),
-        Column("difference", f"{metric} of the strategy minus that of the baseline, with its 95 % confidence interval"),
-        Column("runs", "repetitions of each"),
-        *([Column("p", "of the exact rank test of the times, adjusted for the worker counts")] if tested else []),
+        HtmlColumn("time", "geometric mean of the runs that strategy and baseline share"),
+        HtmlColumn("baseline", "the same of the baseline"),
+        HtmlColumn("time saved", "1 - T(strategy) / T(baseline), with its interval"),
+        HtmlColumn(metric, "mean over seeds"),
+        HtmlColumn(
+            "difference", f"{metric} of the strategy minus that of the baseline, with its 95 % confidence interval"
+        ),
+        HtmlColumn("runs", "repetitions of each"),
+        *([HtmlColumn("p", "of the exact rank test of the times, adjusted for the worker counts")] if tested else []),
     )
     rows = [
         (
@@ -102,7 +104,7 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
     more = [f"{len(reasons) - _MOST_REASONS} more of this kind"] if len(reasons) > _MOST_REASONS else []
     note = f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS] + more)}." if reasons else ""
-    return Table(
+    return HtmlTable(
         "saved",
         f"Time saved against per-batch {name}, and what it costs",
         columns,
@@ -111,17 +113,17 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     )
 
 
-def _tuning(results: Results) -> Table:
+def _tuning(results: Results) -> HtmlTable:
     """Values of the best trial of every strategy and worker count."""
     table = tuned_cells(results)
     keys = list(dict.fromkeys(key for tuned in table["tuned"] for key in tuned)) if len(table) else []
     by_time = metric_of(results) == "time_to_target"
     columns = (
         *(STRATEGY, WORKERS),
-        *(Column(key, "of the best trial; *: the least or the largest that was tried") for key in keys),
-        *([Column("time", "virtual time to the target on the validation split")] if by_time else []),
-        Column("metric", "final metric on the validation split"),
-        Column("reached", "trials that reached the target, of those made"),
+        *(HtmlColumn(key, "of the best trial; *: the least or the largest that was tried") for key in keys),
+        *([HtmlColumn("time", "virtual time to the target on the validation split")] if by_time else []),
+        HtmlColumn("metric", "final metric on the validation split"),
+        HtmlColumn("reached", "trials that reached the target, of those made"),
     )
     rows = [
         (
@@ -135,14 +137,14 @@ def _tuning(results: Results) -> Table:
         for row in table.to_dict("records")
     ]
     words = tuning_in_words(results)
-    return Table("tuning", "Tuned values", columns, tuple(rows), (f"{words[:1].upper()}{words[1:]}.",))
+    return HtmlTable("tuning", "Tuned values", columns, tuple(rows), (f"{words[:1].upper()}{words[1:]}.",))
 
 
-def _cells(results: Results) -> Table:
+def _cells(results: Results) -> HtmlTable:
     """Statistics of every cell."""
     table = cells(results)
     if table.empty:
-        return Table("cells", "", (), ())
+        return HtmlTable("cells", "", (), ())
     scaling = ratios(results)
     scaling = scaling[scaling["baseline"] == "serial"]
     bounds = [f"{name}{end}" for name in ("speedup", "efficiency") for end in ("", "_low", "_high")]
@@ -150,19 +152,19 @@ def _cells(results: Results) -> Table:
     metric = metric_head(set(table["metric_name"].dropna()))
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
-        *(Column("batch", "samples in one worker's batch"), Column("steps", "optimizer steps per epoch")),
-        Column("time", "geometric mean, with its interval"),
-        *(Column("median", "of the repetitions"), Column("spread", "coefficient of variation")),
-        Column("speedup", "T(serial, 1) / T(N); scaled where the study scales weakly"),
-        Column("efficiency", "speedup / workers, with its interval"),
-        Column(metric, "mean over seeds, with its 95 % confidence interval"),
-        Column("runs", "completed repetitions"),
+        *(HtmlColumn("batch", "samples in one worker's batch"), HtmlColumn("steps", "optimizer steps per epoch")),
+        HtmlColumn("time", "geometric mean, with its interval"),
+        *(HtmlColumn("median", "of the repetitions"), HtmlColumn("spread", "coefficient of variation")),
+        HtmlColumn("speedup", "T(serial, 1) / T(N); scaled where the study scales weakly"),
+        HtmlColumn("efficiency", "speedup / workers, with its interval"),
+        HtmlColumn(metric, "mean over seeds, with its 95 % confidence interval"),
+        HtmlColumn("runs", "completed repetitions"),
     )
     rows = [_cell(row) for row in table.to_dict("records")]
     named = "; ".join(sorted(f"{kind}: {name}" for kind, name in _intervals(table)))
     none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
     note = f"Intervals of times, {named}." if named else none
-    return Table("cells", "Every point of the study", columns, tuple(rows), (note,) if note else ())
+    return HtmlTable("cells", "Every point of the study", columns, tuple(rows), (note,) if note else ())
 
 
 def _cell(row: dict[Hashable, Any]) -> tuple[Entry, ...]:
@@ -180,16 +182,18 @@ def _cell(row: dict[Hashable, Any]) -> tuple[Entry, ...]:
     )
 
 
-def _laws(results: Results) -> Table:
+def _laws(results: Results) -> HtmlTable:
     """Scaling law of each series, with the worker counts that it recommends."""
     columns = (
-        *(STRATEGY, EXECUTION, Column("law", "the one of the lowest AICc", numeric=False)),
-        Column("weight", "Akaike weight among the laws that were tried"),
-        Column("misfit", "typical distance of the means from the law"),
-        Column("leave-out", "error at the largest worker count when it is left out of the fit"),
-        Column("knee", "the most speed for the workers spent; in brackets the point of the law and its interval"),
-        Column(f"worth {100 * EFFICIENCY:.0f} %", f"most workers with an efficiency of {EFFICIENCY} or more, likewise"),
-        Column("parameters", "with their intervals, as if the law held", numeric=False),
+        *(STRATEGY, EXECUTION, HtmlColumn("law", "the one of the lowest AICc", numeric=False)),
+        HtmlColumn("weight", "Akaike weight among the laws that were tried"),
+        HtmlColumn("misfit", "typical distance of the means from the law"),
+        HtmlColumn("leave-out", "error at the largest worker count when it is left out of the fit"),
+        HtmlColumn("knee", "the most speed for the workers spent; in brackets the point of the law and its interval"),
+        HtmlColumn(
+            f"worth {100 * EFFICIENCY:.0f} %", f"most workers with an efficiency of {EFFICIENCY} or more, likewise"
+        ),
+        HtmlColumn("parameters", "with their intervals, as if the law held", numeric=False),
     )
     some = bool((results.completed["strategy"] != "serial").any())
     found = scaling_laws(results) if some else []
@@ -216,22 +220,22 @@ def _laws(results: Results) -> Table:
     remarks += refused[:_MOST_REASONS]
     if len(refused) > _MOST_REASONS:
         remarks.append(f"and {len(refused) - _MOST_REASONS} more series without a law")
-    return Table("laws", "Scaling laws", columns, tuple(rows), tuple(remarks))
+    return HtmlTable("laws", "Scaling laws", columns, tuple(rows), tuple(remarks))
 
 
-def _split(results: Results) -> Table:
+def _split(results: Results) -> HtmlTable:
     """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
     columns = (
-        *(STRATEGY, Column("baseline", numeric=False), EXECUTION, WORKERS),
-        Column("time", "geometric mean of the runs that strategy and baseline share"),
-        Column("baseline's time"),
-        Column("time saved", "1 - T(strategy) / T(baseline), with its interval"),
-        Column("by the engine", "(T(baseline) - T(allreduce)) / T(baseline)"),
-        Column("by the frequency", "(T(allreduce) - T(strategy)) / T(baseline)"),
+        *(STRATEGY, HtmlColumn("baseline", numeric=False), EXECUTION, WORKERS),
+        HtmlColumn("time", "geometric mean of the runs that strategy and baseline share"),
+        HtmlColumn("baseline's time"),
+        HtmlColumn("time saved", "1 - T(strategy) / T(baseline), with its interval"),
+        HtmlColumn("by the engine", "(T(baseline) - T(allreduce)) / T(baseline)"),
+        HtmlColumn("by the frequency", "(T(allreduce) - T(strategy)) / T(baseline)"),
     )
     if compared.empty:
-        return Table("split", "", columns, ())
+        return HtmlTable("split", "", columns, ())
     own = compared[
         compared["baseline"].isin(SPLIT_BASELINES) & compared["reduction"].notna() & (compared["strategy"] != "serial")
     ]
@@ -253,18 +257,18 @@ def _split(results: Results) -> Table:
         )
     ]
     note = "The two parts add up to what is saved over the runs that all three share."
-    return Table("split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,))
+    return HtmlTable("split", "Time saved against Horovod and DDP, in two parts", columns, tuple(rows), (note,))
 
 
-def _agreement(results: Results) -> Table:
+def _agreement(results: Results) -> HtmlTable:
     """Virtual and native times of the same cells."""
     columns = (
-        *(STRATEGY, Column("engine", numeric=False), WORKERS),
-        *(Column("native"), Column("virtual")),
-        Column(
+        *(STRATEGY, HtmlColumn("engine", numeric=False), WORKERS),
+        *(HtmlColumn("native"), HtmlColumn("virtual")),
+        HtmlColumn(
             "virtual / native", "with the interval over draws and the native 95 % confidence interval in quadrature"
         ),
-        Column("runs", "native, virtual"),
+        HtmlColumn("runs", "native, virtual"),
     )
     rows = [
         (
@@ -278,13 +282,13 @@ def _agreement(results: Results) -> Table:
         )
         for row in agreement(results).to_dict("records")
     ]
-    return Table("agreement", "How close the simulation is", columns, tuple(rows))
+    return HtmlTable("agreement", "How close the simulation is", columns, tuple(rows))
 
 
-def _failed(results: Results) -> Table:
+def _failed(results: Results) -> HtmlTable:
     """Runs that were not completed, which no other table holds."""
     columns = tuple(
-        Column(name, numeric=name == "workers")
+        HtmlColumn(name, numeric=name == "workers")
         for name in ("run", "strategy", "execution", "workers", "what became of it", "why")
     )
     rows = [
@@ -298,7 +302,7 @@ def _failed(results: Results) -> Table:
     ]
     more = len(results.failed) - len(rows)
     note = f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"
-    return Table("failed", "Runs that were not completed", columns, tuple(rows), (note,))
+    return HtmlTable("failed", "Runs that were not completed", columns, tuple(rows), (note,))
 
 
 def _ratio(value: float, low: float, high: float) -> str:

@@ -16,8 +16,8 @@ from scalebench.report.table import (
     EXECUTION,
     STRATEGY,
     WORKERS,
-    Column,
-    Table,
+    HtmlColumn,
+    HtmlTable,
     metric_head,
     number_entry,
     place_entries,
@@ -25,7 +25,7 @@ from scalebench.report.table import (
 )
 
 
-def target_table(results: Results) -> Table:
+def target_table(results: Results) -> HtmlTable:
     """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
     table, compared = times_to_target(results), target_ratios(results)
     baselines = [name for name in BASELINES if (compared["baseline_s"].notna() & (compared["baseline"] == name)).any()]
@@ -37,12 +37,12 @@ def target_table(results: Results) -> Table:
     goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
     columns = (
         *(STRATEGY, EXECUTION, WORKERS),
-        Column(
+        HtmlColumn(
             "time", f"training time until {metric} was {goal} or more; a Kaplan-Meier median where runs stayed below"
         ),
-        Column("epochs", "median number of epochs until then"),
-        Column("reached", "runs that reached it, of those made"),
-        *(Column(f"vs {name}", f"1 - T(strategy) / T({name}), times to the target") for name in baselines),
+        HtmlColumn("epochs", "median number of epochs until then"),
+        HtmlColumn("reached", "runs that reached it, of those made"),
+        *(HtmlColumn(f"vs {name}", f"1 - T(strategy) / T({name}), times to the target") for name in baselines),
     )
     rows = [
         (
@@ -59,7 +59,7 @@ def target_table(results: Results) -> Table:
     ]
     note = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
     some = bool(table["time_to_target_s"].eq(math.inf).any())
-    return Table("target", f"Time and epochs to {metric} {goal}", columns, tuple(rows), (note,) if some else ())
+    return HtmlTable("target", f"Time and epochs to {metric} {goal}", columns, tuple(rows), (note,) if some else ())
 
 
 def _time_to_target(row: dict[Hashable, Any]) -> str:

@@ -13,7 +13,7 @@ from scalebench.comm.base import Capability, Request
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
-from scalebench.strategies.daso_schedule import BLOCKING, FIRST, Calls, Plateau, Schedule, Skips, calls_of
+from scalebench.strategies.daso_schedule import BLOCKING, FIRST, Calls, Plateau, Skips, SkipSchedule, calls_of
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
 
@@ -55,8 +55,8 @@ class DasoFixed(Averaging):
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
 
-    def schedule(self, epochs: int) -> Schedule:
-        return Schedule(
+    def schedule(self, epochs: int) -> SkipSchedule:
+        return SkipSchedule(
             epochs,
             warm_up=self.warm_up_epochs,
             cool_down=self.cool_down_epochs,
@@ -75,7 +75,7 @@ class DasoFixed(Averaging):
         worker.comm.allreduce_(worker.parameters, "mean", wire=WIRE)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        schedule: Schedule = worker.state.schedule
+        schedule: SkipSchedule = worker.state.schedule
         exchange: Exchange = worker.state.exchange
         skips = schedule.skips
         worker.state.skips.append(skips)
@@ -155,8 +155,8 @@ class DasoHeat(DasoFixed):
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
 
-    def schedule(self, epochs: int) -> Schedule:
-        return Schedule(
+    def schedule(self, epochs: int) -> SkipSchedule:
+        return SkipSchedule(
             epochs,
             warm_up=self.warm_up_epochs,
             cool_down=self.cool_down_epochs,

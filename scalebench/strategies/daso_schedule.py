@@ -44,7 +44,7 @@ class Plateau:
         return True
 
 
-class Schedule:
+class SkipSchedule:
     """The skips of `epochs` epochs. With e = epochs completed, cool-down before all else:
 
         e >= epochs - cool_down: blocking;  e < warm_up: blocking;  e = warm_up: `first`;

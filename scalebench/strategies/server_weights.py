@@ -42,7 +42,7 @@ class Push(NamedTuple):
         return self.vector.nbytes + _NUMBER_BYTES * len(self.numbers)
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """Reply of a server of the same process."""
 
     weights: Tensor
@@ -159,10 +159,10 @@ class ParameterServer:
         message = self._replies[worker] = pack(self._weights, numbers, self._replies[worker])
         return message
 
-    def _answer(self, worker: int) -> Answer:
+    def _answer(self, worker: int) -> ServerAnswer:
         before = self._replies[worker]
         weights = self._replies[worker] = self._weights.clone() if before is None else before.copy_(self._weights)
-        return Answer(weights, self._told(worker))
+        return ServerAnswer(weights, self._told(worker))
 
 
 def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Tensor:
@@ -214,6 +214,6 @@ def request(server: Any, vector: Tensor, numbers: list[float], into: Tensor | No
     in this process, which a virtual one is, takes `vector` itself, and its memory.
     """
     if getattr(server, "in_process", False):
-        answer: Answer = server.request(Push(vector, numbers))
+        answer: ServerAnswer = server.request(Push(vector, numbers))
         return answer
     return read_reply(server.request(pack(vector, numbers, into)))

@@ -44,7 +44,7 @@ _UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption
 _SERIES = ["execution", "engine", "label"]
 
 
-class _Point(NamedTuple):
+class _PredictedPoint(NamedTuple):
     """Repetitions of one strategy on one engine at one worker count, and seconds of them by linear scaling."""
 
     runs: pd.DataFrame
@@ -119,16 +119,18 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     return machine if plan.cluster.compute == "this-machine" else replace(machine, cluster=load_cluster(THIS_MACHINE))
 
 
-def _points(runs: pd.DataFrame) -> Iterator[_Point]:
+def _points(runs: pd.DataFrame) -> Iterator[_PredictedPoint]:
     for _, series in runs.groupby(_SERIES, sort=False):
         base = series["workers"].min()
         base_s = float(series.loc[series["workers"] == base, "train_s"].median())
         for workers, own in series.groupby("workers"):
             shorter = base / workers if own["scaling"].iloc[0] == "strong" else 1.0
-            yield _Point(own, math.nan if workers == base else base_s * shorter)
+            yield _PredictedPoint(own, math.nan if workers == base else base_s * shorter)
 
 
-def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point) -> tuple[float, float, float]:
+def _predicted(
+    plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _PredictedPoint
+) -> tuple[float, float, float]:
     """Return seconds with their bounds; empty where the program cannot be priced."""
     first = point.first
     node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
@@ -148,7 +150,7 @@ def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _
     return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
 
 
-def _half_of_communication(machine: Machine, point: _Point) -> float:
+def _half_of_communication(machine: Machine, point: _PredictedPoint) -> float:
     """Return half the width, on logs, of the interval of a collective at the point."""
     workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
     fit = fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1) if workers > 1 else None
@@ -168,7 +170,9 @@ def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine
     return max(report.train_s for report in outcome.workers) if outcome.status == "completed" else math.nan
 
 
-def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[float, float, float]) -> dict[str, Any]:
+def _row(
+    results: Results, machine: Machine, point: _PredictedPoint, predicted: tuple[float, float, float]
+) -> dict[str, Any]:
     first, measured = point.first, float(point.runs["train_s"].median())
     seconds, low, high = predicted
     batch = first["batch_per_worker"] if first["batch_policy"] == "per_worker" else first["batch_global"]
@@ -197,7 +201,7 @@ def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[flo
     }
 
 
-def _doublings(machine: Machine, point: _Point) -> float:
+def _doublings(machine: Machine, point: _PredictedPoint) -> float:
     """Return doublings of workers, nodes or bytes, whichever is most, beyond the collectives that price the point."""
     workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
     if workers == 1:

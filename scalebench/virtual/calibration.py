@@ -25,7 +25,7 @@ from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, own_s
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.reference_step import Gauge
-from scalebench.virtual.step_statistics import Measured, step_tables
+from scalebench.virtual.step_statistics import MeasuredTables, step_tables
 from scalebench.virtual.step_windows import Rounds, StepWindows, bounded, release_shares, single_replica, take_steps
 
 _WARM_UP = (3, 30)  # least and most warm-up steps
@@ -39,7 +39,7 @@ class Budget(NamedTuple):
     noisy: bool = False
 
 
-def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget) -> Measured:
+def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget) -> MeasuredTables:
     """Measure step tables of the model and data of `run` for loads 1, 2, 4, ... `node_workers` of this machine.
 
     Raises:

@@ -197,7 +197,9 @@ class Simulation:
         for rank in range(self.run.workers):
             clock = self._clock(rank)
             comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
-            workers.append(ModelledWorker(self.run, self.plan, comm, clock, self._per_node, model, Hosts(self, comm)))
+            workers.append(
+                ModelledWorker(self.run, self.plan, comm, clock, self._per_node, model, HostedState(self, comm))
+            )
         reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
         return self._outcome(reports, [], 0.0, _parameters(model)), {}
 
@@ -271,11 +273,11 @@ class Simulation:
     def _replica(self, rank: int) -> Replica:
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
-        hosts = Hosts(self, comm)
+        hosts = HostedState(self, comm)
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node)
 
 
-class Hosts:
+class HostedState:
     """The shared models and the server of a simulation, as one worker reaches them."""
 
     def __init__(self, simulation: Simulation, comm: VirtualCommunicator) -> None:
@@ -307,7 +309,7 @@ class ModelledWorker(RecordingWorker):
         clock: VirtualClock,
         workers_per_node: int,
         model: torch.nn.Module,
-        hosts: Hosts,
+        hosts: HostedState,
     ) -> None:
         super().__init__(run, plan, comm, clock, workers_per_node, model)
         self._hosts = hosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scalebench.pricing.price import Ledger, NotLockStepError, Priced
+from scalebench.pricing.price import NotLockStepError, Priced, TimeArrays
 from scalebench.pricing.schedule import Schedule
 from scalebench.study.spec import Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, WorkerReport
@@ -47,7 +47,7 @@ class Trace:
         recorded, rank = schedule.report, schedule.rank
         assert recorded is not None
         epochs: list[EpochReport] = []
-        before, since = Ledger.empty(len(priced.end.now)).of(rank), 0.0
+        before, since = TimeArrays.empty(len(priced.end.now)).of(rank), 0.0
         for counted, ended, loss in zip(recorded.epochs, priced.epochs, self.losses[rank], strict=True):
             elapsed_s, after = float(ended.now[rank]), ended.of(rank)
             counted = replace(counted, elapsed_s=elapsed_s, epoch_s=elapsed_s - since, train_loss=loss)

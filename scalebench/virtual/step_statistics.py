@@ -20,7 +20,7 @@ _QUARTER = 0.31864  # standard deviations that contain a quarter of a normal dis
 _GROUP = 16  # consecutive steps that share a median, which separates jitter from drift of the machine
 
 
-class Measured(NamedTuple):
+class MeasuredTables(NamedTuple):
     """Step tables, seconds of the reference step during the measurement, and descriptions of imprecise medians."""
 
     tables: list[StepTable]
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
     imprecise: list[str]
 
 
-def step_tables(found: list[StepWindows], loads: list[int], others: float | None, *, noisy: bool) -> Measured:
+def step_tables(found: list[StepWindows], loads: list[int], others: float | None, *, noisy: bool) -> MeasuredTables:
     """Return the tables of all loads, in seconds at the mean reference step of the calibration.
 
     Raises:
@@ -45,7 +45,7 @@ def step_tables(found: list[StepWindows], loads: list[int], others: float | None
         table, wide = _table(own, load, reference_s * _slower_together(own), others, noisy=noisy)
         tables.append(table)
         imprecise += wide
-    return Measured(tables, reference_s, imprecise)
+    return MeasuredTables(tables, reference_s, imprecise)
 
 
 def _slower_together(found: list[StepWindows]) -> float:

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scalebench.artifact import Paper, load_paper, verify_artifact, write_artifact
+from scalebench.artifact import PaperFile, load_paper, verify_artifact, write_artifact
 from scalebench.artifact.packing import write_wheel
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
-from scalebench.figures import Request, plot_folder
+from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.plotting import Drawn
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.progress import Planned, begun_in, keep_planned
@@ -54,7 +54,7 @@ def one_figure(monkeypatch, no_figures):
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
     for room in ("packing", "verification"):
         monkeypatch.setattr(
-            f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, request=Request(formats=("svg",)))
+            f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, request=PlotRequest(formats=("svg",)))
         )
 
 
@@ -88,7 +88,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("one_figure")
 def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
-    made = write_artifact(study(), tmp_path / "out", Paper())
+    made = write_artifact(study(), tmp_path / "out", PaperFile())
     with zipfile.ZipFile(made.archive) as archive:
         names = archive.namelist()
         assert names == sorted(names)
@@ -110,7 +110,7 @@ def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
 def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path, monkeypatch):
     """Artifacts packed before formulas were escaped verify as well."""
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"])  # has no baseline
-    folder = write_artifact(study(strategy="=cmd()"), tmp_path, Paper()).folder
+    folder = write_artifact(study(strategy="=cmd()"), tmp_path, PaperFile()).folder
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
     sums, named = folder / "SHA256SUMS", 0
     for figure in (folder / "plots" / "mine").glob("*.csv"):
@@ -133,7 +133,9 @@ def test_contribution_mentions_engine_part_only_if_engine_was_run(tmp_path, engi
             strategies=tuple(dict.fromkeys(names)), workers=(1, 2), native_workers=(), repetitions=1
         ):
             store.append(run, epochs)
-    claims = [claim.text for _, claim in write_artifact(tmp_path / "mine", tmp_path, Paper()).description.contributions]
+    claims = [
+        claim.text for _, claim in write_artifact(tmp_path / "mine", tmp_path, PaperFile()).description.contributions
+    ]
     (saved,) = [text for text in claims if text.startswith("How much time synchronising less often")]
     assert saved.endswith("per-batch baselines, and which part of it the engine saves." if told else "baselines.")
 
@@ -144,7 +146,7 @@ def test_oversubscribed_study_states_no_expected_time(tmp_path, execution):
         for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=1):
             marked = {"execution": execution, "engine": "mpi", "oversubscribed": True}
             store.append(run.model_copy(update=marked), epochs)
-    folder = write_artifact(tmp_path / "mine", tmp_path, Paper()).folder
+    folder = write_artifact(tmp_path / "mine", tmp_path, PaperFile()).folder
     said = (folder / "README.md").read_text(encoding="utf-8")
     assert "every run of several workers is oversubscribed" in said
     assert "No time is expected: every run was oversubscribed" in said
@@ -155,7 +157,7 @@ def test_oversubscribed_study_states_no_expected_time(tmp_path, execution):
 
 @pytest.mark.usefixtures("one_figure")
 def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
-    folder = write_artifact(study(), tmp_path, Paper()).folder
+    folder = write_artifact(study(), tmp_path, PaperFile()).folder
     shutil.copytree(folder, tmp_path / "forged")
     forged, table = tmp_path / "forged", "results/mine/runs.csv"
     rows = list(csv.reader((forged / table).read_text(encoding="utf-8").splitlines()))
@@ -176,7 +178,9 @@ def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
     files = [("scalebench/__init__.py", b"")]  # the real ones may be edited while this runs
     monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
     folder = study()
-    first, second = (write_artifact(folder, tmp_path / name, Paper()).archive.read_bytes() for name in ("one", "two"))
+    first, second = (
+        write_artifact(folder, tmp_path / name, PaperFile()).archive.read_bytes() for name in ("one", "two")
+    )
     assert first == second
 
 
@@ -184,30 +188,30 @@ def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
 def test_first_packing_times_drawing_and_later_ones_reuse_it(study, tmp_path):
     folder = study()
     assert not (folder / "durations.json").exists()
-    first = write_artifact(folder, tmp_path / "first", Paper())
+    first = write_artifact(folder, tmp_path / "first", PaperFile())
     assert first.description.minutes.analysis == 1
     assert not [remark for remark in first.remarks if "drawing" in remark]
     kept = json.loads((folder / "durations.json").read_text())
     assert kept.keys() == {"plot"}
-    second = write_artifact(folder, tmp_path / "second", Paper())
+    second = write_artifact(folder, tmp_path / "second", PaperFile())
     assert first.archive.read_bytes() == second.archive.read_bytes()
     (folder / "durations.json").write_text('{"plot": 200.0}')
-    assert write_artifact(folder, tmp_path / "third", Paper()).description.minutes.analysis == 4
+    assert write_artifact(folder, tmp_path / "third", PaperFile()).description.minutes.analysis == 4
 
 
 @pytest.mark.parametrize(("cluster", "stated"), [("juwels-booster", True), ("this-machine", False), ("no.yaml", False)])
 def test_shipment_is_stated_only_for_stated_clusters(study, tmp_path, cluster, stated):
-    shipment = write_artifact(study({"cluster": cluster}), tmp_path, Paper()).description.shipment
+    shipment = write_artifact(study({"cluster": cluster}), tmp_path, PaperFile()).description.shipment
     assert (shipment.is_stated, shipment.has_calibration) == (stated, False)
 
 
 def test_artifact_is_replaced_unless_changed_by_hand(study, tmp_path):
     folder = study()
-    made = write_artifact(folder, tmp_path, Paper())
-    assert write_artifact(folder, tmp_path, Paper(title="Another")).description.title == "Another"
+    made = write_artifact(folder, tmp_path, PaperFile())
+    assert write_artifact(folder, tmp_path, PaperFile(title="Another")).description.title == "Another"
     (made.folder / "README.md").write_text("mine")
     with pytest.raises(ResultsError, match=r"README.md was changed by hand and would be lost"):
-        write_artifact(folder, tmp_path, Paper())
+        write_artifact(folder, tmp_path, PaperFile())
     assert (made.folder / "README.md").read_text() == "mine"
 
 
@@ -225,7 +229,7 @@ def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
         error=error,
         model=f"{own}:build",
     )
-    made = write_artifact(folder, tmp_path / "out", Paper())
+    made = write_artifact(folder, tmp_path / "out", PaperFile())
     with zipfile.ZipFile(made.archive) as archive:
         texts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(next((made.folder / "software").glob("*.whl"))) as wheel:
@@ -254,7 +258,7 @@ def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machin
     folder = study(places, model=places["model"], cluster=places["cluster"])
     keep_planned(folder, [Planned("r", "h", "virtual")], begun_in=tmp_path)
     assert begun_in(folder) == tmp_path
-    root = write_artifact(folder, tmp_path / "out", Paper()).folder
+    root = write_artifact(folder, tmp_path / "out", PaperFile()).folder
     assert begun_in(root / "results" / "mine") == root.resolve(), "there, and not at the author's, begin its paths"
     shipped = load_study(root / "results" / "mine" / "study.yaml", {}, [])
     assert shipped.model.name == "inputs/net.py:build"
@@ -271,7 +275,7 @@ def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machin
 
 
 def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):
-    root = write_artifact(study({"cluster": "this-machine"}), tmp_path / "out", Paper()).folder
+    root = write_artifact(study({"cluster": "this-machine"}), tmp_path / "out", PaperFile()).folder
     assert "options+=(--cluster inputs/this-machine.yaml)" in (root / "reproduce.sh").read_text()
     node = load_cluster(root / "inputs" / "this-machine.yaml").node
     assert (node.cores, node.workers_per_node, node.memory_gib) == (97, 97, 2.0)
@@ -279,7 +283,7 @@ def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):
 
 
 def test_constraints_pin_recorded_versions(study, tmp_path):
-    made = write_artifact(study(), tmp_path, Paper())
+    made = write_artifact(study(), tmp_path, PaperFile())
     pins = (made.folder / "constraints.txt").read_text().splitlines()
     assert pins == ["# Python 3.11.7", "horovod==0.28.1", "numpy==2.4.6", "torch==2.13.0"]
     light = (made.folder / "requirements-analysis.txt").read_text()
@@ -292,7 +296,7 @@ def test_hardware_lists_gpus_and_nodes_of_real_runs(study, tmp_path, monkeypatch
     node = {"cpu": {"model": "another CPU", "usable_cores": 64}}
     monkeypatch.setitem(PROVENANCE, "gpus", [gpu])
     monkeypatch.setitem(PROVENANCE, "nodes", {"cafe": node, "f00d": node})
-    (said,) = write_artifact(study(), tmp_path, Paper()).description.machines
+    (said,) = write_artifact(study(), tmp_path, PaperFile()).description.machines
     assert dict(said)["GPUs"] == "NVIDIA H100 (driver 550.54, 81559 MiB)"
     assert dict(said)["nodes of real runs"] == "2 of another CPU, 64 cores"
 
@@ -323,7 +327,7 @@ def test_wheel_installs_with_pip(tmp_path):
 
 
 def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
-    paper = Paper.model_validate(
+    paper = PaperFile.model_validate(
         {
             "title": "A paper",
             "license": "CC-BY-4.0",
@@ -388,7 +392,7 @@ def test_invalid_paper_is_refused_in_one_line(tmp_path, text, complaint):
 def test_records_without_study_cannot_be_rerun(study, tmp_path):
     folder = study()
     (folder / "study.yaml").unlink()
-    made = write_artifact(folder, tmp_path / "out", Paper())
+    made = write_artifact(folder, tmp_path / "out", PaperFile())
     assert any("cannot be run again" in remark for remark in made.remarks)
     assert "the study cannot be run again" in (made.folder / "reproduce.sh").read_text()
     subprocess.run(["bash", "-n", made.folder / "reproduce.sh"], check=True)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import load
-from scalebench.artifact import Paper
+from scalebench.artifact import PaperFile
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import Description, describe
 from scalebench.artifact.rendering import escape_markdown, latex, latex_link, markdown, script
@@ -102,7 +102,7 @@ def description(tmp_path) -> Description:
         store.keep_provenance(
             {"cpu": {"model": NASTY, "usable_cores": 2}, "packages": {"numpy": "2.4.6"}, "gpus": [NASTY]}
         )
-    paper = Paper.model_validate(
+    paper = PaperFile.model_validate(
         {
             "title": NASTY,
             "authors": [{"name": NASTY, "affiliation": NASTY}],

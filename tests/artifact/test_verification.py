@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.analysis import load
-from scalebench.artifact import Paper
+from scalebench.artifact import PaperFile
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import describe
 from scalebench.artifact.verification import expected_again, expected_minutes
@@ -77,5 +77,5 @@ def test_description_names_asynchronous_strategies_that_ran(tmp_path):
     with Store(tmp_path / "mine", fsync=False) as store:
         for number, name in enumerate(("allreduce", "asp")):
             store.append(run_row(run_id=f"n{number}", execution="native", engine="mpi", strategy=name))
-    (said,) = describe(load(tmp_path / "mine"), [], Paper(), Shipment()).again
+    (said,) = describe(load(tmp_path / "mine"), [], PaperFile(), Shipment()).again
     assert "Metrics of asp vary with the order in which workers arrive" in said

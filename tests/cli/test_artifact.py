@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.cli.main import main
-from scalebench.figures import Request, plot_folder
+from scalebench.figures import PlotRequest, plot_folder
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
@@ -18,7 +18,7 @@ def scalebench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
     for room in ("packing", "verification"):
-        own = partial(plot_folder, request=Request(formats=("svg",)))
+        own = partial(plot_folder, request=PlotRequest(formats=("svg",)))
         monkeypatch.setattr(f"scalebench.artifact.{room}.plot_folder", lambda *a, jobs, own=own: own(*a))
     with Store(tmp_path / "results" / "synthetic", fsync=False) as store:
         for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=2):
@@ -53,7 +53,7 @@ def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
     real = plot_folder
 
     def altered(folder, output, *, jobs):
-        drawn = real(folder, output, Request(formats=("svg",)))
+        drawn = real(folder, output, PlotRequest(formats=("svg",)))
         table = drawn[0].files[-1]
         table.write_text(table.read_text().replace("2", "3", 1))
         return drawn

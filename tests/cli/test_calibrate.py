@@ -10,7 +10,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import RunError
 from scalebench.pricing.calibration_file import read_calibration
-from scalebench.virtual.step_statistics import Measured
+from scalebench.virtual.step_statistics import MeasuredTables
 
 STUDY = ("--dataset", "wine", "--set", "workers=1,2", "--set", 'strategies=["serial", "epoch_average"]')
 FILE = Path("machine.json")
@@ -29,7 +29,9 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
         (like,) = machine.tables
         batches = [like.batches[0].model_copy(update={"samples": size}) for size in sizes]
         loads = sorted({1, node_workers})
-        return Measured([like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, [])
+        return MeasuredTables(
+            [like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, []
+        )
 
     monkeypatch.setattr("scalebench.launch.machine.measure_steps", steps)
     monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", lambda *_, **__: machine.engines)

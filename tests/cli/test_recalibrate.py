@@ -11,7 +11,7 @@ from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.study.load import load_study
-from scalebench.virtual.step_statistics import Measured
+from scalebench.virtual.step_statistics import MeasuredTables
 from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
@@ -41,7 +41,7 @@ def machine(tmp_path, monkeypatch, machine, invoke):
             self.measured += 1
             update = {"others_load": self.taken}
             tables = [table.scaled(self.factor).model_copy(update=update) for table in machine.tables]
-            return Measured(tables, 1e-3, [])
+            return MeasuredTables(tables, 1e-3, [])
 
         def engines(self, *_, **__):
             entries = [

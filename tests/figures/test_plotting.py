@@ -16,7 +16,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import Request, default_figures, describe_figures, figure_names, plot, plot_folder
+from scalebench.figures import PlotRequest, default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
@@ -83,7 +83,7 @@ def test_same_records_give_same_bytes(results, plots, tmp_path):
 
 def test_several_processes_draw_the_same_bytes(results, plots, tmp_path):
     names = ["time-reduction", "strong-scaling", "agreement"]
-    drawn = plot_folder(results.folder, tmp_path, Request(names=tuple(names), formats=("svg",)), jobs=2)
+    drawn = plot_folder(results.folder, tmp_path, PlotRequest(names=tuple(names), formats=("svg",)), jobs=2)
     assert [figure.name for figure in drawn] == names
     again = digests(tmp_path / "synthetic")
     assert len(again) == 4 * len(names)  # picture, numbers, and the caption twice

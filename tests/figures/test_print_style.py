@@ -12,7 +12,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import Request, default_figures, plot_folder
+from scalebench.figures import PlotRequest, default_figures, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.caption_files import to_latex
 from scalebench.figures.drawing.canvas import Canvas
@@ -41,7 +41,7 @@ def draw(results: Results, name: str, style: Style, selection=EVERYTHING, panels
         return canvas, canvas.finish()
 
 
-def drawn(folder, request: Request, place) -> pd.DataFrame:
+def drawn(folder, request: PlotRequest, place) -> pd.DataFrame:
     (figure,) = plot_folder(folder, place, request, place=place)
     return pd.read_csv(figure.files[-1])
 
@@ -58,7 +58,7 @@ def test_texts_of_print_styles_have_seven_to_nine_points(results, style, columns
 
 
 def test_pdf_embeds_truetype_fonts_and_no_bitmap(results, tmp_path):
-    figures = plot_folder(results.folder, tmp_path, Request(formats=("pdf",), style=choose_style("ieee")))
+    figures = plot_folder(results.folder, tmp_path, PlotRequest(formats=("pdf",), style=choose_style("ieee")))
     files = [figure.files[0] for figure in figures if figure.files]
     assert len(files) == 6
     for file in files:
@@ -69,7 +69,7 @@ def test_pdf_embeds_truetype_fonts_and_no_bitmap(results, tmp_path):
 
 
 def test_png_is_as_wide_as_asked_at_300_dots_per_inch(results, tmp_path):
-    request = Request(("agreement",), ("png",), choose_style("acm", width_in=parse_width("84mm")))
+    request = PlotRequest(("agreement",), ("png",), choose_style("acm", width_in=parse_width("84mm")))
     (figure,) = plot_folder(results.folder, tmp_path, request)
     with Image.open(figure.files[0]) as image:
         assert image.width == pytest.approx(84 / 25.4 * 300, abs=1)
@@ -91,7 +91,10 @@ def test_caption_stands_in_picture_beside_it_or_nowhere(results, tmp_path):
         inside = any("Strong scaling" in text.get_text() for text in figure.findobj(Text))
         assert inside == (caption == "below")
         (written,) = plot_folder(
-            results.folder, tmp_path / caption, Request(("strong-scaling",), ("svg",), style), place=tmp_path / caption
+            results.folder,
+            tmp_path / caption,
+            PlotRequest(("strong-scaling",), ("svg",), style),
+            place=tmp_path / caption,
         )
         assert [file.suffix for file in written.files] == (
             [".svg", ".csv"] if caption == "none" else [".svg", ".txt", ".tex", ".csv"]
@@ -120,7 +123,7 @@ def test_without_titles_letters_stay_and_caption_names_the_panels(results):
 
 @pytest.mark.parametrize("asked", ["b", "efficiency"])
 def test_single_panel_has_no_letter(results, asked):
-    request = Request(("strong-scaling",), panels=(asked,))
+    request = PlotRequest(("strong-scaling",), panels=(asked,))
     canvas, figure = draw(
         results, "strong-scaling", choose_style("ieee"), panels=request.panels_of(FIGURES.find("strong-scaling"))
     )
@@ -130,18 +133,18 @@ def test_single_panel_has_no_letter(results, asked):
 
 
 def test_panel_limits_the_figures_to_those_that_have_it(results, tmp_path):
-    figures = plot_folder(results.folder, tmp_path, Request(formats=("svg",), panels=("ratio",)))
+    figures = plot_folder(results.folder, tmp_path, PlotRequest(formats=("svg",), panels=("ratio",)))
     assert [figure.name for figure in figures] == ["agreement"]
     with pytest.raises(UsageError, match="--panel: breakdown has no 'time'; its panels are chosen with --strategy"):
-        plot_folder(results.folder, tmp_path, Request(("breakdown",), panels=("time",)))
+        plot_folder(results.folder, tmp_path, PlotRequest(("breakdown",), panels=("time",)))
     with pytest.raises(UsageError, match="strong-scaling has no 'effiency'; did you mean"):
-        plot_folder(results.folder, tmp_path, Request(("strong-scaling",), panels=("effiency",)))
+        plot_folder(results.folder, tmp_path, PlotRequest(("strong-scaling",), panels=("effiency",)))
 
 
 def test_selection_limits_what_is_drawn_but_not_its_baselines(results, tmp_path):
-    whole = drawn(results.folder, Request(("time-reduction",), ("svg",)), tmp_path / "whole")
+    whole = drawn(results.folder, PlotRequest(("time-reduction",), ("svg",)), tmp_path / "whole")
     selection = Selection(("epoch_average",), (2, 8), ("virtual",))
-    part = drawn(results.folder, Request(("time-reduction",), ("svg",), selection=selection), tmp_path / "part")
+    part = drawn(results.folder, PlotRequest(("time-reduction",), ("svg",), selection=selection), tmp_path / "part")
     headline = part[part["panel"] == "reduction against allreduce"].dropna(subset="workers")
     assert set(headline["series"]) == {"epoch_average"}
     assert set(headline["workers"]) == {2, 8}
@@ -187,11 +190,11 @@ def test_caption_of_a_selection_tells_of_drawn_runs_only(results):
 )
 def test_empty_selection_is_refused_with_what_there_is(results, tmp_path, selection, message):
     with pytest.raises((UsageError, ResultsError), match=message):
-        plot_folder(results.folder, tmp_path, Request(selection=selection))
+        plot_folder(results.folder, tmp_path, PlotRequest(selection=selection))
 
 
 def test_figures_without_selected_data_are_left_out_with_reason(results, tmp_path):
-    request = Request(formats=("svg",), selection=Selection(("allreduce",), executions=("native",)))
+    request = PlotRequest(formats=("svg",), selection=Selection(("allreduce",), executions=("native",)))
     absent = {figure.name: figure.absent for figure in plot_folder(results.folder, tmp_path, request)}
     assert "no strategy synchronises less often" in absent["time-reduction"]
     assert "ran both virtually and natively" in absent["agreement"]

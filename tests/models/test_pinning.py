@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.analysis import compare_studies, load
 from scalebench.analysis.methodology import check
-from scalebench.artifact import Paper, write_artifact
+from scalebench.artifact import PaperFile, write_artifact
 from scalebench.errors import ModelError, ResultsError, RunError
 from scalebench.launch.planning import plan_study
 from scalebench.models.pinning import pinned, require_unchanged
@@ -136,7 +136,7 @@ def test_artifact_finds_files_from_any_folder(scalebench, tmp_path, monkeypatch)
     scalebench(*RUN, *FILES)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    made = write_artifact(Path("../results/mine"), tmp_path / "out", Paper())
+    made = write_artifact(Path("../results/mine"), tmp_path / "out", PaperFile())
     assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["net.py", "ours.yaml", "start.npz"]
     assert made.description.shipment.missing == []
 
@@ -146,7 +146,7 @@ def test_artifact_ships_the_files_that_ran_without_credentials(scalebench, tmp_p
     secret = "# https://carla:pw@example.org\n"
     Path("net.py").write_text(secret + NET)
     scalebench(*RUN, *FILES)
-    made = write_artifact(Path("results/mine"), tmp_path / "out", Paper())
+    made = write_artifact(Path("results/mine"), tmp_path / "out", PaperFile())
     inputs, records = made.folder / "inputs", made.folder / "results" / "mine"
     assert (inputs / "net.py").read_text() == secret.replace("carla:pw", "<credentials>") + NET
     kept = load_study(records / "study.yaml", {}, [])
@@ -154,9 +154,9 @@ def test_artifact_ships_the_files_that_ran_without_credentials(scalebench, tmp_p
     for name, file in KEYS.items():
         assert getattr(kept, name) == row[name] == sha256(inputs / file), "what was hidden is another content"
     change("model_sha256")
-    made = write_artifact(Path("results/mine"), tmp_path / "again", Paper())
+    made = write_artifact(Path("results/mine"), tmp_path / "again", PaperFile())
     assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["ours.yaml", "start.npz"]
     assert any("inputs/net.py has changed since the study began and is not packed" in one for one in made.remarks)
     change("cluster_sha256")
-    made = write_artifact(Path("results/mine"), tmp_path / "third", Paper())
+    made = write_artifact(Path("results/mine"), tmp_path / "third", PaperFile())
     assert any("inputs/ours.yaml has changed since the study began and is not packed" in one for one in made.remarks)

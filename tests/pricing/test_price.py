@@ -13,7 +13,7 @@ from scalebench.errors import RunError
 from scalebench.pricing.charges import Charges, gradients
 from scalebench.pricing.price import NotLockStepError, price
 from scalebench.pricing.recording import record
-from scalebench.pricing.schedule import Event, Partition, Schedule
+from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies import registry
 from scalebench.system.clock import Task
 from scalebench.virtual.engine import model_time, simulate
@@ -65,7 +65,7 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
 
 
 def test_programs_that_do_not_meet_are_refused(make_run, machine):
-    everyone = Partition.of_all(2)
+    everyone = RankGroups.of_all(2)
     alone = Schedule(0, [Event("barrier", members=(0, 1), partition=everyone)])
     charges = Charges.of(make_run("allreduce", 2), machine, registry.create("allreduce", {}, "virtual"))
     with pytest.raises(RunError, match="others do not call"):
@@ -75,7 +75,7 @@ def test_programs_that_do_not_meet_are_refused(make_run, machine):
 
 
 def test_partition_numbers_the_parts_of_each_group():
-    halves = Partition.of_all(8).part(0, lambda rank: rank // 4)
+    halves = RankGroups.of_all(8).part(0, lambda rank: rank // 4)
     assert [list(halves.members(label)) for label in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     strided = halves.part(0, lambda rank: rank % 2)
     assert [list(strided.members(label)) for label in range(4)] == [[0, 2], [1, 3], [4, 6], [5, 7]]

@@ -14,7 +14,7 @@ import pytest
 
 from scalebench.analysis import compare_strategies, load
 from scalebench.analysis.comparability import changed
-from scalebench.artifact import Paper, write_artifact
+from scalebench.artifact import PaperFile, write_artifact
 from scalebench.comm import engines
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
@@ -200,7 +200,7 @@ def test_options_of_an_own_strategy_are_checked_and_explained(file, invoke):
 def test_artifact_ships_an_own_strategy(file, invoke, tmp_path, monkeypatch):
     monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["convergence"])
     invoke(*RUN, "--strategy", "serial", "--strategy", OWN, "--strategy", "allreduce")
-    made = write_artifact(Path("results/mine"), tmp_path / "out", Paper())
+    made = write_artifact(Path("results/mine"), tmp_path / "out", PaperFile())
     records = made.folder / "results" / "mine"
     shipped = load_study(records / "study.yaml", {}, [])
     assert [item.name for item in shipped.strategies] == ["serial", f"inputs/{OWN}", "allreduce"]

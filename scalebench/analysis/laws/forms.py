@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.laws.series import Series, Workload
+from scalebench.analysis.laws.series import Series, SeriesWork
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -113,7 +113,7 @@ HOPS: dict[str, tuple[str, Callable[[Array], Array]]] = {
 }
 
 
-def mechanistic(workload: Workload, name: str) -> Law:
+def mechanistic(workload: SeriesWork, name: str) -> Law:
     """Columns steps, samples where the batch changes, syncs f(N), and bytes if distinguishable from compute."""
     word, hops = HOPS[name]
     samples = workload.samples is not None

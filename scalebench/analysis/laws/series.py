@@ -24,7 +24,7 @@ _COUNTED = ["optimizer_steps", "syncs", "bytes_sent_per_worker"]
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
+class SeriesWork:
     """Steps, synchronisations and bytes of a whole run of one worker at the measured worker `counts`.
 
     Between counts each is interpolated as a power of N. Beyond the last count steps are extrapolated as N^`steps_power`
@@ -101,7 +101,7 @@ class Series:
     at: Array
     seconds: Array
     repetition: npt.NDArray[np.int64]
-    workload: Workload | str
+    workload: SeriesWork | str
     most_workers: float = float("inf")
     notes: tuple[str, ...] = field(default_factory=tuple)
     error: VirtualError | None = None
@@ -209,7 +209,7 @@ def _listed(counts: pd.Series[int]) -> str:
     return f"{', '.join(map(str, several))} worker{'' if several == [1] else 's'}"
 
 
-def workload_of(runs: pd.DataFrame) -> Workload | str:
+def workload_of(runs: pd.DataFrame) -> SeriesWork | str:
     """Workload recorded by `runs` of one series, or the reason for its absence."""
     missing = [name for name in _COUNTED if runs[name].isna().any()]
     if missing:
@@ -230,7 +230,7 @@ def workload_of(runs: pd.DataFrame) -> Workload | str:
         if runs["batch_per_worker"].isna().any():
             return "the rows have no batch_per_worker"
         samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(dtype=float)
-    return Workload(counts, steps, syncs, sent, -1.0 if strong and fixed_batch else 0.0, samples)
+    return SeriesWork(counts, steps, syncs, sent, -1.0 if strong and fixed_batch else 0.0, samples)
 
 
 def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:

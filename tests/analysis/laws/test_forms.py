@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, mechanistic, universal
-from scalebench.analysis.laws.series import Workload
+from scalebench.analysis.laws.series import SeriesWork
 from tests.law_factory import BYTES, COUNTS, STEPS, TRUTHS, following, law_named, workload
 
 N = np.array([1.0, 2.0, 3.0, 10.0, 64.0, 1000.0])
@@ -91,7 +91,7 @@ def test_bytes_collinear_with_compute_are_left_out():
 def test_step_time_depends_on_samples_at_fixed_global_batch():
     n = np.array(COUNTS, dtype=float)
     syncs = np.where(n > 1, 100.0, 0.0)
-    load = Workload(n, np.full(7, 100.0), syncs, BYTES * syncs, 0.0, samples=100 * 64 / n)
+    load = SeriesWork(n, np.full(7, 100.0), syncs, BYTES * syncs, 0.0, samples=100 * 64 / n)
     law = mechanistic(load, "mechanistic-log")
     x = np.array([2e-4, 1e-5, 1e-4, 1e-9])
     seconds = np.exp(law.log_seconds(n, x))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis.laws.series import Workload, workload_of
+from scalebench.analysis.laws.series import SeriesWork, workload_of
 from tests.law_factory import BYTES, COUNTS, STEPS, workload
 from tests.records_factory import run_row
 
@@ -49,7 +49,7 @@ def test_workload_is_never_negative(count):
     n = np.array([count])
     counts = np.array(COUNTS, dtype=float)
     shrinking = np.where(counts > 1, 70 - counts, 0.0)  # a straight line would go below zero
-    load = Workload(counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0)
+    load = SeriesWork(counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0)
     assert load.syncs(n)[0] >= 0
     assert load.bytes_sent(n)[0] >= 0
 
@@ -57,7 +57,7 @@ def test_workload_is_never_negative(count):
 def test_bytes_extrapolate_linearly_in_log2_n():
     counts = np.array(COUNTS, dtype=float)
     syncs = np.where(counts > 1, 6.0, 0.0)
-    load = Workload(counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0)
+    load = SeriesWork(counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0)
     assert load.bytes_sent(np.array([256.0])) == pytest.approx(6 * 8 * 100)
 
 
@@ -70,12 +70,12 @@ def test_one_worker_sends_no_bytes():
 
 def test_workload_is_read_from_rows():
     load = workload_of(rows())
-    assert isinstance(load, Workload)
+    assert isinstance(load, SeriesWork)
     assert load.measured_steps.tolist() == [800, 400, 200, 100]
     assert load.measured_syncs.tolist() == [0, 6, 6, 6]
     assert load.samples is None
     both = workload_of(rows(batch_policy="global", batch_per_worker=lambda workers: 64 // workers))
-    assert isinstance(both, Workload)
+    assert isinstance(both, SeriesWork)
     assert both.samples is not None
     assert both.samples.tolist() == [51200, 12800, 3200, 800]
 
