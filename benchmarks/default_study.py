@@ -30,7 +30,7 @@ SCALEBENCH = (sys.executable, "-m", "scalebench")
 
 @dataclass(frozen=True)
 class Usage:
-    """What one command took, its children included."""
+    """Times of one command, its children included."""
 
     wall_s: float
     cpu_s: float

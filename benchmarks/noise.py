@@ -16,7 +16,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Noise:
-    """What multiplies a quiet run's time: lognormal noise, and with probability `odd` a delay.
+    """Return the factor on a quiet run's time: lognormal noise, and with probability `odd` a delay.
 
     The delay is `factor`, or exponential on logs with mean `tail`.
     """

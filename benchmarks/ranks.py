@@ -23,7 +23,7 @@ _LIMIT_S = 300.0
 
 
 def findings_of_ranks(module: str, engine: str, ranks: int = 2) -> list[Finding]:
-    """What `measure_here(engine)` of the benchmark `module` finds on `ranks` processes."""
+    """Return the results of `measure_here(engine)` of the benchmark `module` on `ranks` processes."""
     reason = engines.available(engine)
     if reason is not None:
         return [Finding(f"{module}: {engine}", "", "", f"not measured: {reason}", "", "", "")]

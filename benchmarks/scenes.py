@@ -208,7 +208,7 @@ class Wrong:
     checks: tuple[tuple[str, int], ...] = (("mpi", 4), ("horovod", 2), ("gloo", 2))
 
     def draw(self, noise: Noise, studies: int, random: Random) -> tuple[VirtualError, Array, dict[str, Array]]:
-        """What the checks tell, the common error, and that of each engine, by its name; labels are engines."""
+        """Return the findings of the checks, the common error, and the error of each engine by name."""
         common, found, engines = random.normal(0, self.common, (studies, 1)), {}, {}
         for engine, number in self.checks:
             engines[engine] = random.normal(0, self.engine, (studies, 1))

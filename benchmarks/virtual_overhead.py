@@ -89,7 +89,7 @@ def make_run(training: Training, strategy: str) -> Run:
 
 
 def bare_loop(run: Run, dataset: Dataset) -> None:
-    """What one writes by hand: one model, batches sliced from a shuffled tensor, torch's SGD with its defaults."""
+    """A loop written by hand: one model, batches sliced from a shuffled tensor, torch's SGD with its defaults."""
     plan = BatchPlan.of(run, run.workers, run.seed, dataset)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))

@@ -23,7 +23,7 @@ _CELL = ["label", "workers"]
 
 
 class TuningCost(NamedTuple):
-    """What tuning took: trials of all cells together, and their core-hours on the cluster that they simulate."""
+    """Cost of tuning: number of trials of all cells, and their core-hours on the simulated cluster."""
 
     trials: int
     cells: int

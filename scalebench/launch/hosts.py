@@ -88,7 +88,7 @@ class Hosts:
         return any(n * busy > host.cores for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True))
 
     def most(self, threads: int, counts: Sequence[int]) -> list[int]:
-        """Those of `counts` whose workers, of `threads` threads, have cores of their own, and slots."""
+        """Return the `counts` whose workers, of `threads` threads, have cores of their own, and slots."""
         return [count for count in counts if count <= self.slots and not self.is_oversubscribed("mpi", count, threads)]
 
 

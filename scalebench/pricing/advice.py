@@ -1,4 +1,4 @@
-"""What a grid of predictions advises: crossovers, knee, the best count for a budget, needed bandwidth and batch."""
+"""Advice from a grid of predictions: crossovers, knee, the best count for a budget, needed bandwidth and batch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from scalebench.system.atomic_write import write_atomic
 
 
 class Measurement(BaseModel):
-    """What a calibration was measured for, and on what."""
+    """Model, dtype and machine of a calibration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""What programs are charged: prices of communication, seconds of compute, with the factors on them."""
+"""Charges on programs: prices of communication, seconds of compute, with the factors on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 class Machines(Protocol):
-    """What M machines charge.
+    """Charges of M machines.
 
     `spread` (M,) is the standard deviation of a step's seconds where jitter is expected, not drawn; `slowness[worker]`
     the factor on compute that begins at a moment.

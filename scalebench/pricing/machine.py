@@ -1,4 +1,4 @@
-"""What a schedule is priced by: the cluster, costs of engines, times of steps and of strategies' operations."""
+"""Prices of a schedule: the cluster, costs of engines, times of steps and of strategies' operations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def name_of(operation: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a virtual run is charged by: the cluster, the engines' costs, the step times by load of a node, and the
+    """Prices of a virtual run: the cluster, the engines' costs, the step times by load of a node, and the
     operations of strategies."""
 
     cluster: Cluster

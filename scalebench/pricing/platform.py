@@ -1,4 +1,4 @@
-"""What a training is predicted on: a cluster, a device, an input pipeline; and the same with one component changed."""
+"""Platform of a predicted training: cluster, device and input pipeline; and the same with one component changed."""
 
 from __future__ import annotations
 

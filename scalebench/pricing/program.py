@@ -65,7 +65,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What the workers `ranks` do."""
+    """Operations of the workers `ranks`, in order."""
 
     ranks: Ints
     epochs: list[Epoch]

@@ -224,7 +224,7 @@ class _Parts:
 
 
 class _PricedCell:
-    """What is priced in one cell."""
+    """The platform and batch of one cell."""
 
     def __init__(self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts) -> None:
         self._kept = kept

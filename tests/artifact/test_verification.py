@@ -1,4 +1,4 @@
-"""What a reviewer is told to expect of a rerun: its duration, its times and metrics."""
+"""Expectations of a rerun for a reviewer: its duration, its times and metrics."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_point_outside_the_inputs_range_is_marked():
 
 
 def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
-    """Those of strategies with a law, with an interval; batches beyond the study's are told."""
+    """Each strategy with a law gets an interval; batches beyond the study's are told."""
     folder = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]).folder
     table = tmp_path / "points.csv"
     output = invoke(

@@ -80,7 +80,7 @@ class Place:
         return self.folder / output / "small" / "runs.csv"
 
     def whole_lines(self, output: str) -> bytes:
-        """What of runs.csv is committed."""
+        """Return the committed rows of runs.csv."""
         path = self.runs_csv(output)
         data = path.read_bytes() if path.exists() else b""
         return data[: data.rfind(b"\n") + 1]

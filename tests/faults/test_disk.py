@@ -53,7 +53,7 @@ def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(place):
 
 @pytest.mark.thorough
 def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
-    """What is open stays open; weights, which are new files, fail with their reason, and are made later."""
+    """Open files stay open; weights, which are new files, fail with their reason and are made later."""
     process = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
     weights = place.folder / "out" / "small" / "weights"
     place.until(lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights")

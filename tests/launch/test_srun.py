@@ -1,4 +1,4 @@
-"""What srun is asked for, and where it is refused."""
+"""Arguments of srun, and where it is refused."""
 
 from __future__ import annotations
 

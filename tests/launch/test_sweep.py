@@ -192,7 +192,7 @@ def recorded(runs):
 
 
 def carried_on(study, rows, upto=None):
-    """What a command makes of `study` where `rows` are there: theirs, and those of its first `upto` runs."""
+    """Return the rows after a command on `study` beside `rows`: these, and those of its first `upto` runs."""
     known = {run_id for run_id, _ in rows}
     return rows + recorded([run for run in study.continued(rows).runs if run.run_id not in known][:upto])
 

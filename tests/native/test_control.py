@@ -16,7 +16,7 @@ KEY = b"of this launch"
 
 
 def on_each(ranks, program):
-    """What `program` returns on each of `ranks` ranks, threads here, which have a connection each."""
+    """Return the results of `program` on `ranks` ranks, threads here, which have a connection each."""
     first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     stores = [first, *(dist.TCPStore("127.0.0.1", first.port, timeout=timedelta(seconds=20)) for _ in range(1, ranks))]
     worlds = [StoreGroup(store, KEY, range(ranks), rank) for rank, store in enumerate(stores)]

@@ -1,4 +1,4 @@
-"""What the answer says would show what it does not show."""
+"""The answer names the runs that would show an effect where none is shown."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def real_run(workers, options):
 
 @pytest.mark.thorough
 def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
-    """Whatever the order: all complete with finite models, counted as the formula says; without merges, exactly."""
+    """In any order: all complete with finite models, counted as the formula says; without merges, exactly."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     runs, outcomes = [real_run(*case) for case in REAL], {}

@@ -1,4 +1,4 @@
-"""What a strategy warns of before it runs, and options that would have no effect."""
+"""Warnings of strategies before they run, and options that would have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels and how: error feedback loses nothing, factors are torch's, trees sum, bytes are counted. float64."""
+"""Compressed messages: error feedback loses nothing, factors are torch's, trees sum, bytes are counted. float64."""
 
 from __future__ import annotations
 

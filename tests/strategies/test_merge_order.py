@@ -1,4 +1,4 @@
-"""What the order of asynchronous merges means for each worker, and that it is recorded."""
+"""The order of asynchronous merges: its effect on each worker, and its record."""
 
 from __future__ import annotations
 

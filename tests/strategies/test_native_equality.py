@@ -1,4 +1,4 @@
-"""What real processes compute is what virtual workers compute; heat's and torch's own code included."""
+"""Real processes end with the weights of virtual workers; with those of heat's and torch's own code too."""
 
 from __future__ import annotations
 

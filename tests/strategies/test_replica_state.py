@@ -1,4 +1,4 @@
-"""What replicas average lies side by side and is sent as it lies; where it does not, it is gathered."""
+"""Averaged state that lies side by side is sent in place; other state is gathered first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a timeline says of its run."""
+"""Timelines: laps and facts of a run."""
 
 from __future__ import annotations
 
