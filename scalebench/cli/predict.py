@@ -85,7 +85,7 @@ def predict(
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, counts, memory)
-    to_target = targets_of(grid, read_laws(e0, b_crit, epochs_from))
+    to_target = targets_of(grid, *read_laws(e0, b_crit, epochs_from))
     print_results(_table(predictor, grid, to_target), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)

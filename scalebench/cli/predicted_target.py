@@ -21,6 +21,7 @@ class Target(NamedTuple):
     low: float
     high: float
     law: SeriesLaw
+    source: str  # of a law that was fitted
 
     def beyond(self, point: Point) -> str:
         """Return where the point's global batch lies beyond the fitted ones, empty inside."""
@@ -39,40 +40,46 @@ class Target(NamedTuple):
         if not law.resampled:
             return said
         low, high = law.critical_interval()
-        return f"{said} ({low:,.0f} to {high:,.0f}), fitted to global batches of {self._range}"
+        return f"{said} ({low:,.0f} to {high:,.0f}), fitted to {self.source} at global batches of {self._range}"
 
 
-def read_laws(e0: float | None, b_crit: float | None, epochs_from: Path | None) -> dict[str, SeriesLaw]:
-    """Return the given law, or those fitted to a study or a file, by the strategy's label; empty: any strategy's."""
+def read_laws(e0: float | None, b_crit: float | None, epochs_from: Path | None) -> tuple[dict[str, SeriesLaw], str]:
+    """Return the given law, or those fitted to a study or a file, by the strategy's label, and what was fitted.
+
+    An empty label is any strategy's.
+    """
     from scalebench.errors import ResultsError
 
     if e0 is None and epochs_from is None:
-        return {}
+        return {}, ""
     from scalebench.analysis import load
     from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
 
     if e0 is not None and b_crit is not None:
-        return {"": SeriesLaw("", "", "", EpochsLaw(e0, b_crit), 0, math.inf)}
+        return {"": SeriesLaw("", "", "", EpochsLaw(e0, b_crit), 0, math.inf)}, ""
     assert epochs_from is not None
     if epochs_from.suffix == ".csv":
-        return {"": read_law(epochs_from)}
-    fitted = critical_batches(load(completed_study(epochs_from)))
+        return {"": read_law(epochs_from)}, str(epochs_from)
+    results = load(completed_study(epochs_from))
+    fitted = critical_batches(results)
     if not fitted:
         raise ResultsError(
             f"{epochs_from}: no strategy reached the target in every run at 3 or more global batches; state --e0 and "
             "--b-crit"
         )
-    return {each.label: each for each in sorted(fitted, key=lambda each: each.most)}
+    run = results.completed.iloc[-1]
+    laws = {each.label: each for each in sorted(fitted, key=lambda each: each.most)}
+    return laws, f"{run['model']} on {run['dataset']}"
 
 
-def targets_of(grid: Grid, laws: dict[str, SeriesLaw]) -> dict[int, Target]:
+def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
     """Return the epochs to target of the points whose strategy has a law, by their place."""
     found = {}
     for place, point in enumerate(grid.points):
         if (own := laws.get(str(point.strategy), laws.get(""))) is not None:
             batch = point.batch * point.workers
             (low,), (high,) = own.law.interval(batch)
-            found[place] = Target(float(own.law.epochs(batch)), float(low), float(high), own)
+            found[place] = Target(float(own.law.epochs(batch)), float(low), float(high), own, source)
     return found
 
 

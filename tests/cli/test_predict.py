@@ -86,7 +86,7 @@ def test_epochs_to_target_are_fitted_to_a_file(tmp_path):
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,11\n128,12\n256,14\n")
     output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-from", str(tmp_path / "mine.csv")).output
     assert "To target" in output
-    assert "fitted to global batches of 64 to 256" in output
+    assert f"fitted to {tmp_path / 'mine.csv'} at global batches of 64 to 256" in output.replace("\n", " ")
 
 
 def test_step_time_is_scaled_to_another_device(tmp_path):
