@@ -14,6 +14,7 @@ from scalebench.papers.catalog import find_papers
 from scalebench.papers.claims import claims_page
 from scalebench.records.folder import RUNS
 from scalebench.records.study_file import changes
+from tests.conftest import some
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
@@ -45,16 +46,16 @@ def test_the_page_of_claims_is_of_these_rows():
     assert page == claims_page(PAPERS, "laptop", REFERENCE.relative_to(ROOT)), REFRESH
 
 
-@pytest.mark.thorough
-def test_another_process_draws_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("paper", some([paper.name for paper in PAPERS], "besch1995"))
+def test_another_process_draws_the_same_bytes(tmp_path, paper):
     drawn = []
     for hash_seed in ("1", "2"):
         output = tmp_path / hash_seed
-        command = [sys.executable, "-m", "scalebench", "reproduce", "dssp2019", "--redraw"]
+        command = [sys.executable, "-m", "scalebench", "reproduce", paper, "--redraw"]
         subprocess.run(
             [*command, "--results", str(REFERENCE), "--output", str(output)],
             cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True, capture_output=True,
         )  # fmt: skip
         drawn.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()})
     assert drawn[0] == drawn[1]
-    assert len([path for path in drawn[0] if path.suffix == ".svg"]) >= 6
+    assert any(path.suffix == ".svg" for path in drawn[0])
