@@ -175,11 +175,12 @@ def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlabel(first.unit)
-    _title(axis, f"{what}, {first.workers} workers" if first.workers else what)
+    beside = max(map(len, names)) // 2  # the names of the lines take their room from the panel's width
+    _title(axis, f"{what}, {first.workers} workers" if first.workers else what, beside)
 
 
-def _title(axis, text: str) -> None:  # type: ignore[no-untyped-def]
-    axis.set_title(fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols))
+def _title(axis, text: str, beside: int = 0) -> None:  # type: ignore[no-untyped-def]
+    axis.set_title(fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols - beside))
 
 
 def _never(axis, places: Sequence[float | None], **look: object) -> None:  # type: ignore[no-untyped-def]
