@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _PANELS = {
     "exposed": "exposed communication",
-    "transfer": "exposed, without waiting",
+    "transfer": "exposed transfer",
     "waiting": "waiting",
     "hidden": "hidden behind compute",
 }
@@ -41,10 +41,14 @@ class Communication(Figure):
         bars = table["exposed_low"].notna()
         table = table.assign(interval=bars.map({True: CONFIDENCE, False: ""}))
         names = [name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()]
+        nothing_hidden = "hidden" in names and not (table["hidden"] > 0).any()
+        if nothing_hidden and not canvas.chosen:
+            names.remove("hidden")
         if not names:
             raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
         counts = sorted(int(count) for count in table["workers"].unique())
-        (panels,) = canvas.grids((len(groups) * len(names), canvas.fits(len(names)), 2.75 if len(groups) == 1 else 2.1))
+        columns = -(-len(names) // -(-len(names) // canvas.fits(len(names))))  # four as two by two
+        (panels,) = canvas.grids((len(groups) * len(names), columns, 2.75 if len(groups) == 1 else 2.1))
         for panel, (group, name) in zip(panels, [(group, name) for group in groups for name in names], strict=True):
             panel.title(_PANELS[name])
             own = table[table["series"].isin(group)]
@@ -62,8 +66,10 @@ class Communication(Figure):
             results,
             table,
             "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
-            "it: from a worker's arrival to that of the last. Hidden: what else the messages cost, behind compute, of "
+            "it: from a worker's arrival to that of the last; transfer: the rest of it. Hidden: what else the messages "
+            "cost, behind compute, of "
             "simulated runs.",
+            "No communication was hidden behind compute." if nothing_hidden else "",
             "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
             bars=False,

@@ -6,6 +6,7 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.figures import plot
+from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.figures.test_time_to_target import drawn
@@ -42,6 +43,18 @@ def test_hidden_communication_has_a_panel_where_it_is_known(study):  # noqa: F81
     canvas = drawn(study(rows=rows), "communication")
     assert canvas.panels[-1].name == "hidden behind compute"
     assert set(canvas.data().query("quantity == 'hidden'")["y"]) == {25}
+
+
+def test_four_panels_stand_two_by_two_and_an_empty_one_is_left_out(study):  # noqa: F811
+    def panels(hidden):
+        rows = [
+            run("ddp", workers, 4.0, "virtual", comm_s=0.1, wait_s=0.04, hidden_comm_s=hidden) for workers in (2, 4)
+        ]
+        canvas = drawn(study(rows=rows), "communication", style=choose_style(width_in=7.0))
+        return [panel.leftmost for panel in canvas.panels], "No communication was hidden" in canvas.caption()
+
+    assert panels(1.0) == ([True, False, True, False], False)
+    assert panels(0.0) == ([True, False, False], True)
 
 
 def test_chosen_panel_is_drawn_alone(study):  # noqa: F811
