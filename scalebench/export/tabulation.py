@@ -118,11 +118,14 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
     """Return the `shown` cells with the columns `names`; default: those of DEFAULT that have a number.
 
     Raises:
-        UsageError: an unknown column.
+        UsageError: an unknown column, or one against a baseline that was not run.
     """
     for name in names:
         if name not in _COLUMNS:
             raise UsageError(f"--columns: unknown column {name!r}; {nearest(name, NAMES)}")
+        baseline = name.partition("vs-")[2]
+        if baseline and baseline not in set(results.completed["strategy"]):
+            raise UsageError(f"--columns: {name} needs a completed run of {baseline}, and the study has none")
     table = _with_ratios(results, shown)
     chosen = [_COLUMNS[name] for name in names] or [
         _COLUMNS[name] for name in DEFAULT if table[_COLUMNS[name].keys[0]].notna().any()

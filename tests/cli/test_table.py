@@ -159,3 +159,11 @@ def test_time_to_the_target_has_its_interval_epochs_and_reduction(study):  # noq
 def test_bounds_that_rounding_alone_tells_apart_are_not_printed():
     column = Column("Time", ("a", "low", "high"), "s")
     assert _number({"a": 1.350007, "low": 1.350006, "high": 1.350008}, column) == Rounded("1.35")
+
+
+def test_a_baseline_that_was_not_run_is_named(tmp_path, invoke):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(strategies=("serial", "allreduce"), workers=(1, 2), native_workers=()):
+            store.append(run, epochs)
+    said = invoke("table", tmp_path / "mine", "--columns", "time,vs-ddp", code=2)
+    assert "vs-ddp needs a completed run of ddp" in said

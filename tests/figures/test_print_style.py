@@ -157,11 +157,14 @@ def test_selection_limits_what_is_drawn_but_not_its_baselines(results, tmp_path)
 @pytest.mark.parametrize(
     ("virtual", "said"), [("{}", "no jitter."), ("{jitter: normal, jitter_sigma: 0.1}", "normal jitter of 10 %.")]
 )
-def test_caption_states_step_time_links_and_jitter(tmp_path, virtual, said):
+@pytest.mark.parametrize("name", ["strong-scaling", "convergence", "time-to-target"])
+def test_caption_states_step_time_links_and_jitter(tmp_path, virtual, said, name):
+    facts = {"nodes": 2, "workers_per_node": 4, "target_metric": 0.5, "time_to_target_s": 0.1, "epochs_to_target": 1}
     with Store(tmp_path / "mine", fsync=False) as store:
-        store.append(run_row(strategy="serial", nodes=2, workers_per_node=4), [])
+        for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=2):
+            store.append(run.model_copy(update=facts), epochs)
     (tmp_path / "mine/study.yaml").write_text(f"name: mine\ndevice_step_time: 0.02\nvirtual: {virtual}\n")
-    canvas, _ = draw(load(tmp_path / "mine"), "strong-scaling", choose_style("ieee"))
+    canvas, _ = draw(load(tmp_path / "mine"), name, choose_style("ieee"))
     text = canvas.caption()
     assert (
         "; step time stated as 20.0 ms; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within a node, " in text

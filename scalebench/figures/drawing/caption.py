@@ -60,11 +60,19 @@ def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, 
         own = runs[runs["execution"] == execution]
         engines = "" if execution in SIMULATED else f" through {_join(sorted(own['engine'].unique()))}"
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
-        cluster = str(own["cluster"].iloc[-1])
-        name = Path(cluster).stem if cluster.endswith((".yaml", ".yml")) else cluster
-        parts.append(f"{execution} on {name}{engines} ({about})")
+        parts.append(f"{execution} on {_cluster_name(str(own['cluster'].iloc[-1]))}{engines} ({about})")
     sentence = _join(parts, "; ")
     return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def _cluster_name(cluster: str) -> str:
+    """Return the name of a shipped cluster, or the name in a cluster file, as long as it can be read."""
+    if not cluster.endswith((".yaml", ".yml")):
+        return cluster
+    try:
+        return load_cluster(cluster).name
+    except ClusterError:
+        return Path(cluster).stem
 
 
 def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> str:
