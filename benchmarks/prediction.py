@@ -18,7 +18,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError
-from scalebench.models.layers import load_layers
+from scalebench.models.layer_files import load_layers
 from scalebench.pricing.devices import Roofline
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.platform import Platform

@@ -11,7 +11,8 @@ from torch import nn
 
 from docs._generate import architectures as published
 from scalebench.models.layer_counting import count_layers
-from scalebench.models.layers import LayerTable, write_layers
+from scalebench.models.layer_files import write_layers
+from scalebench.models.layers import LayerTable
 
 FOLDER = Path("scalebench/models/layer_tables")
 _IMAGE, _RESNET = (3, 224, 224), "He et al., CVPR 2016 (arXiv 1512.03385), table 1, stride in the 3 x 3 convolutions"

@@ -114,7 +114,7 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 
     from scalebench.errors import UsageError
     from scalebench.models.layer_counting import count_model
-    from scalebench.models.layers import load_layers
+    from scalebench.models.layer_files import load_layers
     from scalebench.models.registry import build_model
     from scalebench.pricing.prediction import SGD, Workload
     from scalebench.study.spec import Component

@@ -11,7 +11,7 @@ from scalebench.cluster.device import load_device
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.what_if import draw_what_if
-from scalebench.models.layers import load_layers
+from scalebench.models.layer_files import load_layers
 from scalebench.papers.obtained import Obtained
 from scalebench.pricing.devices import Roofline, Stated
 from scalebench.pricing.platform import Platform

@@ -28,7 +28,8 @@ import numpy as np
 import pandas as pd
 
 from scalebench.comm.base import Overlap
-from scalebench.models.layers import LayerTable, layer_table_names, load_layers
+from scalebench.models.layer_files import layer_table_names, load_layers
+from scalebench.models.layers import LayerTable
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
 from scalebench.pricing.step_times import BACKWARD_SHARE

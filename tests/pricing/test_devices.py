@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.cluster.device import Device, load_device
 from scalebench.errors import ClusterError
-from scalebench.models.layers import load_layers, read_layers
+from scalebench.models.layer_files import load_layers, read_layers
 from scalebench.pricing.devices import Measured, Roofline, Scaled, Stated, gradients_of, step_table
 
 DEVICE = Device(

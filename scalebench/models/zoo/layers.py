@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from scalebench.models.architecture import MODELS, Architecture
-from scalebench.models.layers import LayerTable, load_layers
+from scalebench.models.layer_files import load_layers
+from scalebench.models.layers import LayerTable
 from scalebench.study.spec import Component
 
 if TYPE_CHECKING:
