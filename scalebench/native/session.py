@@ -74,7 +74,6 @@ class Session:
         places = mpi.allgather(platform.node())
         held = Counter(places)
         self.local_rank = places[: mpi.rank].count(platform.node())
-        self.workers_here = held[platform.node()]
         self.workers_per_node, self.nodes = max(held.values()), len(held)
         self.device = self._choose_device()
 

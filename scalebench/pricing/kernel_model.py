@@ -27,7 +27,6 @@ from scalebench.pricing.devices import LayerTimes, Roofline, TimeModel
 Array = NDArray[np.float64]
 PASSES = ("forward", "backward")
 PRODUCTS = {"conv": ("m", "n", "k", "inputs"), "gemm": ("m", "n", "k"), "bmm": ("count", "m", "n", "k")}
-STREAMED = ("moved",)  # sizes of every other kind: elements read and written
 ANY_KIND = "relu"  # stands for kinds without a network of their own, as a kernel that reads and writes
 _HIDDEN = (32, 32)
 _HELD_OUT = 5  # every fifth kernel
