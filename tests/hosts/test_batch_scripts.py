@@ -52,7 +52,7 @@ def test_the_page_shows_every_script():
         pytest.param("mpirun", TWO, 6, ["allreduce", "ddp"], "mpirun", "core", marks=pytest.mark.thorough),
         ("srun-pmix", ONE, 3, ["allreduce", "epoch_async", *HOROVOD], "srun", "core:2" if HOROVOD else "core"),
         pytest.param("srun-gloo", ONE, 3, ["allreduce", "ddp"], "srun", "core:2", marks=pytest.mark.thorough),
-        ("one-task", ONE, 3, ["allreduce"], "mpirun", "core"),
+        pytest.param("one-task", ONE, 3, ["allreduce"], "mpirun", "core", marks=pytest.mark.thorough),
     ],
 )
 def test_a_batch_script_runs(cluster, submit, tmp_path, name, layout, workers, strategies, launcher, binding):

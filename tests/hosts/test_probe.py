@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.hosts.machines import until
 from tests.hosts.studies import finished
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 PROBE = """
 import sys
+
+import pytest
 from pathlib import Path
 from scalebench.launch.engine_costs import measure_engine_costs
 costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], seconds=1.0)
@@ -18,6 +22,7 @@ print(sorted({entry.ranks for entry in costs.entries}))
 """
 
 
+@pytest.mark.thorough
 def test_probe_of_hosts_with_one_slot_each_runs_on_one_host(hosts, by_name, tmp_path):
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
     printed = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)

@@ -43,6 +43,8 @@ def test_strategy_of_the_page_runs_as_an_entry_point(package, tmp_path, executio
         pytest.skip(reason)
     words = ["--strategy", "lazy_average", "--dataset", "wine", "--workers", "2", "--epochs", "3", "--jobs", "1"]
     words += ["--execution", execution, "--repetitions", "1", "--name", "own"]
+    if execution == "virtual":  # nothing is to be measured
+        words += ["--cluster", "juwels-booster", "--device-step-time", "0.002"]
     done = subprocess.run(
         [sys.executable, "-m", "scalebench", "run", *words], cwd=tmp_path, env=package, capture_output=True, text=True
     )
