@@ -25,6 +25,7 @@ from scalebench.cluster.spec import Cluster
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
 _PRICES_KEPT = 1 << 14
+_ByPair = Callable[[float, int, int], float]  # bytes, one worker, the other; looked up at every step
 Floats = NDArray[np.float64]
 Model = Callable[[int, Sequence[int]], float]
 
@@ -51,11 +52,23 @@ class Costs:
         self.engine = engine
         self.gradients = list(gradients)
         self._memo: dict[tuple[str, int, Sequence[int], str], float] = {}
-        kept = lru_cache(_PRICES_KEPT)  # by (nbytes, one worker, the other), looked up at every step
-        self.message = kept(network.message)
-        self.occupancy = kept(self._occupancy)
-        self.under_way = kept(self._under_way)
-        self.exclusive = kept(self._exclusive)
+
+    # Each cache is made when it is asked for: predictions make tens of thousands of `Costs`, most without messages.
+    @cached_property
+    def message(self) -> _ByPair:
+        return lru_cache(_PRICES_KEPT)(self.network.message)
+
+    @cached_property
+    def occupancy(self) -> _ByPair:
+        return lru_cache(_PRICES_KEPT)(self._occupancy)
+
+    @cached_property
+    def under_way(self) -> _ByPair:
+        return lru_cache(_PRICES_KEPT)(self._under_way)
+
+    @cached_property
+    def exclusive(self) -> _ByPair:
+        return lru_cache(_PRICES_KEPT)(self._exclusive)
 
     @cached_property
     def _within(self) -> Network:

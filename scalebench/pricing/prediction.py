@@ -149,8 +149,9 @@ class Predictor:
         shapes = [self.workload.batches(workers, case.batch) for case in cases]
         columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
         groups: dict[object, tuple[Recorded, list[int]]] = {}
+        of_steps = {steps: self._recorded(strategy, workers, steps) for steps in {steps for steps, _ in shapes}}
         for place, (steps, _) in enumerate(shapes):
-            recorded = self._recorded(strategy, workers, steps)
+            recorded = of_steps[steps]
             groups.setdefault(id(recorded), (recorded, []))[1].append(place)
         for recorded, places in groups.values():
             chosen, sizes = [cases[place] for place in places], [shapes[place][1] for place in places]
