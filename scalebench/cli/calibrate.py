@@ -64,12 +64,15 @@ def calibrate(
     """
     from scalebench.cli.progress import watching
     from scalebench.cluster.fitting import fit_engine
+    from scalebench.errors import UsageError
     from scalebench.launch.machine import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     if kernels is not None:
+        if study is not None or batches or sets or flags["model"] or flags["dataset"] or flags["dtype"]:
+            raise UsageError("--kernels: measures no study; give the time only, --quick or --calibration-budget-s")
         click.echo(_measure_kernels(kernels, budget))
         return 0
     wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))

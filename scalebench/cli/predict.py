@@ -37,13 +37,11 @@ _COLUMNS = (  # name, importance for a narrow terminal: the largest is left out 
 @click.option("--budget", type=float, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
 @click.option("--price", type=float, metavar="RATE", help="Price of one of these hours.")
 @click.option("--memory", type=float, metavar="GIB", help="Memory of a worker.  [default: the device's]")
-@click.option("--e0", type=float, metavar="EPOCHS", help="Epochs to target with small batches; with --b-crit.")
-@click.option("--b-crit", type=float, metavar="SAMPLES", help="Global batch at which twice as many are needed.")
 @click.option(
-    "--epochs-from",
-    type=click.Path(path_type=Path),
-    metavar="STUDY|FILE.csv",
-    help="Fit both to the runs of a study, by strategy, or to a file of batch_global,epochs.",
+    "--epochs-to-target",
+    metavar="E0,B_CRIT|STUDY|FILE.csv",
+    help="E0 (1 + B / B_CRIT) at a global batch B; or fitted to the runs of a study, by strategy, or to a file of "
+    "batch_global,epochs.",
 )
 @click.option(
     "--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write all columns."
@@ -57,9 +55,7 @@ def predict(
     budget: float | None,
     price: float | None,
     memory: float | None,
-    e0: float | None,
-    b_crit: float | None,
-    epochs_from: Path | None,
+    epochs_to_target: str | None,
     table: Path | None,
     figure: Path | None,
     **flags: Any,
@@ -74,18 +70,14 @@ def predict(
     from scalebench.errors import UsageError
     from scalebench.pricing.grid import predict as predict_grid
 
-    for flag, value in (("budget", budget), ("price", price), ("memory", memory), ("e0", e0), ("b-crit", b_crit)):
+    for flag, value in (("budget", budget), ("price", price), ("memory", memory)):
         if value is not None and not value > 0:
             raise UsageError(f"--{flag}: expected a number greater than 0, got {value:g}")
-    if (e0 is None) != (b_crit is None):
-        raise UsageError("--e0 and --b-crit belong together: epochs to target are e0 (1 + global batch / b-crit)")
-    if e0 is not None and epochs_from is not None:
-        raise UsageError("--epochs-from: fits e0 and b-crit; give it or both numbers")
     counts = worker_counts(workers)
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, counts, memory)
-    to_target = targets_of(grid, *read_laws(e0, b_crit, epochs_from))
+    to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
     print_results(_table(predictor, grid, to_target), _sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)

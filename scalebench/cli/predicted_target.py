@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,29 +45,28 @@ class Target(NamedTuple):
         return f"{said} ({low:,.0f} to {high:,.0f}), fitted to {self.source} at global batches of {self._range}"
 
 
-def read_laws(e0: float | None, b_crit: float | None, epochs_from: Path | None) -> tuple[dict[str, SeriesLaw], str]:
-    """Return the given law, or those fitted to a study or a file, by the strategy's label, and what was fitted.
+def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
+    """Return the law `E0,B_CRIT`, or those fitted to a study or a file, by the strategy's label, and what was fitted.
 
     An empty label is any strategy's.
     """
-    from scalebench.errors import ResultsError
-
-    if e0 is None and epochs_from is None:
-        return {}, ""
     from scalebench.analysis import load
     from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
+    from scalebench.errors import ResultsError
 
-    if e0 is not None and b_crit is not None:
-        return {"": SeriesLaw("", "", "", EpochsLaw(e0, b_crit), 0, math.inf)}, ""
-    assert epochs_from is not None
-    if epochs_from.suffix == ".csv":
-        return {"": read_law(epochs_from)}, str(epochs_from)
-    results = load(completed_study(epochs_from))
+    if (stated := re.fullmatch(r"([\d.e+]+),([\d.e+]+)", said)) is not None:
+        with suppress(ValueError):
+            law = EpochsLaw(float(stated[1]), float(stated[2]))
+            return {"": SeriesLaw("", "", "", law, 0, math.inf)}, ""
+    path = Path(said)
+    if path.suffix == ".csv":
+        return {"": read_law(path)}, said
+    results = load(completed_study(path))
     fitted = critical_batches(results)
     if not fitted:
         raise ResultsError(
-            f"{epochs_from}: no strategy reached the target in every run at 3 or more global batches; state --e0 and "
-            "--b-crit"
+            f"{path}: no strategy reached the target in every run at 3 or more global batches; state "
+            "--epochs-to-target E0,B_CRIT"
         )
     run = results.completed.iloc[-1]
     laws = {each.label: each for each in sorted(fitted, key=lambda each: each.most)}

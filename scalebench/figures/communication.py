@@ -67,8 +67,7 @@ class Communication(Figure):
             table,
             "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
             "it: from a worker's arrival to that of the last; transfer: the rest of it. Hidden: what else the messages "
-            "cost, behind compute, of "
-            "simulated runs.",
+            "cost, behind compute, of simulated runs.",
             "No communication was hidden behind compute." if nothing_hidden else "",
             "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",

@@ -131,8 +131,8 @@ def _load(folder: Path) -> Results:
 
 def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
     if all(figure.absent for figure in drawn):
-        what = drawn[0].name if len(drawn) == 1 else "no figure"
-        raise ResultsError(f"{folder}: {what} {'cannot' if len(drawn) == 1 else 'can'} be drawn: {drawn[0].absent}")
+        what = f"{drawn[0].name} cannot" if len(drawn) == 1 else "no figure can"
+        raise ResultsError(f"{folder}: {what} be drawn: {drawn[0].absent}")
     return drawn
 
 

@@ -24,7 +24,7 @@ def test_predict_prints_points_and_what_they_advise(tmp_path):
     table = tmp_path / "points.csv"
     result = invoke(
         "--step-time", "0.1", "--workers", "1,4,64", "--strategy", "allreduce", "--strategy", "local_sgd:steps=4",
-        "--budget", "60", "--price", "2", "--e0", "35", "--b-crit", "20000", "--csv", str(table),
+        "--budget", "60", "--price", "2", "--epochs-to-target", "35,20000", "--csv", str(table),
     )  # fmt: skip
     assert "bound by compute" in result.output
     assert "Best for 60 GPU-hours" in result.output
@@ -66,7 +66,16 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
     folder = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]).folder
     table = tmp_path / "points.csv"
     output = invoke(
-        "--step-time", "0.1", "--batch", "8", "--workers", "4,64", "--epochs-from", str(folder), "--csv", str(table)
+        "--step-time",
+        "0.1",
+        "--batch",
+        "8",
+        "--workers",
+        "4,64",
+        "--epochs-to-target",
+        str(folder),
+        "--csv",
+        str(table),
     ).output
     assert "epochs to target of allreduce: e0 (1 + B / b-crit)" in output
     assert "epochs to target of epoch_average: not known from what was run" in output
@@ -84,7 +93,7 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
 
 def test_epochs_to_target_are_fitted_to_a_file(tmp_path):
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,11\n128,12\n256,14\n")
-    output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-from", str(tmp_path / "mine.csv")).output
+    output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-to-target", str(tmp_path / "mine.csv")).output
     assert "To target" in output
     assert f"fitted to {tmp_path / 'mine.csv'} at global batches of 64 to 256" in output.replace("\n", " ")
 
@@ -118,8 +127,8 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
         (["--step-time", "0.1", "--strategy", "local_sgd:step=4"], "steps"),
         (["--step-time", "0.1", "--workers", "4..1"], "--workers"),
         (["--step-time", "0.1", "--budget", "-1"], "--budget"),
-        (["--step-time", "0.1", "--e0", "35"], "belong together"),
-        (["--step-time", "0.1", "--e0", "35", "--b-crit", "9", "--epochs-from", "x.csv"], "--epochs-from"),
+        (["--step-time", "0.1", "--epochs-to-target", "35"], "35 holds no runs.csv"),
+        (["--step-time", "0.1", "--epochs-to-target", "0,20000"], "epochs at batch 0 is 0; expected a number greater"),
         (["--step-time", "0.1", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--device", "a100-40gb", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--step-time", "0.1", "--input-rate", "0"], "--input-rate"),

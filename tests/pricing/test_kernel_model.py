@@ -169,6 +169,7 @@ def test_measured_kernels_are_a_device_of_predict(model, tmp_path, invoke, monke
     path = tmp_path / "kernels.json"
     monkeypatch.setattr("scalebench.pricing.kernel_timing.measure_kernel_model", lambda seconds: model)
     assert "kernels of made up; 4 networks" in invoke("calibrate", "--kernels", path, "--quick")
+    assert "--kernels: measures no study" in invoke("calibrate", "--kernels", path, "--model", "mlp", code=2)
     said = invoke("predict", "vgg16", "--cluster", "juwels-booster", "--device", path, "--workers", "1,4")
     assert "kernel model of made up in float32" in said
     assert "layers of vgg16 at batch 64 are outside the kernels measured" in said

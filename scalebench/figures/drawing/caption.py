@@ -67,12 +67,9 @@ def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, 
 
 def _cluster_name(cluster: str) -> str:
     """Return the name of a shipped cluster, or the name in a cluster file, as long as it can be read."""
-    if not cluster.endswith((".yaml", ".yml")):
-        return cluster
-    try:
+    with suppress(ClusterError):
         return load_cluster(cluster).name
-    except ClusterError:
-        return Path(cluster).stem
+    return Path(cluster).stem if cluster.endswith((".yaml", ".yml")) else cluster
 
 
 def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> str:
