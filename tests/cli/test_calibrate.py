@@ -60,6 +60,9 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     words = " ".join(predicted.split())
     assert "modelled (measured on " in words
     assert "mlp(hidden=[128]) on this-machine" in words
+    scaled = scalebench("predict", "--calibration", FILE, "--measured-on", "epyc-7742", "--device", "xeon-8160",
+                        "--workers", "1,2", "--epochs", "3", "--batch", "8")  # fmt: skip
+    assert "scaled by roofline of xeon-8160 in float32 over roofline of epyc-7742" in " ".join(scaled.split())
     refused = scalebench("predict", "resnet50", "--calibration", FILE, code=2)
     assert "was measured for mlp(hidden=[128]) in float32 on " in refused
     assert len(refused.strip().splitlines()) == 1

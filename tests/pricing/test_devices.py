@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.cluster.device import Device, load_device
+from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
 from scalebench.models.layer_files import load_layers, read_layers
 from scalebench.pricing.devices import Measured, Roofline, Scaled, Stated, gradients_of, step_table
+from scalebench.pricing.machine import OperationTime
+from scalebench.pricing.platform import Platform
 
 DEVICE = Device(
     name="toy",
@@ -97,6 +100,21 @@ def test_scaling_from_a_measured_device():
     assert scaled.batches[0].blocks() == pytest.approx(expected.batches[0].blocks())
     assert scaled.release == pytest.approx(expected.release)
     assert scaled.source.endswith("scaled by roofline of p100 in float32 over roofline of k80 in float32")
+
+
+def test_operations_of_a_scaled_device_follow_its_memory_bandwidth():
+    roofline = Roofline(load_device("v100-16gb"))
+    operations = {"slowmo": {"restart": OperationTime(seconds=1.0, per_member_s=0.0)}}
+    platform = Platform(
+        load_cluster("juwels-booster"), Scaled(Stated(0.1, 64), roofline, roofline), operations=operations
+    )
+
+    def seconds(component):
+        return platform.changed(component, 2.0).operations["slowmo"]["restart"].seconds
+
+    assert (seconds("memory bandwidth"), seconds("compute")) == (0.5, 1.0)
+    stated = Platform(platform.cluster, Stated(0.1, 64), operations=operations)
+    assert stated.changed("compute", 2.0).operations["slowmo"]["restart"].seconds == 0.5
 
 
 @pytest.mark.parametrize(
