@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pandas as pd
 from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, SharedLink
 from scalebench.errors import ResultsError
+from scalebench.models.layer_files import layer_table_names, load_layers
+from scalebench.models.layers import LayerTable
 
 COLUMNS = (
     *("series", "split", "source", "system", "devices_per_node", "nodes", "workers", "intra_node", "inter_node"),
@@ -148,8 +150,9 @@ def _cluster(per_node: int, intra: float, shared_by: int, inter: float, latency_
 def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> float:
     """Return seconds of one synchronisation of a published row on its stated links, without overlap.
 
-    server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory), nodes
-    exchange their sums with shards on all nodes; allreduce: NCCL's choice; sharded: three ring passes of 2-byte numbers
+    server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory); a
+    variable on a device is summed there, so that the device of the largest one receives it from all others; nodes
+    exchange their sums with shards on all nodes. allreduce: NCCL's choice. sharded: three ring passes of 2-byte numbers
     (gather twice, scatter once).
     """
     workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
@@ -157,9 +160,12 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> f
     kind = family(str(row.strategy))
     if kind == "server":
         intra = cluster.links.intra
-        if workers == 1 and not _in_host_memory(str(row.strategy)):
-            return 0.0
-        own = 2 * nbytes / intra.bandwidth_bytes_per_s * min(inside, intra.shared_by)
+        crossing = nbytes * min(inside, intra.shared_by)
+        if not _in_host_memory(str(row.strategy)):
+            if workers == 1:
+                return 0.0
+            crossing = max(crossing, (inside - 1) * nbytes * largest_variable(str(row.model)))
+        own = 2 * crossing / intra.bandwidth_bytes_per_s
         return own + Network(cluster, 1).allreduce(int(nbytes), range(nodes), "rabenseifner")
     network = Network(cluster, inside)
     if kind == "sharded":
@@ -170,6 +176,20 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> f
 def _in_host_memory(strategy: str) -> bool:
     """Return True if variables are copied to a device even for a single worker: stated `on cpu`, or as a PS process."""
     return "cpu" in strategy or "colocated" in strategy
+
+
+def largest_variable(model: str) -> float:
+    """Return the share of the parameters in the largest weight of a published model; 0 without a layer table."""
+    layers = layers_of(model)
+    return float(layers.column("weights").max()) / layers.parameters if layers else 0.0
+
+
+@lru_cache(maxsize=64)
+def layers_of(model: str) -> LayerTable | None:
+    """Return the shipped layer table whose name a published model's begins with."""
+    plain = re.sub("[^a-z0-9]", "", model.lower())
+    found = [name for name in layer_table_names() if plain.startswith(name.replace("_", ""))]
+    return load_layers(max(found, key=len)) if found else None
 
 
 def gradient_bytes(row: Any) -> float:

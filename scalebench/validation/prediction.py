@@ -19,7 +19,6 @@ base.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -28,8 +27,6 @@ import numpy as np
 import pandas as pd
 
 from scalebench.comm.base import Overlap
-from scalebench.models.layer_files import layer_table_names, load_layers
-from scalebench.models.layers import LayerTable
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
 from scalebench.pricing.step_times import BACKWARD_SHARE
@@ -46,6 +43,7 @@ from scalebench.validation.measurements import (
     communication_s,
     family,
     gradient_bytes,
+    layers_of,
     records,
     step_seconds,
 )
@@ -77,7 +75,7 @@ class Overheads(NamedTuple):
 @lru_cache(maxsize=64)
 def buckets_of(model: str, nbytes: float) -> Buckets:
     """Return the buckets of a model's gradients in the order in which they are complete."""
-    layers = _layers(model)
+    layers = layers_of(model)
     if layers is None:
         count = max(1, round(nbytes / _BUCKET))
         return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))
@@ -87,13 +85,6 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     size = round(_BUCKET * own / nbytes)  # a stated size of the model is not that of its layer table to the byte
     plan = bucket_plan(gradients, Overlap("gloo", bucket_bytes=size, first_bucket_bytes=size))
     return tuple((part / own, share) for part, share in plan)
-
-
-def _layers(model: str) -> LayerTable | None:
-    """Return the shipped layer table whose name a published model's begins with."""
-    plain = re.sub("[^a-z0-9]", "", model.lower())
-    found = [name for name in layer_table_names() if plain.startswith(name.replace("_", ""))]
-    return load_layers(max(found, key=len)) if found else None
 
 
 class StepModel(NamedTuple):

@@ -125,6 +125,14 @@ def test_slower_links_and_a_single_flow_take_longer() -> None:
     assert communication_s(row) > 5 * communication_s(row, one_flow=False)  # 5 of 50 Gbit/s
 
 
+def test_the_device_of_the_largest_variable_receives_it_from_all_others() -> None:
+    """AlexNet's first fully connected layer holds 62 % of its parameters: 16 devices send it to one of them."""
+    rows = [row for row in records(some_rows("MXNet")) if row.workers == 16]
+    seconds = {row.model: communication_s(row) for row in rows}
+    assert seconds["AlexNet"] == pytest.approx(2 * 15 * 203e6 * 37_748_736 / 61_100_840 / 15.75e9)
+    assert seconds["Inception-v3"] == pytest.approx(2 * 2 * 95e6 / 15.75e9)  # two devices share a switch
+
+
 def test_buckets_are_released_by_the_layers_of_a_known_model() -> None:
     """VGG16's fully connected layers are nine tenths of its bytes and complete after few of the flops."""
     known, unknown = buckets_of("VGG16", 553e6), buckets_of("YOLOv3 PASCAL-VOC", 248e6)
