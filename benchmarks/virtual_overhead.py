@@ -108,11 +108,10 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
 
 def stated_machine() -> Machine:
     """Costs do not matter here: only the wall time of the simulation is looked at."""
-    batch = BatchTimes(samples=8, data_s=[1e-6], forward_s=[1e-4], backward_s=[1e-4], update_s=[5e-5])
-    table = StepTable(
-        source="stated", busy_workers=2, batches=[batch], shuffle_s_per_sample=0.0, release=[1.0, 0.9, 0.7, 0.6],
-        jitter=[0.9, 1.0, 1.1],
-    )  # fmt: skip
+    times = {"data_s": [1e-6], "forward_s": [1e-4], "backward_s": [1e-4], "update_s": [5e-5]}
+    batch = BatchTimes(samples=8, **times, release=[1.0, 0.9, 0.7, 0.6])
+    jitter = [0.9, 1.0, 1.1]
+    table = StepTable(source="stated", busy_workers=2, batches=[batch], shuffle_s_per_sample=0.0, jitter=jitter)
     names = ("mpi", "horovod", "gloo", "mpi-onesided")
     costs = [EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="stated") for name in names]
     return Machine(load_cluster("this-machine"), EngineCosts(entries=costs), [table])

@@ -143,13 +143,13 @@ def make_run() -> Callable[..., Run]:
 @pytest.fixture
 def machine() -> Machine:
     """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
-    batch = BatchTimes(samples=8, data_s=[5e-5], forward_s=[3e-4], backward_s=[6e-4], update_s=[5e-5])
+    times = {"data_s": [5e-5], "forward_s": [3e-4], "backward_s": [6e-4], "update_s": [5e-5]}
+    batch = BatchTimes(samples=8, **times, release=[1.0, 0.8, 0.6, 0.5])
     table = StepTable(
         source="test",
         busy_workers=2,
         batches=[batch],
         shuffle_s_per_sample=0.0,
-        release=[1.0, 0.8, 0.6, 0.5],
         jitter=[],
     )
     costs = [

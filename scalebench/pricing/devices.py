@@ -274,19 +274,22 @@ def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], bus
             forward_s=[float(each.forward.sum())],
             backward_s=[float(each.backward.sum())],
             update_s=[each.update_s],
+            release=_release(each, layers),
         )
         for size, each in zip(sizes, times, strict=True)
     ]
-    done = np.cumsum(times[-1].backward[::-1])[::-1]  # the last layer first
-    release = [float(end / done[0]) for end, layer in zip(done, layers.layers, strict=True) if layer.parameters]
     return StepTable(
         source=model.source,
         busy_workers=busy_workers,
         batches=rows,
         shuffle_s_per_sample=0.0,
-        release=release,
         jitter=[],
     )
+
+
+def _release(times: LayerTimes, layers: LayerTable) -> list[float]:
+    done = np.cumsum(times.backward[::-1])[::-1]  # the last layer first
+    return [float(end / done[0]) for end, layer in zip(done, layers.layers, strict=True) if layer.parameters]
 
 
 def gradients_of(layers: LayerTable, release: Sequence[float], dtype: str = "float32") -> list[GradientTensor]:

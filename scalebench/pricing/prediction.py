@@ -131,14 +131,14 @@ class Predictor:
         """Gradients, released as on the platform at its batch."""
         device = self._device(self.platform, workers)
         if isinstance(device, Measured):
-            return gradients(self._model, device.tables[0].release)
+            return gradients(self._model, device.tables[0].release_at(self.workload.batches(workers)[1]))
         return self._modelled_gradients
 
     @cached_property
     def _modelled_gradients(self) -> list[GradientTensor]:
         _, samples = self.workload.batches(1)
         table = step_table(self.platform.device, self.workload.layers, [max(1, round(samples))])
-        return gradients_of(self.workload.layers, table.release, self.workload.dtype)
+        return gradients_of(self.workload.layers, table.release_at(samples), self.workload.dtype)
 
     def times(self, strategy: Component, workers: int, cases: Sequence[Case]) -> Times:
         """Return the times of the training by `strategy` among `workers` in each case.
@@ -270,9 +270,10 @@ class Predictor:
     def _costs_on(self, platform: Platform, engine: str, overlapping: int = 0) -> Costs:
         """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""
         busy = min(overlapping, platform.cluster.node.workers_per_node)
+        samples = self.workload.batches(overlapping)[1] if overlapping else 0.0
         links, engines = platform.cluster.links, id(platform.engines)
         numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
-        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy)
+        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy, samples)
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
             tensors = self._gradients(overlapping) if overlapping else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated
@@ -26,7 +27,7 @@ Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Fi
 
 
 class BatchTimes(BaseModel):
-    """Seconds per step and task at one batch size, as means of consecutive blocks of steps."""
+    """Seconds per step and task at one batch size, as means of consecutive blocks of steps, and gradients by layer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,6 +36,7 @@ class BatchTimes(BaseModel):
     forward_s: Seconds
     backward_s: Seconds
     update_s: Seconds
+    release: list[float] = []  # share of the backward pass after which each parameter's gradient is complete
 
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
@@ -50,10 +52,13 @@ class StepTable(BaseModel):
     busy_workers: PositiveInt  # that computed on the node at the same time
     batches: Annotated[list[BatchTimes], Field(min_length=1)]
     shuffle_s_per_sample: NonNegativeFloat
-    release: list[float]  # share of the backward pass after which each parameter's gradient is complete
     jitter: list[float]  # sample of step times divided by their mean
     outliers: float = 0.0  # share of steps excluded from it
     others_load: float | None = None  # share of the cores used by other programs during the measurement
+
+    def release_at(self, samples: float) -> list[float]:
+        """Return the release of gradients at the measured batch size nearest to `samples`, by ratio."""
+        return min(self.batches, key=lambda batch: abs(math.log(batch.samples / samples))).release
 
     def scaled(self, factor: float) -> StepTable:
         """Return the table of a machine that takes `factor` times as long."""
@@ -90,7 +95,7 @@ def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepT
         entries = cluster.step_times_of(str(training.model), training.dtype)
         batches = [_batch(n, entry.forward_s, entry.backward_s, entry.update_s) for n, entry in sorted(entries.items())]
         source = f"cluster file {cluster.name}"
-    return StepTable(source=source, busy_workers=busy, batches=batches, shuffle_s_per_sample=0.0, release=[], jitter=[])
+    return StepTable(source=source, busy_workers=busy, batches=batches, shuffle_s_per_sample=0.0, jitter=[])
 
 
 def _batch(samples: int, forward: float, backward: float, update: float) -> BatchTimes:

@@ -79,7 +79,7 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     if layers is None:
         count = max(1, round(nbytes / _BUCKET))
         return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))
-    release = step_table(Stated(1.0, 1), layers, [1]).release
+    release = step_table(Stated(1.0, 1), layers, [1]).release_at(1)
     gradients = tuple(gradients_of(layers, release))
     own = sum(gradient.nbytes for gradient in gradients)
     size = round(_BUCKET * own / nbytes)  # a stated size of the model is not that of its layer table to the byte

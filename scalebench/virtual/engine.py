@@ -167,7 +167,7 @@ class Simulation:
     def play(self) -> tuple[Outcome, Weights]:
         """Compute the run."""
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
-        self.costs.gradients = gradients(replicas[0].model, self.table.release)
+        self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
         self.scheduler.stochastic = _draws_random_numbers(replicas[0])
         reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
         began = time.perf_counter()
@@ -205,7 +205,7 @@ class Simulation:
 
     def _without_arithmetic(self) -> torch.nn.Module:
         model = meta_model(self.run, self.dataset)
-        self.costs.gradients = gradients(model, self.table.release)
+        self.costs.gradients = gradients(model, self.table.release_at(self.plan.batch_size))
         return model
 
     def _priced(

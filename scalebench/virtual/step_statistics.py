@@ -84,7 +84,9 @@ def _table(
             imprecise.append(f"steps of {size} samples at {load} a node to {_percent(known)}")
         blocks = _blocks(units[:, order[kept[order]]]) * reference_s
         data, forward, backward, update = blocks.tolist()
-        batches.append(BatchTimes(samples=size, data_s=data, forward_s=forward, backward_s=backward, update_s=update))
+        times = {"data_s": data, "forward_s": forward, "backward_s": backward, "update_s": update}
+        released = next((windows.release for windows in own if windows.release), [])
+        batches.append(BatchTimes(samples=size, **times, release=released))
         for windows in own:
             factors, outliers = _jitter(
                 windows.steps[windows.undisturbed if windows.undisturbed.any() else slice(None)]
@@ -93,13 +95,11 @@ def _table(
             removed.append(outliers)
     everything = np.concatenate(jitter)
     kept_factors = everything[np.linspace(0, len(everything) - 1, min(JITTER_KEPT, len(everything))).astype(int)]
-    releases = [windows.release for windows in found if windows.release]
     table = StepTable(
         source=f"this machine, measured with {load} busy worker{'s' if load > 1 else ''}",
         busy_workers=load,
         batches=batches,
         shuffle_s_per_sample=float(np.median([windows.shuffle_s_per_sample for windows in found])),
-        release=[float(x) for x in np.median(np.array(releases), axis=0)],
         jitter=(kept_factors / kept_factors.mean()).tolist(),
         outliers=float(np.mean(removed)),
         others_load=others,

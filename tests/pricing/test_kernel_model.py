@@ -86,7 +86,7 @@ def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
 def test_step_table_of_learned_times(model):
     steps = step_table(Learned(model, ROOFLINE), table(128), [16, 64])
     assert steps.source == "kernel model of made up in float32"
-    assert steps.release[0] == 1.0
+    assert steps.release_at(64)[0] == 1.0
 
 
 def test_kinds_that_were_not_measured_are_counted(model):

@@ -16,7 +16,6 @@ def table(jitter=(0.9, 1.1), blocks=(1e-3, 3e-3)) -> StepTable:
         busy_workers=1,
         batches=[batch(4, 1.0), batch(8, 2.0)],
         shuffle_s_per_sample=1e-6,
-        release=[1.0],
         jitter=list(jitter),
     )
 

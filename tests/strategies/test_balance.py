@@ -87,9 +87,7 @@ def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(mak
         BatchTimes(samples=n, data_s=[n * 1e-6], forward_s=[n * 3e-5], backward_s=[n * 6e-5], update_s=[1e-7])
         for n in (1, 96)
     ]
-    table = StepTable(
-        source="test", busy_workers=2, batches=linear, shuffle_s_per_sample=0.0, release=[1.0, 0.8, 0.6, 0.5], jitter=[]
-    )
+    table = StepTable(source="test", busy_workers=2, batches=linear, shuffle_s_per_sample=0.0, jitter=[])
     proportional = type(machine)(machine.cluster, machine.engines, [table])
     options = {"epochs": 3, "batch_global": 96, "optimizer": "sgd", "virtual": {"slowdown": {1: 2.0, 2: 3.0}}}
     found = {}

@@ -24,7 +24,6 @@ TABLE = StepTable(
     busy_workers=1,
     batches=[BatchTimes(samples=1, data_s=[0.0], forward_s=[1.0], backward_s=[0.0], update_s=[0.0])],
     shuffle_s_per_sample=0.0,
-    release=[],
     jitter=[],
 )
 

@@ -233,3 +233,14 @@ def test_single_worker_is_charged_for_its_engine(play, machine, strategy, engine
     own, _ = play(strategy, 1, machine=place)
     steps = plain.workers[0].optimizer_steps
     assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(steps * alone)
+
+
+def test_gradients_are_released_as_at_the_batch_size_of_the_run(play, machine):
+    (table,) = machine.tables
+    (batch,) = table.batches
+    early = batch.model_copy(update={"release": [0.5] * 4})
+    late = batch.model_copy(update={"samples": 32, "release": [1.0] * 4})
+    place = replace(machine, tables=[table.model_copy(update={"batches": [early, late]})])
+    small, large = (play("ddp", 2, batch_per_worker=size, machine=place)[0] for size in (8, 32))
+    assert small.workers[0].hidden_comm_s > 0
+    assert large.workers[0].hidden_comm_s == 0
