@@ -41,15 +41,15 @@ settings.load_profile("any machine")
 
 # Folders and files of tests/ whose tests start ranks, or kill what they start.
 RANKS = {
-    "comm", "hosts", "install", "launch", "native",
+    "comm", "faults", "hosts", "install", "launch", "native",
     "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
     "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py",
-    "test_real_ranks.py", "test_secrets.py", "test_slow_workers.py", "test_spread.py", "test_stop.py", "test_trace.py",
+    "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
-    "artifact", "export", "faults", "figures", "laws", "validation",
+    "artifact", "export", "figures", "laws", "validation",
     "test_artifact.py", "test_browser.py", "test_comparability.py", "test_compare.py", "test_compare_studies.py",
     "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py", "test_pages.py",
     "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py",
