@@ -120,8 +120,6 @@ def charged_engine(study: Study, component: Component, notes: list[str]) -> Engi
     strategy = registry.create(component.name, component.options)
     lacking = strategy.needs - engines.provides(wanted)
     if wanted in _able(strategy):
-        if wanted == "nccl":
-            notes.append("virtual.engine nccl: nothing is measured of it, the network model alone is charged")
         return wanted
     if strategy.requires and strategy.engines != (strategy.name,):
         notes.append(f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}")

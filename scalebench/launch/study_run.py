@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.loading import read_trials
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.launch.machine import at_the_speed_of, given_calibration, machine_for
@@ -225,11 +226,23 @@ class StudyRun:
                 f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
                 "that was measured; the same command simulates them on a quieter machine, or here with --noisy"
             )
+        self._note_unmeasured(left(), simulator.machine.engines)
         while (runs := [run for run in left() if carrier(run) not in unknown]) and not self._stopping():
             announce(runs)
             run_virtual(
                 runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
             )
+
+    def _note_unmeasured(self, runs: Sequence[Run], known: EngineCosts) -> None:
+        """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
+        used = {carrier(run) for run in runs if run.workers > 1}
+        for engine in sorted(used - known.disturbed) if known.entries else []:
+            if not (known.has(engine) or known.has(engine, 2)):
+                why = engines.available(engine)
+                self._reporter.note(
+                    f"nothing is measured of {engine}: virtual runs on it are charged by the network model alone"
+                    + (f" ({why})" if why else "")
+                )
 
     def _left(self, *, virtual: bool) -> list[Run]:
         return [run for run in self.rule.left() if (run.engine == "virtual") == virtual]

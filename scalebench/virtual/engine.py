@@ -115,7 +115,7 @@ def _virtual(run: Run) -> Strategy:
 
 def carrier(run: Run) -> str:
     """The engine whose measured costs a virtual run is charged for its communication."""
-    return _virtual(run).engines[0]
+    return _virtual(run).engines[0] if run.virtual.engine == "auto" else run.virtual.engine
 
 
 def alike(run: Run) -> str:

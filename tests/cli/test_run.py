@@ -231,6 +231,17 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_an_engine_that_was_not_measured_is_named(scalebench, tmp_path, machine):
+    known = [entry for entry in machine.engines.entries if entry.engine != "horovod"]
+    some = machine.engines.model_copy(update={"entries": known})
+    (tmp_path / "some.json").write_text(Calibration(key="some", tables=machine.tables, engines=some).model_dump_json())
+    both = ["--strategy", "allreduce", "--strategy", "horovod", "--workers", "1,2", *SMALL]
+    done = scalebench(*both, "--calibration", "some.json")
+    assert (done.returncode, done.stderr.count("nothing is measured of")) == (0, 1)
+    assert "nothing is measured of horovod" in done.stderr
+    assert "nothing is measured" not in scalebench(*both, "--name", "whole").stderr
+
+
 def test_batch_larger_than_the_shard_is_reduced_with_a_note(scalebench, tmp_path):
     done = scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512")
     assert done.returncode == 0, done.stderr
