@@ -23,6 +23,7 @@ from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import Sweep, is_simulated, is_trial
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
+from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
 from scalebench.records.lock import study_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
@@ -35,7 +36,6 @@ from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import carrier
 from scalebench.virtual.pool import Simulator, run_virtual
 
 _SAMPLING_S = 0.1  # of the background load, before anything is measured

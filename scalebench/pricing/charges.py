@@ -17,7 +17,7 @@ from scalebench.pricing.machine import Machine, OperationTime
 from scalebench.pricing.program import Compute
 from scalebench.pricing.schedule import Ints
 from scalebench.pricing.step_times import StepTable, StepTimes
-from scalebench.strategies.base import Strategy
+from scalebench.strategies import registry
 from scalebench.study.jitter import Jitter, jitter_source
 from scalebench.study.spec import Run
 from scalebench.system.clock import Task
@@ -64,15 +64,14 @@ class Charges:
     spread: None = None
 
     @classmethod
-    def of(cls, run: Run, machine: Machine, strategy: Strategy) -> Charges:
+    def of(cls, run: Run, machine: Machine) -> Charges:
         """Return the charges of a virtual `run` on `machine`, with the jitter and differences that it states."""
         table, options, workers = machine.table_for(run.workers), run.virtual, range(run.workers)
         cluster = machine.cluster.with_slow_links(options.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, options.collective)
-        engine = strategy.engines[0] if options.engine == "auto" else options.engine
         jitters = options.jitter != "none" and (options.jitter != "measured" or bool(table.jitter))
         return cls(
-            Costs(network, machine.engines, engine),
+            Costs(network, machine.engines, carrier(run)),
             StepTimes(table, seed=run.seed - run.repetition, repetition=run.repetition),
             np.array([options.slowdown.get(rank, 1.0) for rank in workers]),
             [jitter_of(run, table, rank) for rank in workers] if jitters else (),
@@ -149,6 +148,13 @@ class EqualWorkers:
         """Return the seconds of a strategy's operation on so many messages, (M,); zero if it was not measured."""
         times = [own.get(name) for own in self.operations]
         return np.array([0.0 if time is None else time.among(messages) for time in times])
+
+
+def carrier(run: Run) -> str:
+    """Return the engine whose measured costs a simulated run is charged for its communication."""
+    if run.virtual.engine != "auto":
+        return run.virtual.engine
+    return registry.create(run.strategy.name, run.strategy.options, "virtual").engines[0]
 
 
 def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:

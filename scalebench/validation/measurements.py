@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +180,12 @@ def _in_host_memory(strategy: str) -> bool:
 
 def largest_variable(model: str) -> float:
     """Return the share of the parameters in the largest weight of a published model; 0 without a layer table."""
-    layers = layers_of(model)
+    layers = layer_table_of(model)
     return float(layers.column("weights").max()) / layers.parameters if layers else 0.0
 
 
-@lru_cache(maxsize=64)
-def layers_of(model: str) -> LayerTable | None:
+@cache
+def layer_table_of(model: str) -> LayerTable | None:
     """Return the shipped layer table whose name a published model's begins with."""
     plain = re.sub("[^a-z0-9]", "", model.lower())
     found = [name for name in layer_table_names() if plain.startswith(name.replace("_", ""))]

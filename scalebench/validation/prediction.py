@@ -43,7 +43,7 @@ from scalebench.validation.measurements import (
     communication_s,
     family,
     gradient_bytes,
-    layers_of,
+    layer_table_of,
     records,
     step_seconds,
 )
@@ -75,7 +75,7 @@ class Overheads(NamedTuple):
 @lru_cache(maxsize=64)
 def buckets_of(model: str, nbytes: float) -> Buckets:
     """Return the buckets of a model's gradients in the order in which they are complete."""
-    layers = layers_of(model)
+    layers = layer_table_of(model)
     if layers is None:
         count = max(1, round(nbytes / _BUCKET))
         return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))

@@ -113,11 +113,6 @@ def _virtual(run: Run) -> Strategy:
     return registry.create(run.strategy.name, run.strategy.options, "virtual")
 
 
-def carrier(run: Run) -> str:
-    """The engine whose measured costs a virtual run is charged for its communication."""
-    return _virtual(run).engines[0] if run.virtual.engine == "auto" else run.virtual.engine
-
-
 def alike(run: Run) -> str:
     """A key that runs of one study share whose arithmetic is the same, whatever their time."""
     arithmetic = _virtual(run).arithmetic(run.workers)
@@ -155,7 +150,7 @@ class Simulation:
         self.run, self.dataset, self.machine, self.strategy = run, dataset, machine, strategy
         self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         self.table = machine.table_for(run.workers)
-        self.charges = Charges.of(run, machine, strategy)
+        self.charges = Charges.of(run, machine)
         self.costs = self.charges.costs
         self.group = Group(tuple(range(run.workers)))
         self.stores: list[VirtualStore] = []

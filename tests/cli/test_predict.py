@@ -65,18 +65,8 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
     """Each strategy with a law gets an interval; batches beyond the study's are told."""
     folder = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]).folder
     table = tmp_path / "points.csv"
-    output = invoke(
-        "--step-time",
-        "0.1",
-        "--batch",
-        "8",
-        "--workers",
-        "4,64",
-        "--epochs-to-target",
-        str(folder),
-        "--csv",
-        str(table),
-    ).output
+    asked = ("--step-time", "0.1", "--batch", "8", "--workers", "4,64", "--csv", str(table))
+    output = invoke(*asked, "--epochs-to-target", str(folder)).output
     assert "epochs to target of allreduce: e0 (1 + B / b-crit)" in output
     assert "epochs to target of epoch_average: not known from what was run" in output
     assert "some points lie beyond: epochs to target fitted to global batches of 8 to 128" in output
