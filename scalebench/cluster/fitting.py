@@ -5,7 +5,7 @@ T = (h(p) a + k(p) n/B) (1 + c lg(m/2)) + h'(p) a' + k'(p) n/B'
 for p ranks on m nodes and n bytes: messages h and transfers k of an algorithm (`collectives`) between nodes, h' and k'
 inside them, where a' and B' are those of the rows of one node. a and B may differ below and above a size (eager and
 rendezvous); a second piece has to pay for itself by AICc. Residuals are ln(T / measured): errors of a network are
-relative to its times. c needs three node counts; with fewer it is not fitted but assumed, and widens the intervals.
+relative to its times. c needs three node counts; with fewer it is 0, and intervals reach up to that of MOST_GROWTH.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 
 NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
-ASSUMED_GROWTH = 0.1  # per doubling of nodes, the middle of 0 to 0.2; an assumption
-ASSUMED_RANGE = 0.1
+MOST_GROWTH = (
+    0.2  # per doubling of nodes, up to which an interval reaches where congestion is not fitted: an assumption
+)
 PER_DOUBLING = 0.05  # standard deviation of ln T for each doubling beyond the measured sizes and counts; an assumption
 _LINEAR = sorted(set(ALLREDUCE) - {"nccl"})  # algorithms whose cost is linear in latency and seconds per byte
 _OF_ENGINES = ("ring", "rabenseifner", "recursive_doubling", "tree")  # allreduce of MPI libraries and gloo
@@ -77,6 +78,7 @@ class LinkFit:
     _inside: LinkFit | None
     _covariance: Array
     _quantile: float
+    _fits_growth: bool
 
     def seconds(self, ranks: int, nodes: int, nbytes: float) -> Estimate:
         """Return seconds of the collective with its 95 % prediction interval, which widens outside the measured."""
@@ -88,7 +90,8 @@ class LinkFit:
         variance = float(gradient @ self._covariance @ gradient) + self.deviation**2
         variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
         half = self._quantile * math.sqrt(variance)
-        return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
+        growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * _doublings(nodes))
+        return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + math.hypot(half, growth)))
 
     def __str__(self) -> str:
         """`ring, latency 0.5 ms, 4.4 MB/s, congestion 0.10 (0 to 0.2) for each doubling of nodes`."""
@@ -139,8 +142,9 @@ def fit_engine(engines: EngineCosts, engine: str, *, inside: bool = False) -> Li
 
 @lru_cache(maxsize=64)
 def _fit_nearest(rows: tuple[Transfer, ...]) -> LinkFit:
+    """Return the fit of the nearest algorithm; one number of ranks fits them all alike, and is taken for a ring."""
     fits = [fit_links(rows, algorithm, pieces=1) for algorithm in _OF_ENGINES]
-    return min(fits, key=lambda fit: fit.deviation)
+    return min(fits, key=lambda fit: round(fit.deviation, 6))
 
 
 def fit_links(
@@ -160,7 +164,8 @@ def fit_links(
     measured = np.log([row.seconds for row in rows])
     fits = [_fit_pieces(rows, algorithm, inside, limits) for limits in _limits(rows, pieces)]
     limits, parameters, covariance, residuals = min(fits, key=lambda fit: _aicc(fit[3], len(fit[1])))
-    free = max(1, len(rows) - len(parameters) + (0 if _congests(rows) else 1))
+    congests = _congests(rows)
+    free = max(1, len(rows) - len(parameters) + (0 if congests else 1))
     quantile = float(stats.t.ppf(0.975, free))
     deviation = math.sqrt(float(residuals @ residuals) / free)
     spread = np.sqrt(np.diag(covariance)) * quantile
@@ -173,11 +178,11 @@ def fit_links(
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
     counts = sorted({row.nodes for row in rows})
-    if counts != [1] and not _congests(rows):
-        named = ", ".join(map(str, counts))
+    if counts != [1] and not congests:
+        wide = MOST_GROWTH
         notes.append(
-            f"congestion is not fitted: {NODE_COUNTS} node counts from 2 on are needed, got {named}; assumed "
-            f"{ASSUMED_GROWTH:g} per doubling of nodes, range 0 to {ASSUMED_GROWTH + ASSUMED_RANGE:g}"
+            f"congestion is not fitted: {NODE_COUNTS} node counts from 2 on are needed, got "
+            f"{', '.join(map(str, counts))}; none is assumed, intervals reach to {MOST_GROWTH:g} per doubling of nodes"
         )
     total = float(np.sum((measured - measured.mean()) ** 2))
     return LinkFit(
@@ -191,6 +196,7 @@ def fit_links(
         _inside=inside,
         _covariance=covariance,
         _quantile=quantile,
+        _fits_growth=congests,
     )
 
 
@@ -230,10 +236,9 @@ def _fit_pieces(
     measured = np.log([row.seconds for row in rows])
     logs = _log_model(rows, algorithm, inside, limits)
     fixed = not _congests(rows)
-    assumed = ASSUMED_GROWTH if rows[0].nodes > 1 else 0.0
 
     def whole(free: Array) -> Array:
-        return np.append(free, assumed) if fixed else free
+        return np.append(free, 0.0) if fixed else free
 
     quickest = min(row.seconds for row in rows)
     rate = min((row.seconds / row.nbytes for row in rows if row.nbytes > 0), default=1e-9)
@@ -248,8 +253,6 @@ def _fit_pieces(
     size = len(found.x)
     # A ridge of one part in a million keeps a latency that the rows do not show from making the matrix singular.
     covariance[:size, :size] = noise * np.linalg.pinv(found.jac.T @ found.jac + 1e-6 * np.eye(size))
-    if fixed and rows[0].nodes > 1:
-        covariance[-1, -1] = (ASSUMED_RANGE / 1.96) ** 2
     return limits, parameters, covariance, residuals
 
 
@@ -260,7 +263,7 @@ def _log_model(
     coefficients = np.array([_coefficients(row, algorithm) for row in rows])
     bytes_of = np.array([row.nbytes for row in rows])
     piece = np.searchsorted(np.array(limits[:-1]), bytes_of)
-    doublings = np.array([math.log2(row.nodes / 2) if row.nodes > 2 else 0.0 for row in rows])
+    doublings = np.array([_doublings(row.nodes) for row in rows])
     within = np.array([_within(row, inside) for row in rows])
 
     def logs(parameters: Array) -> Array:
@@ -270,6 +273,11 @@ def _log_model(
         return found
 
     return logs
+
+
+def _doublings(nodes: int) -> float:
+    """Return lg(m/2) for m `nodes`."""
+    return math.log2(nodes / 2) if nodes > 2 else 0.0
 
 
 def _coefficients(row: Transfer, algorithm: str) -> tuple[float, float]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.cluster.fitting import ASSUMED_GROWTH, Transfer, fit_links
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.fitting import MOST_GROWTH, Transfer, fit_engine, fit_links
 from scalebench.errors import ClusterError
 
 SIZES = [1 << k for k in range(8, 28, 2)]
@@ -51,7 +52,7 @@ def test_eager_and_rendezvous_are_two_pieces() -> None:
 
 def test_two_node_counts_widen_the_interval_and_say_why() -> None:
     few, enough = fit_links(measured([2, 4])), fit_links(measured([2, 4, 8]))
-    assert few.congestion.value == ASSUMED_GROWTH
+    assert few.congestion == (0.0, 0.0, MOST_GROWTH)
     assert "3 node counts from 2 on are needed, got 2, 4" in few.notes[0]
     assert "not fitted" in few.as_congestion("osu_allreduce").source
     wide, narrow = (fit.seconds(64, 64, 10**7) for fit in (few, enough))
@@ -96,3 +97,13 @@ def test_links_inside_nodes_are_charged_besides_those_between_them() -> None:
 def test_unusable_rows_are_refused(rows: list[Transfer], algorithm: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         fit_links(rows, algorithm)
+
+
+def test_one_number_of_ranks_is_taken_for_a_ring() -> None:
+    """At two ranks all algorithms have the same form; beyond them a ring moves the fewest bytes."""
+    points = [(n, ring(2, 2, n, 20e-6, 1e9)) for n in SIZES]
+    entry = EngineCost(engine="gloo", ranks=2, nodes=2, alpha_s=points[0][1], points=points, source="test")
+    fit = fit_engine(EngineCosts(entries=[entry]), "gloo")
+    assert fit is not None
+    assert fit.algorithm == "ring"
+    assert fit.seconds(16, 16, 10**8).value == pytest.approx(ring(16, 16, 10**8, 20e-6, 1e9), rel=0.02)
