@@ -1,8 +1,8 @@
 """`mpirun -n P python -m scalebench.native.node_probe SPEC`: costs of collectives between nodes.
 
 Measured with one rank on each of two nodes, of all nodes and of their geometric mean, which shows the growth with
-their number, and with all ranks where nodes hold several. An operation ends with its last rank; its cost is the median
-of its repetitions. When the time is over, sizes above a MiB are left out.
+their number, and with all ranks where nodes hold several. A cost is the median of the repetitions. When the time is
+over, sizes above a MiB are left out.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts
 from scalebench.native.connection import connected
 from scalebench.native.probe_samples import entry
-from scalebench.system.clock import WallClock
+from scalebench.system.clock import WallClock, sleep_until
 from scalebench.system.parent_watch import end_with_launcher
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
+_PAUSE_S = 0.02  # before an operation, as a step computes before it: links and acknowledgements come to rest
 Operation = Callable[[torch.Tensor], object]
+Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]  # seconds of so many repetitions
 
 
 class Place(NamedTuple):
@@ -57,31 +60,60 @@ def entries_of(place: Place, engine: str, sizes: list[int], seconds: float, sour
     """The costs of one engine's allreduce, and of MPI's reduce and broadcast, among the ranks of `place`."""
     found = []
     with connected(engine, place.group, WallClock(), one_node=False) as comm:
-        operations: dict[str, Operation] = {engine: partial(comm.allreduce_, op="mean")}
+        operations: dict[str, tuple[Operation, Measure]] = {
+            engine: (partial(comm.allreduce_, op="mean"), _between_steps)
+        }
         if engine == "mpi":
-            operations |= {"mpi-broadcast": comm.broadcast_, "mpi-reduce": comm.reduce_}
-        for name, operation in operations.items():
-            points = list(_curve(place.group, operation, sizes, seconds / len(operations)))
+            others = {"mpi-broadcast": comm.broadcast_, "mpi-reduce": comm.reduce_}
+            operations |= {name: (operation, _up_to_the_last) for name, operation in others.items()}
+        for name, (operation, measure) in operations.items():
+            points = list(_curve(place.group, operation, sizes, seconds / len(operations), measure))
             found.append(entry(name, points, ranks=place.group.size, nodes=place.nodes, source=source))
     return found
 
 
-def _curve(group: MPI.Comm, operation: Operation, sizes: list[int], seconds: float) -> Iterator[tuple[int, float]]:
+def _curve(
+    group: MPI.Comm, operation: Operation, sizes: list[int], seconds: float, measure: Measure
+) -> Iterator[tuple[int, float]]:
     """Yield (bytes, seconds) of `operation` for all `sizes` up to a MiB, and for larger ones as the time allows."""
     end = time.perf_counter() + seconds
     for nbytes in sizes:
         buffer = torch.zeros(max(1, nbytes // 4))
         operation(buffer)
-        until = time.perf_counter() + seconds / len(sizes)
-        times: list[float] = []
-        while group.bcast(len(times) < _FEWEST or (len(times) < _MOST and time.perf_counter() < until)):
-            group.Barrier()
-            began = time.perf_counter()
-            operation(buffer)
-            times.append(group.allreduce(time.perf_counter() - began, MPI.MAX))
-        yield nbytes, median(times)
+        group.Barrier()
+        began = time.perf_counter()
+        operation(buffer)
+        one = time.perf_counter() - began + _PAUSE_S
+        repetitions = group.bcast(int(min(_MOST, max(_FEWEST, seconds / len(sizes) / one))))
+        yield nbytes, median(measure(group, partial(operation, buffer), repetitions))
         if group.bcast(nbytes >= _ALWAYS and time.perf_counter() > end):
             return
+
+
+def _between_steps(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:
+    """Time an operation that all ranks leave together, each after a pause, with no other message in between.
+
+    A barrier before it would let ranks go at different moments, and its acknowledgements share the links.
+    """
+    operation()
+    ends = [time.perf_counter()]
+    for _ in range(repetitions):
+        sleep_until(ends[-1] + _PAUSE_S)
+        operation()
+        ends.append(time.perf_counter())
+    means: list[float] = (group.allreduce(np.diff(ends)) / group.size - _PAUSE_S).tolist()
+    return means
+
+
+def _up_to_the_last(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:
+    """Time an operation of which some ranks are done earlier, from a barrier to the end of the last rank."""
+    times = []
+    for _ in range(repetitions):
+        group.Barrier()
+        began = time.perf_counter()
+        operation()
+        times.append(group.allreduce(time.perf_counter() - began, MPI.MAX))
+    return times
 
 
 def main(text: str) -> None:
