@@ -87,8 +87,7 @@ class Charges:
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, 1, workers), without slowness."""
         base = np.empty(compute.amounts.shape)
-        for task in np.unique(compute.tasks):
-            places = compute.of_task(task)
+        for task, places in compute.places.items():
             if task != Task.OTHER:
                 base[places] = self.times.seconds(task, compute.amounts[places])
                 continue
@@ -137,10 +136,10 @@ class EqualWorkers:
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, M, 1)."""
         found = self.tasks[compute.tasks]
-        last_update = compute.of_task(Task.UPDATE).max(initial=-1)
-        for place in compute.of_task(Task.OTHER).tolist():
+        updates = compute.places.get(Task.UPDATE)
+        for place in compute.places.get(Task.OTHER, ()):
             found[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
-            if self.joined is not None and place < last_update:  # a part of the step
+            if self.joined is not None and updates is not None and place < updates[-1]:  # a part of the step
                 found[place] *= self.joined
         return found[:, :, None]
 

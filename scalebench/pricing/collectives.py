@@ -32,11 +32,19 @@ class Groups:
         self.sizes = np.bincount(self.labels)
         self.order = np.argsort(self.labels, kind="stable")
         self.starts = np.cumsum(self.sizes) - self.sizes
+        self._of_ranks: dict[int, tuple[Ints, Ints, Ints]] = {}
         self.members = [partition.members(label) for label in first.tolist()]
         kinds: dict[object, list[int]] = defaultdict(list)
         for label, members in enumerate(self.members):
             kinds[members if costs.network.cluster.links.slow else costs.network.shape_of(members)].append(label)
         self.alike = [(np.array(labels), self.members[labels[0]]) for labels in kinds.values()]
+
+    def of(self, ranks: Ints) -> tuple[Ints, Ints]:
+        """Return the labels of `ranks`, and the number of them in each group; computed once for each array."""
+        if id(ranks) not in self._of_ranks:
+            labels = self.labels[ranks]
+            self._of_ranks[id(ranks)] = labels, np.bincount(labels, minlength=len(self.sizes)), ranks
+        return self._of_ranks[id(ranks)][:2]
 
 
 class Meeting:
@@ -45,7 +53,7 @@ class Meeting:
     def __init__(self, event: Event, key: tuple[int, int], groups: Groups, shape: tuple[int, int]) -> None:
         self.event, self.key, self.groups = event, key, groups
         self.others: dict[int, Event] = {}  # of groups whose collective of this number is another one
-        self.missing = groups.sizes.copy()
+        self.missing, self.awaited = groups.sizes.copy(), int(groups.sizes.sum())
         self.settled = np.zeros(len(self.missing), dtype=bool)
         self.arrivals = np.empty(shape)
         self.late = np.zeros((len(self.missing), shape[0]))  # variance of the slowest member, (groups, M)
@@ -62,7 +70,7 @@ class Meeting:
 
     def is_complete(self, ranks: Ints) -> bool:
         """Return True if all members of the groups of `ranks` have joined."""
-        return not self.missing[self.groups.labels[ranks]].any()
+        return self.awaited == 0 or not self.missing[self.groups.of(ranks)[0]].any()
 
 
 class Collectives:
@@ -76,9 +84,16 @@ class Collectives:
         self._streams: dict[tuple[int, int], list[Stream]] = {}
 
     def join(
-        self, event: Event, call: int, ranks: Ints, now: Floats, variance: Floats, passes: Floats | None
+        self,
+        event: Event,
+        call: int,
+        ranks: Ints,
+        at: Ints | slice,
+        now: Floats,
+        variance: Floats,
+        passes: Floats | None,
     ) -> Meeting:
-        """Return the `call`-th collective of the event's partition, which `ranks` join `now`.
+        """Return the `call`-th collective of the event's partition, which `ranks`, `at` these places, join `now`.
 
         `variance` is that of their compute before, `passes` are the seconds of their last backward passes.
         """
@@ -91,21 +106,24 @@ class Collectives:
                 self._groups[id(partition)] = Groups(partition, self.shape[1], self.prices.distinct[0])
             groups = self._groups[id(partition)]
             meeting = self._meetings[key] = Meeting(event, key, groups, self.shape)
-        labels = meeting.groups.labels[ranks]
+        labels, counts = meeting.groups.of(ranks)
         if event is not meeting.event and _cost_key(event) != _cost_key(meeting.event):
             meeting.others |= dict.fromkeys(labels.tolist(), event)
-        meeting.arrivals[:, ranks] = now[:, ranks]
-        meeting.missing -= np.bincount(labels, minlength=len(meeting.missing))
+        meeting.arrivals[:, at] = now[:, at]
+        meeting.missing -= counts
+        meeting.awaited -= len(ranks)
         if passes is not None:
             if meeting.passes is None:
                 meeting.passes = np.empty(self.shape)
-            meeting.passes[:, ranks] = passes
+            meeting.passes[:, at] = passes
         if self._expects:
-            np.maximum.at(meeting.late, labels, variance[:, ranks].T)
+            np.maximum.at(meeting.late, labels, variance[:, at].T)
         return meeting
 
     def settle(self, meeting: Meeting) -> None:
         """Set the ends of groups that are complete."""
+        if meeting.key not in self._meetings:
+            return
         ready = (meeting.missing == 0) & ~meeting.settled
         if not ready.any():
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,22 @@ class EvenPlan:
     workers: int
     steps_per_epoch: int
     batch_size: int = 1
+    lead: int = 0  # further steps of the first epoch
 
     def shard_sizes(self, epoch: int) -> Ints:
-        return np.broadcast_to(np.int64(self.steps_per_epoch * self.batch_size), self.workers)
+        sizes: Ints = self._shard_sizes[min(epoch, 1)]
+        return sizes
+
+    @cached_property
+    def _shard_sizes(self) -> Ints:
+        """Sizes in the first epoch and in the others, (2, workers)."""
+        return np.outer([self.steps(0), self.steps(1)], np.full(self.workers, self.batch_size))
 
     def steps(self, epoch: int) -> int:
-        return self.steps_per_epoch
+        return self.steps_per_epoch + (self.lead if epoch == 0 else 0)
 
     def bounds(self, epoch: int, worker: int) -> Ints:
-        return np.arange(self.steps_per_epoch + 1) * self.batch_size
+        return np.arange(self.steps(epoch) + 1) * self.batch_size
 
     def block_starts(self, epoch: int, worker: int) -> Ints:
         return np.zeros(1, dtype=np.int64)
@@ -46,7 +54,8 @@ class EvenPlan:
 class Excerpt:
     """Recorded `epochs`, of one length in `steps` or of two, from which longer epochs are extrapolated.
 
-    The epochs `first` to `first + period` are repeated `repeats` times more. `joined`: a step stands for an epoch's.
+    The first epoch has `lead` further steps. The epochs `first` to `first + period` are repeated `repeats` times more.
+    `joined`: a step stands for an epoch's.
     """
 
     epochs: int
@@ -55,6 +64,7 @@ class Excerpt:
     period: int
     repeats: int
     joined: bool
+    lead: int = 0
 
     def whole(self, marks: list[Floats], steps: Floats) -> Floats:
         """Return the ledgers of the whole training, (columns, M), with epochs of `steps` (M,).
@@ -64,7 +74,9 @@ class Excerpt:
         durations = [np.diff(each, axis=0, prepend=0.0) for each in marks]
         parts = durations[0]
         if len(self.steps) == 2:
-            parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (steps - self.steps[0])
+            recorded = np.full((len(parts), 1, 1), float(self.steps[0]))
+            recorded[0] += self.lead
+            parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (steps - recorded)
         repeated: Floats = parts[self.first : self.first + self.period].sum(axis=0)
         total: Floats = parts.sum(axis=0) + self.repeats * repeated
         return total
@@ -74,21 +86,21 @@ def excerpt_of(strategy: Strategy, epochs: int, steps: int) -> Excerpt:
     """Return the excerpt of a training of `epochs` of `steps` that keeps the periods of `strategy` whole."""
     period, every = _steps_of_a_period(strategy), _epochs_of_a_period(strategy)
     start = _first_steps(strategy)
-    short = period * max(1, math.ceil(start / period))
-    lengths: tuple[int, ...] = (short, short + period)
+    lengths: tuple[int, ...] = (period, 2 * period)
+    lead = period * max(0, math.ceil(start / period) - 1)
     head, tail = _option(strategy, "warm_up_epochs"), _option(strategy, "cool_down_epochs")
     joined = strategy.synchronisation.unit != "batch"
     if joined:
-        lengths = (1,)
-    elif steps <= lengths[-1]:
-        lengths = (steps,)
+        lengths, lead = (1,), 0
+    elif steps <= lengths[-1] + lead:
+        lengths, lead = (steps,), 0
         head += math.ceil(start / steps)
         every *= period // math.gcd(period, steps)  # until steps and periods meet again at the end of an epoch
     needed = head + 2 * every + tail + every
     if epochs <= needed:
-        return Excerpt(epochs, lengths, 0, 0, 0, joined)
+        return Excerpt(epochs, lengths, 0, 0, 0, joined, lead)
     needed += (epochs - needed) % every
-    return Excerpt(needed, lengths, head + every, every, (epochs - needed) // every, joined)
+    return Excerpt(needed, lengths, head + every, every, (epochs - needed) // every, joined, lead)
 
 
 def _steps_of_a_period(strategy: Strategy) -> int:

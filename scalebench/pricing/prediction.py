@@ -198,7 +198,8 @@ class Predictor:
                 in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
                 serving = Serving(strategy.servers(workers), in_rounds)
             schedules = [
-                self._schedules(run, strategy, EvenPlan(workers, length), per_node) for length in excerpt.steps
+                self._schedules(run, strategy, EvenPlan(workers, length, lead=excerpt.lead), per_node)
+                for length in excerpt.steps
             ]
             programs = [programs_of(each) for each in schedules]
             count = len(schedules[0])

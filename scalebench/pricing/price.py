@@ -123,14 +123,14 @@ class _Walk:
     def follow(self, program: Program) -> Iterator[str]:
         """Advance the workers of a program; pauses where it waits for others."""
         ranks, spread = program.ranks, self.machines.spread
-        at = slice(None) if len(ranks) == self.workers else ranks  # a view where possible
+        at = _place_of(ranks)
         now = self.ledger.now
         calls: dict[int, int] = defaultdict(int)
         started: dict[int, Meeting] = {}
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
             stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
-            if together and isinstance(at, slice) and not self.machines.slowness:
+            if together and len(ranks) == self.workers and not self.machines.slowness:
                 self._all_together(steps, seconds, stretches)
                 steps = []
             for event, place, low, high, stretch, forwards, backward in steps:
@@ -148,7 +148,7 @@ class _Walk:
                     call = calls[id(event.partition)]
                     calls[id(event.partition)] += 1
                     passes = seconds[backward] if event.overlap is not None else None
-                    meeting = self.collectives.join(event, call, ranks, now, self.variance, passes)
+                    meeting = self.collectives.join(event, call, ranks, at, now, self.variance, passes)
                     self.variance[:, at] = 0.0
                     if not event.blocking:
                         started[place] = meeting
@@ -170,8 +170,8 @@ class _Walk:
                     waited = np.maximum(0.0, until - now[:, at] - alone)
                     self._record(at, until, waited, alone)
                     self.variance[:, at] = 0.0
-            for task in np.unique(compute.tasks):
-                self.ledger.seconds[task][:, at] += seconds[compute.of_task(task)].sum(axis=0)
+            for task, places in compute.places.items():
+                self.ledger.seconds[task][:, at] += seconds[places].sum(axis=0)
             if number is not None:
                 self._close_epoch(number, at)
 
@@ -256,5 +256,11 @@ class _Walk:
         cost = until - now - waited
         if event.name == "add":
             until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
-        self._record(np.array([rank]), until[:, None], waited[:, None], cost[:, None])
+        self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
         return True
+
+
+def _place_of(ranks: Ints) -> Ints | slice:
+    """Return the index of `ranks` in an array of workers: a slice, whose views are fast, where they are consecutive."""
+    first, last = int(ranks[0]), int(ranks[-1])
+    return slice(first, last + 1) if last - first == len(ranks) - 1 else ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,19 +20,17 @@ TIMED = ("access", "request", "alltoallv")  # their order, or their size, depend
 class Compute(NamedTuple):
     """Compute of an epoch in order.
 
-    `amounts` (events, workers) or (events, 1) are samples, of an operation of the strategy with this name messages;
-    `steps` (events,) number the local step, `starts` the first event of each uninterrupted stretch.
+    `places` are those of the events of each task that occurs; `amounts` (events, workers) or (events, 1) are samples,
+    of an operation of the strategy with this name messages; `steps` (events,) number the local step, `starts` the first
+    event of each uninterrupted stretch.
     """
 
     tasks: Ints
+    places: Mapping[Task, Ints]
     amounts: Ints
     steps: Ints
     names: tuple[str, ...]
     starts: Ints
-
-    def of_task(self, task: Task) -> Ints:
-        """Return the places of the events of `task`."""
-        return np.flatnonzero(self.tasks == task)
 
 
 class Step(NamedTuple):
@@ -87,8 +85,8 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
         events = schedule.events
         if id(events) not in keys:
             sends = any(event.kind == "send" for event in events)
-            operations = [(e.kind, e.blocking, e.name, id(e.partition), e.root) for e in events]
-            keys[id(events)] = rank if sends else tuple(operations)
+            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root) for e in events)
+            keys[id(events)] = rank if sends or len(schedules) == 1 else tuple(operations)
         alike[keys[id(events)]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
 
@@ -101,53 +99,48 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
         amounts = rows[id(events)][:, None]
     else:
         amounts = np.stack([rows[id(schedule.events)] for schedule in schedules], axis=1)
-    step, begin = 0, 0
-    seen_data = False
-    ends = [place for place, event in enumerate(events) if event.kind == "epoch"]
-    for end in [*ends, len(events)]:
-        numbers = []
-        for event in events[begin:end]:
-            if event.kind == "data":
-                step, seen_data = step + seen_data, True
-            if event.kind in COMPUTE:
-                numbers.append(step)
+    tasks = np.array([COMPUTE.get(event.kind, -1) for event in events], dtype=np.int64)
+    numbers = np.maximum(np.cumsum(tasks == Task.DATA) - 1, 0)  # of the local step
+    begin = 0
+    for end in [*(place for place, event in enumerate(events) if event.kind == "epoch"), len(events)]:
         last = events[end].amount if end < len(events) else None
-        yield _epoch(last, events, range(begin, end), amounts, np.array(numbers, dtype=np.int64))
+        here = slice(begin, end)
+        yield _epoch(last, events, begin, tasks[here], amounts[here], numbers[here])
         begin = end + 1
 
 
-def _epoch(number: int | None, events: Sequence[Event], places: range, amounts: Ints, numbers: Ints) -> Epoch:
+def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints, amounts: Ints, numbers: Ints) -> Epoch:
+    """Return the epoch of the events from `begin` on; `tasks` are -1 where there is no compute."""
+    own = np.flatnonzero(tasks >= 0)
+    computes = tasks[own]
+    places = {task: found for task in COMPUTE.values() if len(found := np.flatnonzero(computes == task))}
+    exchanges = [at for at in np.flatnonzero(tasks < 0).tolist() if _exchanges(events[begin + at])]
+    ends = np.append(np.searchsorted(own, exchanges), len(own))  # of the compute before each, and after the last
+    forwards = np.searchsorted(places.get(Task.FORWARD, own[:0]), ends)
+    backwards = places.get(Task.BACKWARD, own[:0])
+    latest = np.append(backwards, -1)[np.searchsorted(backwards, ends) - 1]
     steps: list[Step] = []
-    tasks: list[Task] = []
-    names: list[str] = []
-    own: list[int] = []
     starts: list[int] = []
-    low, forwards, backward = 0, 0, -1
-
-    def close(event: Event | None, place: int) -> None:
-        nonlocal low, forwards
-        high = len(tasks)
+    low = passed = 0
+    for at, high, after, backward in zip(
+        [*exchanges, None], ends.tolist(), forwards.tolist(), latest.tolist(), strict=True
+    ):
+        stretch = len(starts) if high > low else -1
         if high > low:
             starts.append(low)
-        if event is not None or high > low:
-            steps.append(Step(event, place, low, high, len(starts) - 1 if high > low else -1, forwards, backward))
-        low, forwards = high, 0
-
-    for place in places:
-        event = events[place]
-        task = COMPUTE.get(event.kind)
-        if task is not None:
-            forwards += task == Task.FORWARD
-            backward = len(tasks) if task == Task.BACKWARD else backward
-            tasks.append(task)
-            names.append(event.name)
-            own.append(place)
-        elif event.partition is None or len(event.members) > 1 or event.overlap is not None:
-            close(event, place)  # a lone worker exchanges nothing
-    close(None, places.stop)
-    stretches = np.array(starts, dtype=np.int64)
-    compute = Compute(np.array(tasks, dtype=np.int64), amounts[own], numbers, tuple(names), stretches)
+        if at is not None:
+            steps.append(Step(events[begin + at], begin + at, low, high, stretch, after - passed, backward))
+        elif high > low:
+            steps.append(Step(None, begin + len(tasks), low, high, stretch, after - passed, backward))
+        low, passed = high, after
+    names = tuple(events[begin + at].name for at in own.tolist())
+    compute = Compute(computes, places, amounts[own], numbers[own], names, np.array(starts, dtype=np.int64))
     return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
+
+
+def _exchanges(event: Event) -> bool:
+    """Return False for a collective of a lone worker, which exchanges nothing."""
+    return event.partition is None or len(event.members) > 1 or event.overlap is not None
 
 
 def _together(event: Event) -> bool:

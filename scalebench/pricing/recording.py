@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,10 +129,10 @@ class RecordingWorker:
         self._rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
         self._workers_per_node = min(workers_per_node, comm.size)
         self.model: Any = model
-        numbers = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        numbers = _trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
-        self.gradients = torch.empty_like(self.parameters)
+        self.gradients = self.parameters.clone()  # other ways to make meta tensors import sympy, in half a second
         parameter = torch.nn.Parameter(self.parameters)
         parameter.grad = self.gradients
         optimizer: Any = build_optimizer(run.optimizer, [parameter], run.lr, flat=True)
@@ -203,16 +204,17 @@ class RecordingWorker:
 
     def _walk(self, epoch: int, bounds: list[tuple[int, int]]) -> Iterator[Batch]:
         self._epoch = epoch
-        firsts = set(self.plan.block_starts(epoch, self._rank).tolist())
+        begun = np.searchsorted(self.plan.block_starts(epoch, self._rank), bounds).tolist()
         self.clock.did(Task.SHUFFLE, self.samples)
-        for step, (low, high) in enumerate(bounds):
+        for step, ((low, high), (before, after)) in enumerate(zip(bounds, begun, strict=True)):
             self.clock.did(Task.DATA, high - low)
             nothing = _nothing(high - low)
-            yield Batch(nothing, nothing, 1.0, step, any(low <= first < high for first in firsts))
+            yield Batch(nothing, nothing, 1.0, step, after > before)
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
-        self.clock.did(Task.FORWARD, len(batch.x))
-        self.clock.did(Task.BACKWARD, len(batch.x))
+        samples = batch.x.shape[0]
+        self.clock.did(Task.FORWARD, samples)
+        self.clock.did(Task.BACKWARD, samples)
 
     @property
     def learning_rate(self) -> float:
@@ -247,8 +249,7 @@ class RecordingWorker:
         stepped.step()
         tensors = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
         self.optimizer.state[parameter] = {
-            name: torch.empty_like(self.parameters) if value.dim() else torch.empty_like(value, device="meta")
-            for name, value in tensors.items()
+            name: self.parameters.clone() if value.dim() else value.to("meta") for name, value in tensors.items()
         }
 
     def is_last(self, epoch: int) -> bool:
@@ -269,6 +270,11 @@ class RecordingWorker:
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep nothing: there is nothing to evaluate."""
+
+
+@lru_cache(maxsize=2)
+def _trainable_numbers(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 @cache
