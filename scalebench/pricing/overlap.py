@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,34 @@ def hidden_s(transfer_s: float, exposed_s: float, train_s: float) -> float:
     return hidden if hidden > _ROUNDING * train_s else 0.0
 
 
+class _Loop(NamedTuple):
+    """Horovod's loop in a group: seconds of its parts, and each tensor's release and bytes on the wire."""
+
+    period: float
+    spread: float  # width of a uniform distribution
+    negotiation: float
+    per_step: float
+    releases: Floats
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> _Loop:
+        measured = costs.cost_of(overlap.engine)
+        overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
+        software = measured.negotiation_s if measured else 0.0
+        return cls(
+            overlap.cycle_s + overshoot,
+            math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
+            software + costs.allreduce(_READY_BITS, ranks, overlap.engine),
+            measured.per_step_s if measured else 0.0,
+            np.array([tensor.release for tensor in costs.gradients]),
+            [_travelling(tensor.nbytes, overlap) for tensor in costs.gradients],
+        )
+
+
 @dataclass
 class Stream:
-    """Communication stream of a group.
+    """Communication stream of one group.
 
     `next_cycle` is the next turn of Horovod's loop on the last worker, `turn_s` the length of the last one with
     allreduces, `steps` the number of ends so far, `transferred_s` the cost of all allreduces so far.
@@ -50,6 +76,7 @@ class Stream:
     turn_s: float = 0.0
     steps: int = 0
     transferred_s: float = 0.0
+    _loop: _Loop | None = None
 
     def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Return the moment at which every worker has the mean of all gradients."""
@@ -67,30 +94,23 @@ class Stream:
 
     def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
-        measured = costs.cost_of(overlap.engine)
-        overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
-        period = overlap.cycle_s + overshoot
-        spread = math.sqrt(12) * measured.cycle_spread_s if measured else 0.0  # width of a uniform distribution
-        software = measured.negotiation_s if measured else 0.0
-        negotiation = software + costs.allreduce(_READY_BITS, ranks, overlap.engine)
+        loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
         share = self._next_share(len(ranks))
-        releases = np.array([tensor.release for tensor in costs.gradients])
-        sizes = [_travelling(tensor.nbytes, overlap) for tensor in costs.gradients]
-        waiting = sorted(zip(_all_ready(passes, releases), sizes, strict=True))
+        waiting = sorted(zip(_all_ready(passes, loop.releases), loop.sizes, strict=True))
         moment = self.next_cycle
         while waiting:
-            ahead = share * max(period - self.turn_s, spread)
+            ahead = share * max(loop.period - self.turn_s, loop.spread)
             if (late := waiting[0][0] + ahead - moment) > 0:
-                moment += period * math.ceil(late / period)
+                moment += loop.period * math.ceil(late / loop.period)
             ready = [nbytes for at, nbytes in waiting if at + ahead <= moment]
             waiting = waiting[len(ready) :]
-            finished = moment + negotiation
+            finished = moment + loop.negotiation
             for nbytes in _fused(ready, overlap.bucket_bytes):
                 finished += self._allreduce(nbytes, overlap, costs, ranks)
             self.turn_s = finished - moment
-            moment = max(moment + period, finished)
+            moment = max(moment + loop.period, finished)
         self.next_cycle = moment
-        return finished + (measured.per_step_s if measured else 0.0)
+        return finished + loop.per_step
 
     def _next_share(self, workers: int) -> float:
         """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
@@ -137,18 +157,11 @@ def _fused(sizes: list[int], threshold: int) -> list[int]:
     return groups
 
 
-def _ready(passes: Passes, share: float) -> float:
-    begins, seconds = passes
-    return float((begins + share * seconds).max())
-
-
 def _all_ready(passes: Passes, shares: Floats) -> list[float]:
     """Return the moment at which the slowest worker has done each of the `shares` of its pass."""
     begins, seconds = passes
-    if begins.min() == begins.max() and seconds.min() == seconds.max():
-        ready: list[float] = (begins[0] + shares * seconds[0]).tolist()
-        return ready
-    return [_ready(passes, share) for share in shares.tolist()]
+    ready: list[float] = (begins + shares[:, None] * seconds).max(axis=1).tolist()
+    return ready
 
 
 def _travelling(nbytes: int, overlap: Overlap) -> int:
