@@ -99,6 +99,11 @@ def digits(value: float, significant: int = 3) -> str:
     return f"{value:,.{max(0, significant - 1 - magnitude)}f}"
 
 
+def digits_with_interval(value: float, low: float, high: float) -> str:
+    """Return `1.30 [1.21, 1.40]`; only the value without an interval."""
+    return f"{digits(value)} [{digits(low)}, {digits(high)}]" if is_interval(low, high) else digits(value)
+
+
 def metric_word(name: str) -> str:
     """Return the name of a metric as it stands in a sentence: `accuracy`, `R²`."""
     return {"r2": "R²"}.get(name, name)

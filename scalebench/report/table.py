@@ -1,9 +1,8 @@
-"""Tables of the report: the text of each cell, and the number that it is sorted by."""
+"""Tables of the report: columns that turn a row into a text, and into the number that it is sorted by."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,13 +13,28 @@ from scalebench.analysis.summary import OVERSUBSCRIBED
 from scalebench.formatting import EMPTY, metric_word, seconds
 from scalebench.records.progress import group_of
 
+Row = Mapping[Hashable, Any]
+
 
 class HtmlColumn(NamedTuple):
-    """Heading and meaning of a column; numeric columns are aligned to the right and sorted as numbers."""
+    """Heading, values of a row (names separated by spaces), the text that `form` makes of them, and meaning.
+
+    Numeric columns are aligned to the right and sorted by their first value, others by their text.
+    """
 
     name: str
+    values: str
+    form: Callable[..., str] = str
     meaning: str = ""
     numeric: bool = True
+
+    def entry(self, row: Row) -> Entry:
+        """Return the cell of `row`."""
+        values = [row[name] for name in self.values.split()]
+        text = self.form(*values)
+        if not self.numeric:
+            return Entry(text, text)
+        return Entry(text, "" if pd.isna(values[0]) else repr(float(values[0])))
 
 
 class Entry(NamedTuple):
@@ -38,54 +52,41 @@ class HtmlTable:
     title: str
     columns: tuple[HtmlColumn, ...]
     rows: tuple[tuple[Entry, ...], ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, title: str, columns: Sequence[HtmlColumn], rows: Iterable[Row], *notes: str) -> HtmlTable:
+        """Return the table of `rows`, without empty notes."""
+        cells = tuple(tuple(column.entry(row) for column in columns) for row in rows)
+        return cls(name, title, tuple(columns), cells, tuple(filter(None, notes)))
 
 
-STRATEGY = HtmlColumn("strategy", numeric=False)
-EXECUTION = HtmlColumn("execution", f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed", numeric=False)
-WORKERS = HtmlColumn("workers")
+def count(value: Any) -> str:
+    """Return a whole number as text."""
+    return EMPTY if pd.isna(value) else f"{int(value):,}"
 
 
-def text_entry(value: object) -> Entry:
-    return Entry(str(value), str(value))
+def _where(execution: str, engine: str, oversubscribed: bool) -> str:
+    """Return execution, engine and mark: `native mpi ×`."""
+    return f"{group_of(execution, engine)}{f' {OVERSUBSCRIBED}' * bool(oversubscribed)}"
 
 
-def number_entry(text: str, key: float) -> Entry:
-    """Return a cell sorted by `key`; NaN: unknown."""
-    return Entry(text, "" if math.isnan(key) else repr(float(key)))
+STRATEGY = HtmlColumn("strategy", "label", numeric=False)
+EXECUTION = HtmlColumn(
+    "execution",
+    "execution engine oversubscribed",
+    _where,
+    f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed",
+    numeric=False,
+)
+WORKERS = HtmlColumn("workers", "workers", count)
+TIME = HtmlColumn("time", "train_s", seconds, "geometric mean of the runs that strategy and baseline share")
 
 
-def count_entry(value: Any) -> Entry:
-    """Return a cell with a whole number, empty if missing."""
-    return Entry(EMPTY) if pd.isna(value) else number_entry(f"{int(value):,}", int(value))
-
-
-def execution_entry(execution: str, engine: str, oversubscribed: bool = False) -> Entry:
-    """Return a cell with execution, engine and mark: `native mpi ×`."""
-    where = group_of(execution, engine)
-    return text_entry(f"{where} {OVERSUBSCRIBED}" if oversubscribed else where)
-
-
-def seconds_entry(value: float) -> Entry:
-    """Return a cell with a time."""
-    return number_entry(seconds(value), value)
-
-
-def place_entries(row: dict[Hashable, Any]) -> tuple[Entry, Entry, Entry]:
-    """Return strategy, execution and worker count of a row of a table of cells."""
-    execution = execution_entry(row["execution"], row["engine"], row["oversubscribed"])
-    return text_entry(row["label"]), execution, count_entry(row["workers"])
-
-
-def place_order(row: dict[Hashable, Any]) -> tuple[object, ...]:
-    """Return the sort key of a row of a table of cells."""
-    return row_order(row["execution"], row["label"], row["engine"], row["workers"])
-
-
-def row_order(execution: str, label: str, engine: str, workers: int) -> tuple[object, ...]:
+def place_order(row: Row) -> tuple[object, ...]:
     """Return the sort key of a row, in the order of `cells`."""
-    return EXECUTIONS.index(execution), strategy_rank(label), engine, workers
+    return EXECUTIONS.index(row["execution"]), strategy_rank(row["label"]), row["engine"], row["workers"]
 
 
 def metric_head(names: set[str]) -> str:
-    return "/".join(sorted(metric_word(name) for name in names)) or "metric"
+    return "/".join(sorted(metric_word(name) for name in names if name)) or "metric"
