@@ -1,102 +1,41 @@
-"""The table below the answer of a study: rows strategies, columns worker counts, so small that it fits a screen.
+"""The tables at the end of a study: one that fits a screen, and the full one with a row for every cell.
 
-A first section has the time of all epochs, a second one, if the study states a target, time and epochs to the target.
-Below each time is the reduction against a baseline. Worker counts without room are named below the table.
+The first has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second
+one, if the study states a target, time and epochs to the target. Below each time is the reduction against a baseline.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.loading import CELL
 from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.analysis.summary import OVERSUBSCRIBED, summary_notes, time_and_epochs
+from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_notes, summary_rows, time_and_epochs
 from scalebench.analysis.target_ratios import target_ratios
+from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.errors import UsageError
 from scalebench.formatting import counted, metric_word, percent, seconds
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
-_GAP, _LONGEST = 2, 24  # spaces between columns, letters of a label beside its times
+_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
+_MARKS = {
+    "(": "( ): the interval of the reduction holds zero, or there is none",
+    "*": "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)",
+    " of ": "1 of 3: so few of the runs reached the target that their median is unknown",
+}
 Place = tuple[str, int]  # execution and workers of a column
-Line = tuple[str, dict[Place, "Text"]]  # label and cells of a row; no cells: a heading
+Line = tuple[str, dict[Place, Text]]  # label and cells of a row
 
 
-@dataclass(frozen=True)
-class AnswerTable:
-    """Title, columns, lines and notes; rendered by rich with as many columns as there is room for."""
-
-    title: str
-    places: Sequence[Place]
-    lines: Sequence[Line]
-    notes: Sequence[str] = ()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield the lines; the largest worker count of each execution is always among the columns."""
-        shown, widths = list(self.places), self._widths()
-        names = max([7, *(len(label) for label, texts in self.lines if texts and len(label) <= _LONGEST)])
-        while len(shown) > 1 and names + sum(widths[at] + _GAP for at in shown) > options.max_width:
-            shown.remove(_least_missed(shown))
-        yield Text(self.title, style="italic")
-        yield Text("".ljust(names) + "".join(_executions(shown, widths)), style="bold")
-        counts = "".join(str(workers).rjust(widths[kind, workers] + _GAP) for kind, workers in shown)
-        yield Text("workers".ljust(names) + counts, style="bold")
-        for label, texts in self.lines:
-            if not texts or len(label) > _LONGEST:
-                yield Text(label, style="" if texts else "bold")
-            if texts:
-                row = Text("" if len(label) > _LONGEST else label).copy()
-                row.pad_right(names - row.cell_len)
-                for at in shown:
-                    cell = texts.get(at, Text())
-                    row.append(" " * (widths[at] + _GAP - cell.cell_len)).append_text(cell)
-                yield row
-        if hidden := [at for at in self.places if at not in shown]:
-            kinds = dict.fromkeys(kind for kind, _ in hidden)
-            named = (f"{', '.join(str(n) for k, n in hidden if k == kind)} workers ({kind})" for kind in kinds)
-            yield Text(f"no room for {' and '.join(named)}: --full has all", style="dim")
-        for note in self.notes:
-            yield Text(note, style="dim")
-
-    def _widths(self) -> dict[Place, int]:
-        texts = {at: [texts[at].cell_len for _, texts in self.lines if at in texts] for at in self.places}
-        return {at: max([len(str(at[1])), *found]) for at, found in texts.items()}
-
-
-def _executions(shown: Sequence[Place], widths: dict[Place, int]) -> Iterator[str]:
-    """Each execution, centred over its columns."""
-    for kind in dict.fromkeys(kind for kind, _ in shown):
-        room = sum(widths[at] + _GAP for at in shown if at[0] == kind)
-        yield " " * _GAP + kind.center(room - _GAP, "─" if room > len(kind) + 2 * _GAP else " ")
-
-
-def _least_missed(shown: Sequence[Place]) -> Place:
-    """The place with the closest neighbours, on the scale of logs, of the execution with the most columns."""
-    kinds = [kind for kind, _ in shown]
-    most = max(dict.fromkeys(kinds), key=kinds.count)
-    counts = [n for kind, n in shown if kind == most]
-    if len(counts) < 3:
-        return (most, counts[0])
-    gaps = {n: math.log(counts[i + 2] / counts[i]) for i, n in enumerate(counts[1:-1])}
-    return (most, min(gaps, key=lambda n: gaps[n]))
-
-
-def default_baseline(results: Results) -> list[str]:
-    """The baseline whose reductions are shown where none is asked for."""
-    ran = set(results.completed["strategy"])
-    return [name for name in BASELINES if name in ran][:1]
-
-
-def answer_table(results: Results, against: Sequence[str] = ()) -> AnswerTable:
-    """Return the table of a study, with reductions against the baselines `against`.
+def answer_table(results: Results, against: Sequence[str] = ()) -> TerminalTable:
+    """Return the table that fits a screen, with reductions against the baselines `against`, or the first that ran.
 
     Raises:
         UsageError: a baseline has no completed run.
@@ -105,25 +44,48 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> AnswerTable:
     ran = set(results.completed["strategy"])
     if missing := [name for name in against if name not in ran]:
         raise UsageError(f"--against {missing[0]}: the study has no completed run of {missing[0]}")
-    baselines = list(against) or default_baseline(results)
-    lines = [(f"time of {_epochs(results)}", {}), *_section(table, ratios(results), baselines, _time)]
+    baselines = list(against) or [name for name in BASELINES if name in ran][:1]
+    epochs = counted(int(results.completed["epochs"].max()), "epoch") if ran else "all epochs"
+    sections = {f"time of {epochs}": _section(table, ratios(results), baselines, _time)}
     if table["target_metric"].notna().any():
         metric = metric_word(str(table["metric_name"].dropna().iloc[-1]))
-        lines.append((f"time/epochs to {metric} {table['target_metric'].dropna().iloc[-1]:g}", {}))
-        lines += _section(table, target_ratios(results), baselines, _target)
+        aim = f"time/epochs to {metric} {table['target_metric'].dropna().iloc[-1]:g}"
+        sections[aim] = _section(table, target_ratios(results), baselines, _target)
     found = {(str(kind), int(n)) for kind, n in table[["execution", "workers"]].itertuples(index=False)}
     places = sorted(found, key=lambda at: (EXECUTIONS.index(at[0]), at[1]))
-    texts = " ".join(cell.plain for _, row in lines for cell in row.values())
+    spare = _spare(places)
+    columns = [TableColumn("", shared=True), TableColumn("workers", left=True)]
+    columns += [TableColumn(str(at[1]), spare=spare.get(at, 0), over=at[0]) for at in places]
+    rows: list[list[str | Text]] = [
+        [heading, label, *(texts.get(at, "") for at in places)]
+        for heading, lines in sections.items()
+        for label, texts in lines
+    ]
+    texts = " ".join(str(cell) for row in rows for cell in row[2:])
     notes = [text for mark, text in _MARKS.items() if mark in texts]
-    title = f"{results.runs['study'].iloc[-1]}: {counted(int(results.runs['repetition'].nunique()), 'repetition')}"
-    return AnswerTable(title, places, lines, [*notes, *summary_notes(results, brief=True)])
+    return TerminalTable(_title(results), columns, rows, [*notes, *summary_notes(results, brief=True)])
 
 
-_MARKS = {
-    "(": "( ): the interval of the reduction holds zero, or there is none",
-    "*": "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)",
-    " of ": "1 of 3: so few of the runs reached the target that their median is unknown",
-}
+def full_table(results: Results) -> TerminalTable:
+    """Return the table with a row for every cell, with its notes."""
+    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
+    columns = [
+        TableColumn(
+            metrics if name == "metric" else name,
+            shared=name in ("strategy", "execution"),
+            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
+        )
+        for name in summary_header(results)
+    ]
+    rows = []
+    for label, workers, *numbers, execution in summary_rows(results):
+        plain = execution.removesuffix(f" {OVERSUBSCRIBED}")
+        rows.append([label, f"{workers}{execution.removeprefix(plain)}", *numbers, plain])
+    return TerminalTable(_title(results), columns, rows, summary_notes(results))
+
+
+def _title(results: Results) -> str:
+    return f"{results.runs['study'].iloc[-1]}: {counted(int(results.runs['repetition'].nunique()), 'repetition')}"
 
 
 def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
@@ -134,21 +96,36 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.index.isin(kept)]
 
 
-def _section(table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Any) -> Iterator[Line]:
+def _spare(places: Sequence[Place]) -> dict[Place, int]:
+    """Return how early a column may be left out: of the execution with the most, the one with the closest neighbours.
+
+    The largest worker count of each execution is never left out.
+    """
+    left, spare = list(places), {}
+    kinds = [kind for kind, _ in places]
+    for rank in range(len(places) - len(set(kinds)), 0, -1):
+        kinds = [kind for kind, _ in left]
+        most = max(dict.fromkeys(kinds), key=kinds.count)
+        counts = [n for kind, n in left if kind == most]
+        gaps = {n: math.log(counts[i + 2] / counts[i]) for i, n in enumerate(counts[1:-1])} or {counts[0]: 0.0}
+        least = (most, min(gaps, key=lambda n: gaps[n]))
+        left.remove(least)
+        spare[least] = rank
+    return spare
+
+
+def _section(
+    table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Callable[[dict[Hashable, Any]], Text]
+) -> Iterator[Line]:
     """A line of times for each strategy, and one of reductions against each baseline that it is compared with."""
     for label, own in table.groupby("label", sort=False):
-        row = {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
-        yield str(label), row
+        yield str(label), {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
         found = compared[compared["label"] == label].merge(own[CELL], on=CELL)
         for baseline in baselines:
             saved = found[(found["baseline"] == baseline) & found["reduction"].notna()]
             if len(saved):
                 reductions = {(one["execution"], one["workers"]): _saved(one) for one in saved.to_dict("records")}
                 yield f" vs {baseline}", reductions
-
-
-def _epochs(results: Results) -> str:
-    return counted(int(results.completed["epochs"].max()), "epoch") if len(results.completed) else "all epochs"
 
 
 def _time(cell: dict[Hashable, Any]) -> Text:

@@ -85,7 +85,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(comparison_facts(found), indent=2, allow_nan=False))
     else:
-        print_results(comparison_table(found), comparison_notes(found))
+        print_results(comparison_table(found), *comparison_notes(found))
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("regression") > 0,

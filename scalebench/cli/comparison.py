@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +13,19 @@ from rich.text import Text
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import VirtualError
-from scalebench.analysis.verdicts import VERDICTS, CellName, Verdicts
+from scalebench.analysis.verdicts import VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
-from scalebench.formatting import EMPTY, counted, deviation, digits, is_equal, is_interval, percent, seconds
+from scalebench.formatting import (
+    EMPTY,
+    counted,
+    deviation,
+    digits_with_interval,
+    metric_with_interval,
+    seconds,
+    share,
+)
 
+Row = Mapping[Any, Any]
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
 _PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
@@ -26,73 +35,45 @@ def comparison_table(found: Verdicts) -> TerminalTable:
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
-    columns = {
-        "strategy": TableColumn("strategy", left=True, shared=True),
-        "workers": TableColumn("workers"),
-        **{
-            name: TableColumn(name, spare=spare)
-            for x in "AB"
-            for name, spare in ((x, 1), (f"{x} median", 5), (f"{x} spread", 4))
-        },
-        "ratio": TableColumn("B / A [interval]"),
-        "p": TableColumn("p (Holm)", spare=3),
-        "metric": TableColumn(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2),
-        "execution": TableColumn("execution", left=True, shared=True),
-        "verdict": TableColumn("verdict", left=True),
+    columns: dict[TableColumn, Callable[[Row], str | Text]] = {
+        TableColumn("strategy", shared=True): lambda row: row["label_a"],
+        TableColumn("execution", shared=True): _execution,
+        TableColumn("workers"): lambda row: str(row["workers"]),
+        TableColumn("A", spare=1): lambda row: seconds(row["a_s"]),
+        TableColumn("A median", spare=5): lambda row: seconds(row["a_median_s"]),
+        TableColumn("A spread", spare=4): lambda row: share(row["a_spread"]),
+        TableColumn("B", spare=1): lambda row: seconds(row["b_s"]),
+        TableColumn("B median", spare=5): lambda row: seconds(row["b_median_s"]),
+        TableColumn("B spread", spare=4): lambda row: share(row["b_spread"]),
+        TableColumn("B / A [interval]"): lambda row: digits_with_interval(
+            row["ratio"], row["ratio_low"], row["ratio_high"]
+        ),
+        TableColumn("p (Holm)", spare=3): lambda row: f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY,
+        TableColumn(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2): lambda row: (
+            metric_with_interval(row["metric_difference"], row["metric_low"], row["metric_high"], signed=True)
+        ),
+        TableColumn("verdict", left=True): _verdict,
     }
-    if one_pair:
-        del columns["strategy"]
-    if not any(row["test"] for row in rows):
-        del columns["p"]
-    texts = [_texts(row) for row in rows]
-    return TerminalTable(
-        _title(found, rows[0]), list(columns.values()), [[text[name] for name in columns] for text in texts]
-    )
+    without = {"strategy"} if one_pair else set()
+    without |= set() if any(row["test"] for row in rows) else {"p (Holm)"}
+    shown = [column for column in columns if column.name not in without]
+    pair = f" ({rows[0]['label_a']})" if one_pair and rows[0]["label_a"] == rows[0]["label_b"] else ""
+    title = f"A: {found.a}   B: {found.b}{pair}"
+    return TerminalTable(title, shown, [[columns[column](row) for column in shown] for row in rows])
 
 
-def _texts(row: dict[Hashable, Any]) -> dict[str, Text]:
-    """The texts of the columns of one cell."""
+def _execution(row: Row) -> str:
     kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
-    kind += "" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}"
-    ratio = digits(row["ratio"])
-    if is_interval(row["ratio_low"], row["ratio_high"]):
-        ratio += f" [{digits(row['ratio_low'])}, {digits(row['ratio_high'])}]"
-    cells = {
-        "strategy": row["label_a"],
-        "workers": str(row["workers"]),
-        "A": seconds(row["a_s"]),
-        "A median": seconds(row["a_median_s"]),
-        "A spread": percent(row["a_spread"]).lstrip("+"),
-        "B": seconds(row["b_s"]),
-        "B median": seconds(row["b_median_s"]),
-        "B spread": percent(row["b_spread"]).lstrip("+"),
-        "ratio": ratio,
-        "p": f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY,
-        "metric": _difference(row),
-        "execution": kind,
-    }
+    return kind + ("" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}")
+
+
+def _verdict(row: Row) -> Text:
     verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
     if row["note"] == "oversubscribed":
         verdict.append(", oversubscribed")
     if row["metric_verdict"] in ("regression", "improvement"):
         verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
-    return {name: Text(text) for name, text in cells.items()} | {"verdict": verdict}
-
-
-def _title(found: Verdicts, first: dict[Hashable, Any]) -> str:
-    pair = f" ({first['label_a']})" if first["label_a"] == first["label_b"] else ""
-    return f"A: {found.a}   B: {found.b}" + (pair if found.table["label_a"].nunique() == 1 else "")
-
-
-def _difference(row: dict[Hashable, Any]) -> str:
-    if not math.isfinite(row["metric_difference"]):
-        return EMPTY
-    if is_equal(row["metric_difference"], row["metric_low"], row["metric_high"]):
-        return "equal"
-    text = f"{row['metric_difference']:+.3f}"
-    if math.isfinite(row["metric_low"]):
-        text += f" [{row['metric_low']:+.3f}, {row['metric_high']:+.3f}]"
-    return text
+    return verdict
 
 
 def comparison_notes(found: Verdicts) -> list[str]:
@@ -104,11 +85,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
     kinds = sorted(set(found.table["interval"]) - {""})
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
-    virtual = found.table[found.table["execution"] == "virtual"]
-    if len(virtual) and (virtual["ratio"] == 1).all() and (virtual["interval"] == NOTHING_VARIES).all():
-        draws = "every draw" if virtual["n_a"].max() > 1 else "the one draw there is"
-        notes.append(f"virtual times: equal in {draws}, so that the simulation's error cancels")
-    elif len(virtual):
+    if ((found.table["execution"] == "virtual") & (found.table["interval"] != NOTHING_VARIES)).any():
         notes.append(_simulation(found.virtual_errors))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:
@@ -116,20 +93,17 @@ def comparison_notes(found: Verdicts) -> list[str]:
     elif (found.table["repetitions_needed"] > 0).any():
         needed = int(found.table["repetitions_needed"].max())
         notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
-    measured = found.table[found.table["execution"] != "virtual"]
-    torn = measured[measured["left_out"] > 0]
-    if len(torn):
-        what = counted(int(torn["left_out"].sum()), "pair")
-        notes.append(f"left out, as the runs were not made side by side: {what} ({_place(torn)})")
-    several = measured[measured[["n_a", "n_b"]].min(axis=1) > 1]
-    if found.one_study and len(alone := several[~several["paired"].astype(bool)]):
-        notes.append(f"independent samples, as the runs were not made side by side: {_place(alone)}")
-    if found.failed:
-        notes.append(f"completed in A, failed in B: {_cells(found.failed)}")
-    if found.missing:
-        notes.append(f"in A only: {_cells(found.missing)}")
-    if found.added:
-        notes.append(f"in B only: {_cells(found.added)}")
+    apart = ~found.table["paired"].astype(bool) & (found.table[["n_a", "n_b"]].min(axis=1) > 1)
+    apart = found.table[(apart | (found.table["left_out"] > 0)) & (found.table["execution"] != "virtual")]
+    if found.one_study and len(apart):
+        notes.append(f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}")
+    for what, cells in (
+        ("completed in A, failed in B", found.failed),
+        ("in A only", found.missing),
+        ("in B only", found.added),
+    ):
+        if cells:
+            notes.append(f"{what}: {place(pd.DataFrame(cells, columns=PLACE))}")
     racing = found.table[~found.table["metric_repeats"].astype(bool)]
     if len(racing) and not found.one_study:
         notes.append(f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}")
@@ -147,19 +121,14 @@ def comparison_notes(found: Verdicts) -> list[str]:
 
 def _simulation(errors: Sequence[VirtualError | None]) -> str:
     """The known error of virtual times in words."""
-    checked = {name: error for name, error in zip("AB", errors, strict=True) if error}
-    if not checked:
-        return "virtual times: no native point checks them: verdicts on them are on the simulation"
-    known = {name: f"{deviation(e.rms)} in {name} ({e.checks} checks)" for name, e in checked.items() if e.known}
+    known = [
+        f"{deviation(error.rms)} in {name} ({counted(error.checks, 'check')}{'' if error.known else ', too few'})"
+        for name, error in zip("AB", errors, strict=True)
+        if error
+    ]
     if not known:
-        return "virtual times: their virtual-native error is known from 1 check only, so that they have no interval"
-    alone = "; it stands for the other study too, which has fewer native points to check" if len(known) == 1 else ""
-    errors_text = known["A"].replace(" in A", "") if errors[0] == errors[1] else ", ".join(known.values())
-    return f"virtual times: the virtual-native error inside their intervals is {errors_text}{alone}"
-
-
-def _cells(names: list[CellName]) -> str:
-    return place(pd.DataFrame(names, columns=PLACE))
+        return "virtual times: no native point checks them: verdicts on them are on the simulation"
+    return f"virtual times: the virtual-native error inside their intervals is {', '.join(known)}"
 
 
 def _place(rows: pd.DataFrame) -> str:
@@ -176,9 +145,10 @@ def comparison_facts(found: Verdicts) -> dict[str, Any]:
         "regressed": found.regressed,
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
         "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
-        "failed": [dict(zip(PLACE, cell, strict=True)) for cell in found.failed],
-        "missing": [dict(zip(PLACE, cell, strict=True)) for cell in found.missing],
-        "added": [dict(zip(PLACE, cell, strict=True)) for cell in found.added],
+        **{
+            name: [dict(zip(PLACE, cell, strict=True)) for cell in cells]
+            for name, cells in (("failed", found.failed), ("missing", found.missing), ("added", found.added))
+        },
         "changed": found.changed,
         "virtual_error": {
             name: None if error is None else asdict(error)

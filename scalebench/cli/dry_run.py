@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
 
 _COLUMNS = (
-    TableColumn("strategy", left=True, shared=True),
+    TableColumn("strategy", shared=True),
     TableColumn("workers"),
-    TableColumn("execution", left=True, shared=True),
+    TableColumn("execution", shared=True),
     TableColumn("engine", left=True),
     TableColumn("repetitions"),
     TableColumn("steps per epoch", spare=2),
@@ -46,12 +46,10 @@ def show_plan(plan: StudyPlan, jobs: int | None) -> None:
     if study.until:
         width = 100 * study.until.ci_width
         lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")
-    print_results(_table(plan), [*lines, *(f"note: {note}" for note in plan.notes)])
+    print_results(_table(plan), *lines, *(f"note: {note}" for note in plan.notes))
 
 
 def _table(plan: StudyPlan) -> TerminalTable:
-    from rich.text import Text
-
     from scalebench.launch.planning import is_oversubscribed
 
     runs, until = plan.sweep.runs, plan.study.until
@@ -66,6 +64,6 @@ def _table(plan: StudyPlan) -> TerminalTable:
         repetitions = f"{count} to {until.at_most}" if until else str(count)
         mark = " (oversubscribed)" * oversubscribed
         values = (strategy, f"{workers}{mark}", execution, engine, repetitions, shards.steps(0), shards.batch_size)
-        rows.append([Text(str(value)) for value in values])
+        rows.append([str(value) for value in values])
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
     return TerminalTable(f"{plan.study.name}: {counted(len(runs), 'run')}{most}", _COLUMNS, rows)

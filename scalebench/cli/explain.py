@@ -51,22 +51,17 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
         plan = _plan(strategy, options, flags, others)
     entry = describe_strategy(name)
 
-    page = _Page()
-    page.heading(name, f": {cls.summary}")
+    click.echo(f"{click.style(name, fg='cyan', bold=True)}: {cls.summary}")
     for paragraph in rule_of(cls):
-        page.text(paragraph)
-    page.heading("Options")
-    known = options_of(cls)
-    page.table(("option", "type", "default", "range", "what it says"), [tuple(option) for option in known])
-    page.heading("Where it comes from, where it runs")
-    page.fact("source", cls.source)
-    page.fact("engines", ", ".join(entry.engines))
+        click.echo(textwrap.indent(paragraph, "  ") + "\n")
+    _print_table("Options", ("option", "type", "default", "range", "what it says"), options_of(cls))
+    click.echo(f"source: {cls.source}\nengines: {', '.join(entry.engines)}\n")
     try:
         plan = plan if asked else _plan(strategy, options, flags, others)
     except UsageError as error:  # the default study does not suit it
-        page.text(f"traffic: {error}")
+        click.echo(f"traffic: {error}")
     else:
-        _show_traffic(page, plan)
+        _show_traffic(plan)
 
 
 def _said(strategy: str) -> tuple[str, dict[str, Any]]:
@@ -113,67 +108,27 @@ def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], se
     return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)
 
 
-def _show_traffic(page: _Page, plan: StudyPlan) -> None:
+def _show_traffic(plan: StudyPlan) -> None:
     from scalebench.launch.traffic import traffic_of
     from scalebench.strategies import registry
 
     rows, study = traffic_of(plan), plan.study
-    epochs = counted(study.epochs, "epoch")
-    page.heading("Traffic", f" of {study.model} in {study.dtype} on {study.dataset}, {epochs}, means per epoch")
     head = ["workers", "steps", "synchronisations", "bytes sent by a worker"]
     cells = [[str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}"] for row in rows]
     if any(row.rows_bytes for row in rows):
         head.append("and of rows that the shuffle moves")
         cells = [[*line, f"{row.rows_bytes:,.0f}"] for line, row in zip(cells, rows, strict=True)]
-    page.table(head, cells)
+    what = f"{study.model} in {study.dtype} on {study.dataset}, {counted(study.epochs, 'epoch')}"
+    _print_table(f"Traffic of {what}, means per epoch", head, cells)
     (component,) = study.strategies
     if not registry.create(component.name, component.options).deterministic:
-        page.text("Its order depends on time: these are the counts of workers that never wait for one another.")
+        click.echo("Its order depends on time: these are the counts of workers that never wait for one another.")
     for note in plan.notes:
-        page.text(f"note: {note}")
+        click.echo(f"note: {note}")
 
 
-class _Page:
-    """Prints headings, texts and tables: with rich on a terminal, else as plain aligned text."""
+def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
 
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(highlight=False, markup=False)
-
-    def heading(self, text: str, rest: str = "") -> None:
-        if self._console.is_terminal:
-            from rich.text import Text
-
-            self._console.print(Text.assemble((text, "bold cyan"), rest))
-        else:
-            click.echo(f"{text}{rest}")
-
-    def text(self, text: str) -> None:
-        click.echo(textwrap.indent(text, "  ") + "\n")
-
-    def fact(self, name: str, value: str) -> None:
-        self._line(f"{name}:", value)
-
-    def _line(self, name: str, value: str) -> None:
-        if self._console.is_terminal:
-            name = click.style(name, bold=True)
-        click.echo(f"  {name} {value}")
-
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        if not rows:
-            self.text("none")
-        elif self._console.is_terminal:
-            from rich.table import Table as RichTable
-
-            table = RichTable(*head, box=None, header_style="dim")
-            for row in rows:
-                table.add_row(*row)
-            self._console.print(table)
-            click.echo()
-        else:
-            widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-            for row in (head, *rows):
-                cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-                click.echo(f"  {'  '.join(cells)}".rstrip())
-            click.echo()
+    columns = [TableColumn(name, left=True) for name in head]
+    print_results(TerminalTable(title, columns, rows, [""] if rows else ["none", ""]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,8 @@ import rich_click as click
 from scalebench.cli.options import completed_study, results_argument, share_option
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from scalebench.analysis.laws import Scaling
+    from scalebench.cli.terminal_table import TerminalTable
 
 
 @click.command()
@@ -55,7 +54,7 @@ def laws(
     if as_json:
         click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))
     else:
-        print_results(laws_tables(found))
+        print_results(*laws_tables(found))
         for note in study.notes:
             click.echo(note, err=True)
     if extrap is not None:
@@ -64,30 +63,16 @@ def laws(
     return 1 if all(one.refusal for one in found) else 0
 
 
-def laws_tables(found: Sequence[Scaling]) -> RenderableType:
+def laws_tables(found: Sequence[Scaling]) -> Iterator[TerminalTable | str]:
     """A table of laws, advice and notes per series; series without a law in a line each at the end."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     from scalebench.analysis.laws import band_name, no_band
     from scalebench.analysis.laws.render import AT_LEAST, LAWS, advice_lines, law_rows, title
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
-    parts: list[RenderableType] = []
-    for scaling in found:
-        if scaling.refusal:
-            continue
-        table = Table(title=Text(title(scaling)), title_justify="left", caption_justify="left")
-        table.caption = Text("\n".join([*advice_lines(scaling), *scaling.notes]))
-        for name in LAWS:
-            text = name in ("law", "parameters")
-            table.add_column(Text(name), justify="left" if text else "right", no_wrap=name != "parameters")
-        for row in law_rows(scaling):
-            table.add_row(*(Text(cell) for cell in row))
-        parts += [table, Text("")]
-    intervals = {band_name(one.series) for one in found if not one.refusal and not no_band(one.series)}
-    if intervals:
-        brackets = f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held."
-        parts.append(Text(f"{brackets} {AT_LEAST}"))
-    parts += [Text(f"{title(one)}: no law: {one.refusal}") for one in found if one.refusal]
-    return Group(*parts)
+    columns = [TableColumn(name, left=name in ("law", "parameters")) for name in LAWS]
+    fitted = [one for one in found if not one.refusal]
+    for one in fitted:
+        yield TerminalTable(title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""])
+    if intervals := {band_name(one.series) for one in fitted if not no_band(one.series)}:
+        yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {AT_LEAST}"
+    yield from (f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from scalebench.cli.terminal_table import TerminalTable
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
-
-_COLUMNS = (  # name, importance for a narrow terminal: the largest is left out first
-    ("workers", 0), ("step", 0), ("epoch", 5), ("training", 0), ("speedup", 4), ("efficiency", 0), ("exposed", 1),
-    ("hidden", 6), ("waiting", 7), ("hours", 2), ("memory", 3), ("bound by", 0),
-)  # fmt: skip
 
 
 @click.command()
@@ -78,7 +73,7 @@ def predict(
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, counts, memory)
     to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
-    print_results(_table(predictor, grid, to_target), _sentences(predictor, grid, budget, price, to_target))
+    print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
     if figure is not None and grid.points:
@@ -109,47 +104,37 @@ def _training(predictor: Predictor) -> str:
 
 
 def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
-    from rich.text import Text
-
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.formatting import seconds
+    from scalebench.formatting import digits, seconds, share
 
-    columns = [TableColumn("strategy", left=True, shared=True)]
-    columns += [TableColumn(name, left=name == "bound by", spare=spare) for name, spare in _COLUMNS]
-    rows = [[Text(cell) for cell in _cells(point)] for point in grid.points]
+    columns: dict[TableColumn, Callable[[Point], str]] = {
+        TableColumn("strategy", shared=True): lambda point: str(point.strategy),
+        TableColumn("workers"): lambda point: f"{point.workers:,}{'*' * bool(point.validity)}",
+        TableColumn("step"): lambda point: seconds(point.step_s),
+        TableColumn("epoch", spare=5): lambda point: seconds(point.epoch_s),
+        TableColumn("training"): lambda point: seconds(point.train_s),
+        TableColumn("speedup", spare=4): lambda point: digits(point.speedup),
+        TableColumn("efficiency"): lambda point: share(point.efficiency),
+        TableColumn("exposed", spare=1): lambda point: seconds(point.exposed_s / point.epochs),
+        TableColumn("hidden", spare=6): lambda point: seconds(point.hidden_s / point.epochs),
+        TableColumn("waiting", spare=7): lambda point: seconds(point.wait_s / point.epochs),
+        TableColumn("hours", spare=2): lambda point: digits(point.worker_hours),
+        TableColumn("memory", spare=3): lambda point: (
+            f"{digits(point.memory_bytes / 2**30)} GiB{'!' * bool(point.lacking)}"
+        ),
+        TableColumn("bound by", left=True): lambda point: point.binds,
+    }
+    rows = [[text(point) for text in columns.values()] for point in grid.points]
+    heads = list(columns)
     if to_target:
-        columns.insert(5, TableColumn("to target"))
+        heads.insert(5, TableColumn("to target"))
         for place, (row, point) in enumerate(zip(rows, grid.points, strict=True)):
             own = to_target.get(place)
-            row.insert(5, Text(seconds(own.epochs * point.epoch_s) if own else "-"))
+            row.insert(5, seconds(own.epochs * point.epoch_s) if own else "-")
     title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
     outside = dict.fromkeys(text for point in grid.points for text in point.validity)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
-    return TerminalTable(title, columns, rows, notes)
-
-
-def _mark(point: Point) -> str:
-    return "*" if point.validity else ""
-
-
-def _cells(point: Point) -> list[str]:
-    from scalebench.formatting import digits, seconds, share
-
-    return [
-        str(point.strategy),
-        f"{point.workers:,}{_mark(point)}",
-        seconds(point.step_s),
-        seconds(point.epoch_s),
-        seconds(point.train_s),
-        digits(point.speedup),
-        share(point.efficiency),
-        seconds(point.exposed_s / point.epochs),
-        seconds(point.hidden_s / point.epochs),
-        seconds(point.wait_s / point.epochs),
-        digits(point.worker_hours),
-        f"{digits(point.memory_bytes / 2**30)} GiB{'!' if point.lacking else ''}",
-        point.binds,
-    ]
+    return TerminalTable(title, heads, rows, notes)
 
 
 def _sentences(

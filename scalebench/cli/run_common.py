@@ -57,19 +57,18 @@ def enter_first_folder(folder: Path) -> Path:
 
 
 def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
-    from scalebench.cli.answer_table import answer_table
-    from scalebench.cli.terminal_table import print_results, summary_table
+    from scalebench.cli.answer_table import answer_table, full_table
+    from scalebench.cli.terminal_table import print_results
 
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        print_results(None, spoken(results))
-        print_results(summary_table(results) if full else answer_table(results, against))
+        print_results(*spoken(results), full_table(results) if full else answer_table(results, against))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
     made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}{remain}"
-    print_results(None, [f"{made}; results in {tally.folder}/"])
+    print_results(f"{made}; results in {tally.folder}/")

@@ -1,130 +1,101 @@
-"""Tables for a terminal of any width, and the summary at the end of a study as such a table.
+"""Tables for a terminal of any width.
 
-A wide terminal shows one table with a row per cell. A narrow one shows the shared values as headings above their rows,
-then leaves columns out, the least important first, and names them below the table. No number is truncated.
+Values that neighbouring rows share stand as headings above these rows. Where the room is too small, columns are left
+out, the least important first, and named below the table. No number is truncated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from scalebench.analysis import Results
-
-_GAP = 2
-_SHARED = ("strategy", "execution")  # columns of the summary
-_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
+_GAP = "  "
 
 
-@dataclass(frozen=True)
-class TableColumn:
-    """A column; a `shared` one becomes a heading in the narrow form.
+class TableColumn(NamedTuple):
+    """A column; the values of a `shared` one are headings, and `over` is a heading of neighbouring columns.
 
-    In the narrow form the columns with the largest `spare` are left out together, then the next; never those with 0.
+    The columns with the largest `spare` are left out together, then the next; never those with 0.
     """
 
     name: str
     left: bool = False
     shared: bool = False
     spare: int = 0
+    over: str = ""
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """Title, columns, rows and notes, rendered by rich in the wide or the narrow form."""
+    """Title, columns, rows and notes, rendered by rich with as many columns as there is room for."""
 
     title: str
     columns: Sequence[TableColumn]
-    rows: Sequence[Sequence[Text]]
+    rows: Sequence[Sequence[str | Text]]
     notes: Sequence[str] = ()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield the wide form if it fits, else the narrow one."""
-        table = self._wide()
-        fits = console.measure(table, options=options.update(max_width=10_000)).maximum <= options.max_width
-        yield Text(self.title, style="italic")
-        if self.rows:
-            yield from [table] if fits else self._narrow(options.max_width)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield the lines."""
+        rows = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+        columns = [(n, column) for n, column in enumerate(self.columns) if not column.shared]
+        widths = {n: max([len(column.name), *(row[n].cell_len for row in rows)]) for n, column in columns}
+        shown = columns
+        while sum(widths[n] + len(_GAP) for n, _ in shown) > options.max_width + len(_GAP):
+            if (most := max(column.spare for _, column in shown)) == 0:
+                break
+            shown = [(n, column) for n, column in shown if column.spare != most]
+        if self.title:
+            yield Text(self.title, style="italic")
+        if rows:
+            if any(column.over for _, column in shown):
+                yield _over(shown, widths)
+            yield _line([Text(column.name, style="bold") for column in self.columns], shown, widths)
+        for heading, own in groupby(rows, self._heading):
+            if heading:
+                yield Text(heading, style="bold")
+            yield from (_line(row, shown, widths) for row in own)
+        if rows and (dropped := [column for n, column in columns if (n, column) not in shown]):
+            names = ", ".join(f"{column.over} {column.name}".strip() for column in dropped)
+            yield Text(f"no room for: {names}: a wider terminal has all", style="dim")
         for note in self.notes:
             yield Text(note, style="dim")
 
-    def _wide(self) -> Table:
-        table = Table()
-        for column in self.columns:
-            table.add_column(Text(column.name), justify="left" if column.left else "right", no_wrap=True)
-        for n, (_, rows) in enumerate(groupby(self.rows, self._heading)):
-            if n:
-                table.add_section()
-            for row in rows:
-                table.add_row(*row)
-        return table
-
-    def _narrow(self, width: int) -> Iterator[RenderableType]:
-        shown = [n for n, column in enumerate(self.columns) if not column.shared]
-        widths = {n: max(len(self.columns[n].name), *(row[n].cell_len for row in self.rows)) for n in shown}
-        dropped: list[int] = []
-        while sum(widths[n] + _GAP for n in shown) > width and any(self.columns[n].spare for n in shown):
-            most = max(self.columns[n].spare for n in shown)
-            dropped += [n for n in shown if self.columns[n].spare == most]
-            shown = [n for n in shown if n not in dropped]
-        yield self._lines([[Text(self.columns[n].name, style="bold") for n in shown]], shown, widths)
-        for heading, rows in groupby(self.rows, self._heading):
-            yield Text(", ".join(heading), style="bold")
-            yield self._lines([[row[n] for n in shown] for row in rows], shown, widths)
-        if dropped:
-            names = ", ".join(self.columns[n].name for n in sorted(dropped))
-            yield Text(f"no room for: {names} (widen the terminal, or write to a file)")
-
-    def _lines(self, rows: Sequence[Sequence[Text]], shown: Sequence[int], widths: dict[int, int]) -> Table:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _GAP, 0, 0))
-        for n in shown:
-            left = self.columns[n].left
-            table.add_column(justify="left" if left else "right", min_width=widths[n], overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        return table
-
-    def _heading(self, row: Sequence[Text]) -> tuple[str, ...]:
-        return tuple(cell.plain for cell, column in zip(row, self.columns, strict=True) if column.shared)
+    def _heading(self, row: Sequence[Text]) -> str:
+        return ", ".join(cell.plain for cell, column in zip(row, self.columns, strict=True) if column.shared)
 
 
-def print_results(table: RenderableType | None, lines: Iterable[str] = ()) -> None:
-    """Print a table and lines to standard output, wrapped by words in a terminal only."""
+Shown = Sequence[tuple[int, TableColumn]]
+
+
+def _line(cells: Sequence[Text], shown: Shown, widths: dict[int, int]) -> Text:
+    aligned = []
+    for n, column in shown:
+        cell = cells[n].copy()
+        cell.align("left" if column.left else "right", widths[n])
+        aligned.append(cell)
+    line = Text(_GAP).join(aligned)
+    line.rstrip()
+    return line
+
+
+def _over(shown: Shown, widths: dict[int, int]) -> Text:
+    """Return the headings of neighbouring columns, each centred over these."""
+    parts = []
+    for name, own in groupby(shown, lambda item: item[1].over):
+        room = sum(widths[n] + len(_GAP) for n, _ in own) - len(_GAP)
+        parts.append(name.center(room, "─" if name and room > len(name) + 1 else " "))
+    return Text(_GAP.join(parts).rstrip(), style="bold")
+
+
+def print_results(*parts: TerminalTable | str) -> None:
+    """Print tables and lines to standard output; in a terminal as wide as that."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)
-    if table is not None:
-        console.print(table)
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-
-def summary_table(results: Results) -> TerminalTable:
-    """The table at the end of a study, with its notes."""
-    from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_notes, summary_rows
-    from scalebench.formatting import counted
-
-    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
-    columns = [
-        TableColumn(
-            metrics if name == "metric" else name,
-            left=name in _SHARED,
-            shared=name in _SHARED,
-            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
-        )
-        for name in summary_header(results)
-    ]
-    rows = []
-    for label, workers, *numbers, execution in summary_rows(results):
-        mark = execution.removeprefix(plain := execution.removesuffix(f" {OVERSUBSCRIBED}"))
-        rows.append([Text(cell) for cell in (label, workers + mark, *numbers, plain)])
-    repetitions = int(results.runs["repetition"].nunique())
-    title = f"{results.runs['study'].iloc[-1]}: {counted(repetitions, 'repetition')}"
-    return TerminalTable(title, columns, rows, summary_notes(results))
+        console = Console(width=10_000)
+    for part in parts:
+        console.print(part, highlight=False, markup=False)

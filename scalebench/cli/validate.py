@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
 
+    from scalebench.cli.terminal_table import TerminalTable
     from scalebench.validation.prediction import Overheads
 
 
@@ -59,7 +61,7 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     output = output.resolve() if output is not None else None
     predictions, notes = _published(published) if published is not None else _runs(results, calibration)
     errors = with_errors(predictions)
-    print_results(_tables(errors), [_order(errors), *notes])
+    print_results(*_tables(errors), _order(errors), *notes)
     if output is not None:
         from scalebench.figures.prediction_error import write_prediction_error
 
@@ -106,36 +108,29 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
     return found, list(dict.fromkeys(notes))
 
 
-def _tables(errors: pd.DataFrame) -> RenderableType:
-    from math import isnan
-
-    from rich.console import Group
-    from rich.table import Table
-
-    from scalebench.formatting import percent, share
+def _tables(errors: pd.DataFrame) -> Iterator[TerminalTable]:
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
+    from scalebench.formatting import digits, percent, share
     from scalebench.validation.errors import error_by_distance, error_by_source
 
-    by_source = Table(title="error of predictions (modelled), by source of the measurements", title_justify="left")
-    names = ("source", "points", "mean error", "median", "signed", "linear scaling", "skill", "intervals held")
-    for name in names:
-        by_source.add_column(name, justify="left" if name == "source" else "right")
-    for row in error_by_source(errors).to_dict("records"):
-        by_source.add_row(
-            str(row["source"]),
-            str(row["points"]),
-            *(share(row["mape"]), share(row["median"]), percent(row["bias"]), share(row["linear_mape"])),
-            *("–" if isnan(row["skill"]) else f"{row['skill']:.2f}", share(row["held"])),
-        )
-    by_distance = Table(title="by doublings from the calibration", title_justify="left")
-    for name in ("doublings", "points", "mean error", "linear scaling", "intervals held"):
-        by_distance.add_column(name, justify="right")
-    for row in error_by_distance(errors).to_dict("records"):
-        by_distance.add_row(
-            str(row["doublings"]),
-            str(row["points"]),
-            *(share(row["mape"]), share(row["linear_mape"]), share(row["held"])),
-        )
-    return Group(by_source, by_distance)
+    forms: dict[Any, tuple[str, Callable[[Any], str]]] = {
+        "source": ("source", str),
+        "doublings": ("doublings", str),
+        "points": ("points", str),
+        "mape": ("mean error", share),
+        "median": ("median", share),
+        "bias": ("signed", percent),
+        "linear_mape": ("linear scaling", share),
+        "skill": ("skill", partial(digits, significant=2)),
+        "held": ("intervals held", share),
+    }
+    for title, table in (
+        ("error of predictions (modelled), by source of the measurements", error_by_source(errors)),
+        ("by doublings from the calibration", error_by_distance(errors)),
+    ):
+        columns = [TableColumn(forms[key][0], left=key == "source") for key in table]
+        rows = [[forms[key][1](value) for key, value in row.items()] for row in table.to_dict("records")]
+        yield TerminalTable(title, columns, rows)
 
 
 def _order(errors: pd.DataFrame) -> str:
@@ -143,28 +138,17 @@ def _order(errors: pd.DataFrame) -> str:
     from scalebench.validation.errors import CLEARLY, pairs_in_order
 
     right, pairs = pairs_in_order(errors)
-    if not pairs:
-        return (
-            f"No two strategies of one configuration differ by more than {share(CLEARLY)}: their order is not tested."
-        )
+    differ = f"strategies that differ by more than {share(CLEARLY)}"
     return (
-        f"{right} of {counted(pairs, 'pair')} of strategies that differ by more than {share(CLEARLY)} are in the right "
-        "order."
+        f"{right} of {counted(pairs, 'pair')} of {differ} are in the right order." if pairs else f"No pair of {differ}."
     )
 
 
 def _assumptions(overheads: Overheads) -> list[str]:
     from scalebench.formatting import counted, share
 
-    if overheads.fitted:
-        origin = (
-            f"from {counted(overheads.configurations, 'configuration')} with base rows at one and at several workers"
-        )
-    else:
-        origin = (
-            f"assumed, as {counted(overheads.configurations, 'configuration')} with base rows at one and at several "
-            "workers are too few to fit them"
-        )
+    base = f"{counted(overheads.configurations, 'configuration')} with base rows at one and at several workers"
+    origin = f"from {base}" if overheads.fitted else f"assumed, as {base} are too few to fit them"
     low, high = overheads.jitter_range
     return [
         f"Jitter {share(overheads.jitter)}, range {share(low)} to {share(high)}; {share(overheads.unhidden)} of the "

@@ -78,7 +78,7 @@ VIRTUAL = {"execution": "virtual", "engine": "virtual"}
 
 def printed(scaling):
     console = Console(file=io.StringIO(), width=200)
-    console.print(laws_tables([scaling]))
+    console.print(*laws_tables([scaling]))
     return console.file.getvalue()
 
 
