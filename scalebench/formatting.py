@@ -57,20 +57,16 @@ def share(value: float) -> str:
     return percent(abs(value)).lstrip("+")
 
 
-def percent_range(low: float, high: float) -> str:
-    """`51 to 57 %`; with signs unless both ends are positive."""
-    if low > 0:
-        return f"{share(low).removesuffix(' %')} to {share(high)}"
-    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
-
-
 def reduction_range(low: float, high: float) -> str:
-    """`51 to 57 % less`, `3.1 to 5.0 % more`; from twice the time on `from 2.5 times the time to 12 % less`."""
-    if high < 0:
-        return f"{percent_range(-high, -low)} more"
-    if low > -1:
-        return f"{percent_range(low, high)} less"
-    return f"from {digits(1 - low, 2)} times the time to {share(high)} less"
+    """`51 to 57 % less`, `3.1 to 5.0 % more`, with signs around zero: `-3.1 to +12 % less`.
+
+    From twice the time on `from 2.5 times the time to 12 % less`.
+    """
+    if high >= 0 and low <= -1:
+        return f"from {digits(1 - low, 2)} times the time to {share(high)} less"
+    word, (low, high) = ("more", (-high, -low)) if high < 0 else ("less", (low, high))
+    form = share if low > 0 else percent
+    return f"{form(low).removesuffix(' %')} to {form(high)} {word}"
 
 
 def deviation(log_ratio: float) -> str:

@@ -93,8 +93,8 @@ def comparison_notes(found: Verdicts) -> list[str]:
     elif (found.table["repetitions_needed"] > 0).any():
         needed = int(found.table["repetitions_needed"].max())
         notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
-    apart = ~found.table["paired"].astype(bool) & (found.table[["n_a", "n_b"]].min(axis=1) > 1)
-    apart = found.table[(apart | (found.table["left_out"] > 0)) & (found.table["execution"] != "virtual")]
+    unpaired = ~found.table["paired"].astype(bool) & (found.table[["n_a", "n_b"]].min(axis=1) > 1)
+    apart = found.table[(unpaired | (found.table["left_out"] > 0)) & (found.table["execution"] != "virtual")]
     if found.one_study and len(apart):
         notes.append(f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}")
     for what, cells in (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from itertools import takewhile
 
 from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import listed
-from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, SAME_METRIC, STATED
+from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED
 from scalebench.formatting import (
     counted,
     deviation,
@@ -58,13 +57,9 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     if not found:
         why = to_answer(results)
         return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
-    fastest = headline(found)
-    ties = _ties(fastest, found, results)
-    first = _most_accurate(fastest, ties)
+    first = headline(found)
     sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
-    tied = [one for one in (fastest, *ties) if one is not first]
-    target = target_answer(first, results)
-    return Answer(question, sentence, tuple(target), tuple(_beside(first, found, tied, results)))
+    return Answer(question, sentence, tuple(target_answer(first, results)), tuple(_beside(first, found, results)))
 
 
 def spoken(results: Results) -> list[str]:
@@ -90,48 +85,42 @@ def spoken(results: Results) -> list[str]:
 def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
     """Runs that would show the saving and the difference of the metric that `one` does not show."""
     if steps := [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]:
-        text = "; ".join(steps)
-        yield plain(f"{text[:1].upper()}{text[1:]}.")
+        yield plain(_capital(f"{'; '.join(steps)}."))
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _clauses(one: Comparison, baseline: str, *, brief: bool = False) -> Sentence:
     """The saving of time and its cost in the metric; a `brief` sentence does not say how the times were obtained."""
-    return (
-        *_time(one, baseline, brief),
-        Phrase(", and "),
-        *_metric(one),
-        Phrase("."),
-    )
+    return (*_time(one, baseline, brief), Phrase(", and "), *_metric(one), Phrase("."))
 
 
-def _time(one: Comparison, baseline: str, brief: bool = False) -> Iterator[Phrase]:
-    facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}"
-    how = f"{one.execution}: {EXECUTIONS_IN_WORDS[one.execution]}"
+def _time(one: Comparison, baseline: str, brief: bool) -> Iterator[Phrase]:
     change = f"{share(one.saved)} {'less' if one.saved >= 0 else 'more'} time"
     several = math.isfinite(one.saved_low)
     if not several:
-        yield Phrase(f"{one.label} took {change}", "strong")
-        yield Phrase(f" than {baseline}")
+        yield from (Phrase(f"{one.label} took {change}", "strong"), Phrase(f" than {baseline}"))
     elif not one.saved_low <= 0 <= one.saved_high:
-        yield Phrase(f"{one.label} takes {change}", "strong")
-        yield Phrase(f" than {baseline}")
+        yield from (Phrase(f"{one.label} takes {change}", "strong"), Phrase(f" than {baseline}"))
     elif max(-one.saved_low, one.saved_high) <= ABOUT_EQUAL:
-        yield Phrase(f"{one.label} takes about as long", "strong")
-        yield Phrase(f" as {baseline}")
+        yield from (Phrase(f"{one.label} takes about as long", "strong"), Phrase(f" as {baseline}"))
     else:
-        yield Phrase(f"whether {one.label} saves time is not shown", "strong")
-        yield Phrase(f" against {baseline}")
+        yield from (Phrase(f"whether {one.label} saves time is not shown", "strong"), Phrase(f" against {baseline}"))
     of_each = "runs of each"
     if one.execution == "virtual":
         of_each = "draws" if one.interval in (STATED, CHECKED_STATED) else "draws of the calibration"
-    interval = f"{reduction_range(one.saved_low, one.saved_high)}, {one.interval} from {one.n} {of_each}"
     if one.interval == NOTHING_VARIES:
         interval = one.interval
-    if not several:
+    elif several:
+        interval = reduction_range(one.saved_low, one.saved_high)
+        interval += "" if brief else f", {one.interval} from {one.n} {of_each}"
+    else:
         interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
-    if brief:
-        interval, how = interval.partition(", ")[0] if several and interval != NOTHING_VARIES else interval, ""
-    yield Phrase(f" ({'; '.join(part for part in (facts, interval, how) if part)})", "detail")
+    facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
+    how = "" if brief else f"; {one.execution}: {EXECUTIONS_IN_WORDS[one.execution]}"
+    yield Phrase(f" ({facts}{how})", "detail")
 
 
 def _metric(one: Comparison) -> Iterator[Phrase]:
@@ -160,71 +149,41 @@ def _metric(one: Comparison) -> Iterator[Phrase]:
     yield Phrase(f" ({facts}; {over if several else none})", "detail")
 
 
-def _ties(fastest: Comparison, found: list[Comparison], results: Results) -> list[Comparison]:
-    """Return the rivals of `fastest` whose difference in time from it has an interval that holds zero."""
-    ties = []
-    for one in _rivals(fastest, found):
-        if one is fastest:
-            continue
-        own = _differences(one, fastest, results)
-        if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
-            ties.append(one)
-    return ties
-
-
-def _differences(one: Comparison, other: Comparison, results: Results) -> pd.DataFrame:
-    """Return the rows of `differences` between two strategies of one execution, engine and worker count."""
-    table = differences(results, one.label, other.label)
-    own = (table["execution"] == one.execution) & (table["workers"] == one.workers)
-    return table[own & (table["engine_a"] == one.engine) & (table["engine_b"] == one.engine)]
-
-
-def _most_accurate(fastest: Comparison, ties: list[Comparison]) -> Comparison:
-    """Return the strategy with the highest mean metric among `fastest` and its ties; of equal ones, the fastest."""
-    alike = [fastest, *ties]
-    if not all(math.isfinite(one.metric) for one in alike):
-        return fastest
-    highest = max(one.metric for one in alike)
-    return max((one for one in alike if highest - one.metric <= SAME_METRIC), key=lambda one: one.saved)
-
-
-def _rivals(first: Comparison, found: list[Comparison]) -> list[Comparison]:
-    """Return the comparisons of the same execution, engine and worker count, `first` included."""
-    place = (first.execution, first.engine, first.workers)
-    return [one for one in found if (one.execution, one.engine, one.workers) == place]
-
-
-def _beside(first: Comparison, found: list[Comparison], tied: list[Comparison], results: Results) -> Iterator[Sentence]:
+def _beside(first: Comparison, found: list[Comparison], results: Results) -> Iterator[Sentence]:
     """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, agreement."""
     yield from _next_steps(first, results)
     if not first.baseline.startswith(BASELINES[0]):
         yield plain(f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run.")
     yield from _parts_of_the_saving(first, results)
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
-    rivals = _rivals(first, found)
-    if len(rivals) > 1:
-        standing = _standing(first, tied, results)
-        yield plain(f"Of the {len(rivals)} strategies compared at {first.workers} workers {standing}.")
+    rivals = [one for one in same if one.workers == first.workers and one is not first]
+    if rivals:
+        standing = _standing(first, rivals, results)
+        yield plain(f"Of the {len(rivals) + 1} strategies compared at {first.workers} workers {standing}.")
     if since := _since(first, same):
         deterministic = first.interval == NOTHING_VARIES
         yield plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
-    if first.costs_metric and len(rivals) > 1:
+    if first.costs_metric and rivals:
         yield _without_loss(first, rivals)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
         if place != (first.execution, first.engine):
             other = headline([one for one in found if (one.execution, one.engine) == place])
             where = other.execution if other.execution == other.engine else f"{other.execution} on {other.engine}"
-            start = f"{where[:1].upper()}{where[1:]}, at {other.workers} workers: "
-            yield (Phrase(start), *_clauses(other, other.baseline))
+            yield (Phrase(_capital(f"{where}, at {other.workers} workers: ")), *_clauses(other, other.baseline))
     if first.execution == "virtual":
-        error, within = median_error(agreement(results)), virtual_error(results)
-        rms = f", and {deviation(within.rms)} RMS, which the intervals hold" if within else ""
-        if within and not within.known:
-            rms = f"; that is {counted(within.checks, 'check')} only, too little for an interval"
-        off = f"Where both ran, virtual times are off native ones by {deviation(error or 0)} in the median{rms}."
-        asked = ", as the study asks for" if results.study.get("execution") == "virtual" else ""
-        alone = f"All times of this study are simulated{asked}: no native run checks them."
-        yield plain(alone if error is None else off)
+        yield plain(_error_of_the_simulation(results))
+
+
+def _error_of_the_simulation(results: Results) -> str:
+    error, within = median_error(agreement(results)), virtual_error(results)
+    if error is None:
+        return "All times of this study are simulated: no native run checks them."
+    text = f"Where both ran, virtual times are off native ones by {deviation(error)} in the median"
+    if within is None:
+        return f"{text}."
+    if not within.known:
+        return f"{text}; that is {counted(within.checks, 'check')} only, too little for an interval."
+    return f"{text}, and {deviation(within.rms)} RMS, which the intervals hold."
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
@@ -241,17 +200,16 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     (a,), (b,) = own.to_dict("records"), base.to_dict("records")
     waiting = (b["wait_s"] - a["wait_s"]) / b["train_s"]
     exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
-    text = ""
+    parts = []
     if math.isfinite(exchange):
         avoided = f"{percent(exchange)} is communication avoided and {percent(waiting)} waiting avoided"
-        text = f"Of the baseline's time, {avoided}"
+        parts.append(f"of the baseline's time, {avoided}")
     steady = [_without_jitter(results, one, label) for label in (one.label, one.baseline)]
     if all(map(math.isfinite, steady)):
-        text += f"{'; without' if text else 'Without'} any jitter the saving is {percent(1 - steady[0] / steady[1])}"
-    if one.execution == "virtual" and (spread := jitter_in_words(results)):
-        text += f" ({spread})"
-    if text:
-        yield plain(f"{text}.")
+        parts.append(f"without any jitter the saving is {percent(1 - steady[0] / steady[1])}")
+    if parts:
+        spread = jitter_in_words(results) if one.execution == "virtual" else ""
+        yield plain(_capital(f"{'; '.join(parts)}{f' ({spread})' if spread else ''}."))
 
 
 def _without_jitter(results: Results, one: Comparison, label: str) -> float:
@@ -261,45 +219,25 @@ def _without_jitter(results: Results, one: Comparison, label: str) -> float:
     return float(runs.loc[own, "train_s_no_jitter"].astype(float).mean())
 
 
-def _standing(first: Comparison, tied: list[Comparison], results: Results) -> str:
-    """Rank of `first` in time among its rivals."""
-    if not tied:
-        return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
-    names = listed(one.label for one in tied)
-    why = "the intervals of their differences hold zero"
-    if all(_differences(one, first, results)["interval"].eq(NOTHING_VARIES).all() for one in tied):
-        why = "their times are equal"
-    place = f"it ties for the least time with {names}: {why}"
-    return "; ".join([place, *_accuracy_among(first, tied, results)])
-
-
-def _accuracy_among(first: Comparison, tied: list[Comparison], results: Results) -> Iterator[str]:
-    """Rank of the metric of `first` among its ties; a difference is shown if its interval lies above zero."""
-    if not all(math.isfinite(one.metric) for one in (first, *tied)):
-        return
-    word = metric_word(first.metric_name or "accuracy")
-    lower = [one for one in tied if first.metric - one.metric > SAME_METRIC]
-    if not lower:
-        yield f"{'both' if len(tied) == 1 else 'all of these'} have the same mean {word}"
-        return
-    unshown = [one.label for one in lower if not (_differences(first, one, results)["metric_low"] > 0).any()]
-    doubt = ", no difference shown" if unshown else ""
-    doubt += f" from {listed(unshown)}" if 0 < len(unshown) < len(lower) else ""
-    if len(lower) < len(tied):
-        yield f"none of these has a higher mean {word}{doubt}"
-    else:
-        yield f"it has the highest {'mean ' if unshown else ''}{word} of these{doubt}"
+def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> str:
+    """Rank of `first` in time among its rivals; it ties with those whose difference has an interval that holds zero."""
+    tied = []
+    for one in rivals:
+        table = differences(results, one.label, first.label)
+        own = table[(table["execution"] == one.execution) & (table["workers"] == one.workers)]
+        own = own[(own["engine_a"] == one.engine) & (own["engine_b"] == one.engine)]
+        if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
+            tied.append(one.label)
+    if tied:
+        return f"it ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
+    return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
     """The consecutive worker counts, up to that of `first`, at which a saving is shown."""
     own = sorted((one for one in same if one.label == first.label), key=lambda one: -one.workers)
-    shown = next((place for place, one in enumerate(own) if not one.saves), len(own))
-    if shown == 0 or len(own) == 1:
-        return ""
-    if shown == 1:
-        return f"at {first.workers} workers only"
-    return f"at every worker count from {own[shown - 1].workers} to {first.workers}"
+    shown = list(takewhile(lambda one: one.saves, own))
+    return f"at every worker count from {shown[-1].workers} to {first.workers}" if len(shown) > 1 else ""
 
 
 def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:

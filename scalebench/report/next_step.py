@@ -8,7 +8,7 @@ from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
 from scalebench.analysis.rounds import MEASURED
-from scalebench.formatting import deviation, share
+from scalebench.formatting import deviation
 from scalebench.report.comparison import BASELINES, Comparison
 
 ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
@@ -37,8 +37,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
-    fewer = f", or fewer{quieter}, as the ratios of these vary by {share(math.expm1(s))}" if quieter else ""
-    return f"about {runs} runs of each would show it (--repetitions {runs}){fewer}"
+    return f"about {runs} runs of each would show it (--repetitions {runs}){f', or fewer{quieter}' if quieter else ''}"
 
 
 def to_show_metric(one: Comparison) -> str:
@@ -52,9 +51,7 @@ def to_answer(results: Results) -> str:
     """Return the reason why no comparison answers the question of the study, and the runs that would."""
     runs = results.completed
     if runs.empty:
-        made = len(results.runs)
-        why = "their only run was not completed" if made == 1 else f"none of {made} runs was completed"
-        return f"{why}; `scalebench status {results.folder}` says why"
+        return f"no run was completed; `scalebench status {results.folder}` says why"
     if runs["strategy"].isin(PER_BATCH).all():
         return "no strategy in them synchronises less often than every batch; add one, as --strategy epoch_average"
     if not runs["strategy"].isin(BASELINES).any():
@@ -63,14 +60,8 @@ def to_answer(results: Results) -> str:
     if several.empty:
         return "all runs have one worker; add more, as --workers 1..8"
     if several["oversubscribed"].all():
-        return (
-            "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual, whose "
-            "times do not depend on the number of cores"
-        )
-    return (
-        "no strategy ran beside its baseline on the same engine, at the same worker count and global batch, within "
-        "what the machine can feed; run both at one worker count, with --execution virtual where the cores are too few"
-    )
+        return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
+    return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
 
 def _is_shown(one: Comparison) -> bool:
@@ -84,12 +75,10 @@ def _of_a_simulation(one: Comparison, results: Results) -> str:
     error = virtual_error(results)
     if one.interval in (STATED, CHECKED_STATED):
         return "more draws of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
-    if error is not None and not error.known:
-        return f"native runs at more worker counts would give it an interval, which {error.checks} of them cannot"
     if error is not None:
-        return (
-            f"native runs on a quieter machine would show it: virtual times are off theirs by {deviation(error.rms)}, "
-            "which the interval holds"
+        what = (
+            "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
         )
+        return f"native runs {what}: virtual times are off theirs by {deviation(error.rms)}"
     few = f", with --repetitions {_FEW} or more" if one.n < _FEW else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
