@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import pandas as pd
 from markupsafe import Markup
@@ -42,29 +44,16 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class PictureRow:
-    """Panels side by side in up to `columns` columns."""
-
-    columns: int
-    pictures: tuple[Picture, ...]
-
-
-@dataclass(frozen=True)
-class Key:
-    """One entry of a legend."""
-
-    name: str
-    svg: Markup
-
-
-@dataclass(frozen=True)
 class Drawing:
-    """One figure, or the reason why it cannot be drawn (`absent`)."""
+    """One figure, or the reason why it cannot be drawn (`absent`).
+
+    `rows` holds the number of columns and the panels of each row, `keys` the text and picture of each legend entry.
+    """
 
     name: str
     summary: str
-    rows: tuple[PictureRow, ...] = ()
-    keys: tuple[tuple[Key, ...], ...] = ()
+    rows: Sequence[tuple[int, Sequence[Picture]]] = ()
+    keys: Sequence[Sequence[tuple[str, Markup]]] = ()
     caption: str = ""
     absent: str = ""
 
@@ -106,21 +95,21 @@ class PanelCanvas(Canvas):
             panel.fit_intervals()
         if any(panel.cuts_intervals for panel in self.panels):
             self.say("Error bars that leave a panel go on; the table of all cells has their ends.")
-        rows, start = [], 0
+        rows, panels = [], iter(self.panels)
         for count, _ in self._grid:
-            band = self.panels[start : start + count]
-            pictures = tuple(self._picture(panel, band[0], sheet) for panel in band if _shows_something(panel))
-            rows.append(PictureRow(count, pictures))
-            start += count
+            band = list(islice(panels, count))
+            # `Panel.blank` hides the axes.
+            shown = [panel for panel in band if panel.ax.spines["left"].get_visible()]
+            rows.append((count, [self._picture(panel, band[0], sheet) for panel in shown]))
         keys = [
-            tuple(
-                _key(artist, text, f"{self.name}-k{row}-{place}-", sheet)
+            [
+                (text, _key(artist, f"{self.name}-k{row}-{place}-", sheet))
                 for place, (artist, text) in enumerate(entries)
-            )
+            ]
             for row, entries in enumerate(self._legend)
         ]
         caption = " ".join(sentence for sentence in self._caption if sentence not in known)
-        return Drawing(self.name, summary, tuple(row for row in rows if row.pictures), tuple(keys), caption)
+        return Drawing(self.name, summary, [row for row in rows if row[1]], keys, caption)
 
     def _picture(self, panel: Panel, first: Panel, sheet: StyleSheet) -> Picture:
         ax = panel.ax
@@ -134,10 +123,6 @@ class PanelCanvas(Canvas):
         return Picture(title, describe(panel.data(), ax.get_xlabel(), ax.get_ylabel()), Markup(svg))  # noqa: S704
 
 
-def _shows_something(panel: Panel) -> bool:
-    return bool(panel.ax.spines["left"].get_visible())  # hidden by `Panel.blank`
-
-
 def _title(panel: Panel) -> str:
     """Return the full title with its letter."""
     drawn = panel.ax.get_title(loc="left")
@@ -146,7 +131,7 @@ def _title(panel: Panel) -> str:
     return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
 
 
-def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
+def _key(artist: Artist, prefix: str, sheet: StyleSheet) -> Markup:
     """Draw a legend entry without its text."""
     figure = Figure(figsize=_KEY_IN)
     figure.patch.set_visible(False)
@@ -160,7 +145,7 @@ def _key(artist: Artist, name: str, prefix: str, sheet: StyleSheet) -> Key:
         copy.update_from(artist)
     copy.set_transform(figure.transFigure)
     figure.add_artist(copy)
-    return Key(name, Markup(inline(write(figure), prefix, sheet)))  # noqa: S704
+    return Markup(inline(write(figure), prefix, sheet))  # noqa: S704
 
 
 def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
@@ -188,7 +173,6 @@ def _course(key: tuple[object, ...], group: pd.DataFrame) -> str:
     name, execution, quantity = (str(part) for part in key)
     part = quantity.rpartition(": ")[2] if ": " in quantity else ""
     along = _along(group)
-    first, last = group.iloc[0], group.iloc[-1]
-    what = f"{name}{f', {part}' if part else ''} ({execution})"
-    start = f"{what}: {digits(first['y'])} at {first[along]:.3g}"
-    return f"{start}." if len(group) == 1 else f"{start}, {digits(last['y'])} at {last[along]:.3g}."
+    points = group.iloc[[0, -1] if len(group) > 1 else [0]].to_dict("records")
+    course = ", ".join(f"{digits(point['y'])} at {point[along]:.3g}" for point in points)
+    return f"{name}{f', {part}' if part else ''} ({execution}): {course}."

@@ -7,8 +7,6 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,32 +22,10 @@ from scalebench.report.comparison import EXECUTIONS_IN_WORDS
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
 _LISTS = ("nodes", "packages", "environment")  # facts that are shown folded
-_MOST_YAML = 200_000  # bytes
 _DEEPEST = 4  # levels of nested facts
 _IDENTITY = ("host_hash", "packages_hash", "git_commit")
 
 Fact = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class LaunchEnvironment:
-    """One launch environment: number of rows in runs.csv, hardware, packages."""
-
-    name: str
-    runs: int
-    facts: tuple[Fact, ...]
-    lists: tuple[tuple[str, tuple[Fact, ...]], ...]
-
-
-@dataclass(frozen=True)
-class Rerun:
-    """The commands that run the study again, the study, and the checksums of its records."""
-
-    commands: str
-    study: str
-    study_link: str
-    checksums: tuple[Fact, ...]
-    remarks: tuple[str, ...]
 
 
 def study_facts(results: Results) -> tuple[Fact, ...]:
@@ -59,21 +35,18 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     counts = sorted(int(count) for count in runs["workers"].unique())
     batch = "per worker" if last["batch_policy"] == "per_worker" else "global"
     sizes = sorted({int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()}, reverse=True)
+    measured = pd.notna(last["metric_name"])
     facts = {
         "strategies": ", ".join(sorted(set(runs["label"]), key=strategy_rank)),
         "workers": ", ".join(map(str, counts)),
-        "scaling": "strong: samples per epoch fixed"
-        if last["scaling"] == "strong"
-        else "weak: samples per worker fixed",
+        "scaling": f"{last['scaling']}: samples per {'epoch' if last['scaling'] == 'strong' else 'worker'} fixed",
         "batch": f"{' or '.join(map(str, sizes))} {batch}, at every worker count" if sizes else "",
         "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
         "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
         f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
         "training": f"{counted(int(last['epochs']), 'epoch')}, {optimizer_in_words(results, last)}",
         "tuning": tuning_in_words(results) or "none: all strategies share these values",
-        "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
-        if pd.notna(last["metric_name"])
-        else "none",
+        "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data" if measured else "none",
         "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
         "executions": "; ".join(_executions(runs)),
         "machines": describe_machines(results) if len(results.completed) else "",
@@ -84,8 +57,8 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     return tuple((name, text) for name, text in facts.items() if text)
 
 
-def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[LaunchEnvironment]:
-    """Return one machine for each file in provenance/."""
+def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return number of rows in runs.csv, hardware and packages of each launch environment, a file in provenance/."""
     found = []
     for place, facts in enumerate(provenance, start=1):
         own = rows["provenance"].isna()  # rows of other writers: matched by host, packages and commit
@@ -93,18 +66,18 @@ def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[Launc
             own &= rows[name].fillna("") == str(facts.get(name) or "")
         own |= rows["provenance"].fillna("") == facts["provenance"]
         plain = {name: value for name, value in facts.items() if name not in (*_LISTS, "provenance")}
-        lists = [(name, tuple(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
-        found.append(LaunchEnvironment(f"Environment {place}", int(own.sum()), tuple(_flat(plain)), tuple(lists)))
+        lists = [(name, list(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
+        runs = int(own.sum())
+        found.append({"name": f"Environment {place}", "runs": runs, "facts": list(_flat(plain)), "lists": lists})
     return found
 
 
-def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
-    """Return the commands, files and checksums for repeating the study."""
-    folder = results.folder
-    study = redact(_text(folder / "study.yaml"), names=False)
-    runs = results.runs
+def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the commands that run the study again, the study, and the checksums of its records."""
+    folder, runs = results.folder, results.runs
+    file = folder / "study.yaml"
+    study = redact(file.read_text(errors="replace"), names=False) if file.is_file() else ""
     commits = sorted(runs["git_commit"].dropna().unique())
-    versions = sorted({str(facts["packages"]["scalebench"]) for facts in provenance if _has_version(facts)})
     remarks = []
     if len(commits) > 1:
         remarks.append(f"The runs were made by {len(commits)} commits of scalebench; the commands name the last run's.")
@@ -115,22 +88,28 @@ def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> Rerun:
             "Virtual times follow from calibration.json, which lies beside the records: charged by it, virtual rows "
             "come out the same, bit for bit on one machine and build of torch. Without it the machine is measured anew."
         )
-    lines = list(_commands(results, runs["git_commit"].iloc[-1], versions))
-    link = base64.b64encode(study.encode()).decode()
     files = {"data set": "dataset_sha256", "model's file": "model_sha256", "initial weights": "init_weights_sha256"}
     files |= {"cluster's file": "cluster_sha256", "strategy's file": "strategy_sha256"}
-    content = ((name, digest) for name, column in files.items() for digest in runs[column].dropna().unique())
-    sums = (*_checksums(folder), *content)
-    return Rerun("\n".join(lines), study, f"data:application/yaml;base64,{link}", sums, tuple(remarks))
+    content = [(name, digest) for name, column in files.items() for digest in runs[column].dropna().unique()]
+    records = [folder / name for name in RECORDS if (folder / name).is_file()]
+    return {
+        "commands": "\n".join(_commands(results, provenance)),
+        "study": study,
+        "study_link": f"data:application/yaml;base64,{base64.b64encode(study.encode()).decode()}",
+        "checksums": [*((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in records), *content],
+        "remarks": remarks,
+    }
 
 
-def _commands(results: Results, commit: object, versions: list[str]) -> Iterator[str]:
+def _commands(results: Results, provenance: list[dict[str, Any]]) -> Iterator[str]:
+    commit = results.runs["git_commit"].iloc[-1]
     if isinstance(commit, str):
         yield f"git checkout {shlex.quote(commit)}   # of scalebench"
         yield 'pip install -c constraints.txt "scalebench[mpi] @ ."'
     else:
-        pin = f"=={versions[-1]}" if versions else ""
-        yield f"pip install {shlex.quote(f'scalebench[mpi]{pin}')}"
+        packages = [facts["packages"] for facts in provenance if isinstance(facts.get("packages"), dict)]
+        versions = sorted(str(each["scalebench"]) for each in packages if "scalebench" in each)
+        yield f"pip install {shlex.quote(f'scalebench[mpi]=={versions[-1]}' if versions else 'scalebench[mpi]')}"
     if (results.runs["engine"] == "horovod").any():
         yield "scalebench install horovod"
     yield f"scalebench run study.yaml{' --calibration calibration.json' if _calibrated(results) else ''}"
@@ -150,10 +129,8 @@ def _executions(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _period(started: pd.Series[str]) -> str:
-    if started.empty:
-        return ""
-    times = sorted(text[:16].replace("T", " ") for text in started)
-    return f"{times[0]} UTC" if times[0] == times[-1] else f"{times[0]} to {times[-1]} UTC"
+    times = sorted({text[:16].replace("T", " ") for text in started})
+    return f"{' to '.join(times[:: max(1, len(times) - 1)])} UTC" if times else ""
 
 
 def _counted(number: Any, words: str) -> str:
@@ -176,23 +153,3 @@ def _flat(facts: Any, path: tuple[str, ...] = ()) -> Iterator[Fact]:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _has_version(facts: dict[str, Any]) -> bool:
-    packages = facts.get("packages")
-    return isinstance(packages, dict) and "scalebench" in packages
-
-
-def _checksums(folder: Path) -> Iterator[Fact]:
-    for name in RECORDS:
-        if (folder / name).is_file():
-            with (folder / name).open("rb") as file:
-                yield name, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()[: _MOST_YAML + 1]
-    except OSError:
-        return ""
-    return data.decode(errors="replace") if len(data) <= _MOST_YAML else ""

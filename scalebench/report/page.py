@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from scalebench.study.spec import slug
 from scalebench.system.atomic_write import write_atomic
 
 TEMPLATES = Path(__file__).with_name("templates")
+_ELSEWHERE = "choose another file with --output"
 _SHORTEST = 6  # characters: shorter texts hold no path or secret
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -43,7 +43,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     results = evidence.results
     study = str(results.runs["study"].iloc[-1])
     output = output or Path("plots") / slug(study) / "report.html"
-    with _writing(output):  # fails before the figures are drawn
+    with writing(output, _ELSEWHERE):  # fails before the figures are drawn
         output.parent.mkdir(parents=True, exist_ok=True)
     compared = comparisons(results)
     sheet = StyleSheet()
@@ -65,15 +65,9 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         },
         sheet,
     )
-    with _writing(output):
+    with writing(output, _ELSEWHERE):
         write_atomic(output, text)
     return output
-
-
-@contextlib.contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    with writing(output, "choose another file with --output"):
-        yield
 
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from scalebench.analysis.summary import OVERSUBSCRIBED
 from scalebench.formatting import EMPTY, metric_word, seconds
 from scalebench.records.progress import group_of
 
-Row = Mapping[Hashable, Any]
+Row = Mapping[Any, Any]
 
 
 class HtmlColumn(NamedTuple):

@@ -16,7 +16,7 @@ def test_rows_belong_to_named_or_matching_provenance():
     files = [facts | {"provenance": name_of(facts)} for facts in files]  # as `provenance_in` reads them
     named = (files[0]["provenance"], files[1]["provenance"], files[1]["provenance"], None)
     rows = pd.DataFrame([same | {"provenance": name} for name in named])
-    assert [machine.runs for machine in machines(rows, files)] == [1 + 1, 2 + 1]
+    assert [machine["runs"] for machine in machines(rows, files)] == [1 + 1, 2 + 1]
 
 
 def test_single_epoch_is_singular(keep):
