@@ -6,7 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.progress import Progress
 
 from scalebench.cli.progress import Watcher
 from scalebench.training.outcome import Outcome
@@ -19,23 +19,23 @@ class Now:
         return self.time
 
 
+def watcher(out, now=None):
+    return Watcher(Progress(console=Console(file=out, width=200), get_time=now, disable=True, speed_estimate_period=99))
+
+
 @pytest.fixture
 def watched(make_run):
-    """End runs at given seconds, `watched(100.0, 10, [...])`, and return the printed text."""
+    """End runs at given seconds, `watched(10, [...])`, and return the printed lines."""
 
-    def play(total, moments, bars=False):
+    def play(total, moments):
         now, out = Now(), io.StringIO()
-        console = Console(file=out, width=200)
-        progress = Progress(TextColumn("{task.completed} {task.fields[left]}"), console=console) if bars else None
-        watcher = Watcher(console, progress, clock=now)
-        watcher.phase("virtual workers", total)
-        shown = []
+        own = watcher(out, now)
+        own.phase("virtual workers", total)
         for moment in moments:
             now.time = moment
-            watcher.started(make_run())
-            watcher.ended(make_run(), Outcome("r", "completed"))
-            shown.append(progress.tasks[0].fields["left"] if progress else "")
-        return shown if bars else out.getvalue().splitlines()
+            own.started(make_run())
+            own.ended(make_run(), Outcome("r", "completed"))
+        return out.getvalue().splitlines()
 
     return play
 
@@ -50,22 +50,13 @@ def test_lines_show_the_time_left(watched):
     ]
 
 
-def test_bars_show_the_time_left_after_every_run(watched):
-    assert watched(4, [28.0, 29.0, 32.0, 33.0], bars=True) == [
-        "about 84 s left",
-        "about 2 s left",
-        "about 2 s left",
-        "",
-    ]
-
-
 def test_single_run_has_no_time_left(watched):
     assert watched(1, [5.0]) == ["virtual workers: 1 run", "virtual workers: 1 of 1 run"]
 
 
 def test_equal_notes_of_several_studies_are_printed_once():
     out = io.StringIO()
-    watcher = Watcher(Console(file=out, width=200), None)
+    own = watcher(out)
     for text in ("one", "two", "one"):
-        watcher.note(text)
+        own.note(text)
     assert out.getvalue() == "note: one\nnote: two\n"
