@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from scalebench import analysis, figures
-from scalebench.cli.main import COMMANDS
+from scalebench.cli.main import COMMANDS, command_of
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.study.spec import Study
@@ -32,9 +31,8 @@ def write(folder: Path) -> None:
 def commands() -> Iterator[str]:
     """Yield the page of all commands: purpose, arguments, options and examples."""
     yield "# Commands\n\nGenerated from the commands themselves; `scalebench COMMAND --help` prints the same.\n"
-    for name, (place, purpose) in COMMANDS.items():
-        module, _, attribute = place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+    for name, purpose in COMMANDS.items():
+        command = command_of(name)
         context = click.Context(command, info_name=name)
         yield f"## {name}\n\n{purpose}\n"
         yield f"```text\nscalebench {name} {' '.join(command.collect_usage_pieces(context))}\n```\n"

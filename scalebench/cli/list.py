@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 import rich_click as click
 
-Rows = Sequence[tuple[str, ...]]
+from scalebench.cli.options import json_option
 
-
-def _strategies() -> Rows:
-    from scalebench.launch.engine_choice import describe_strategies
-
-    known = [(entry.name, entry.summary, f"runs on {', '.join(entry.engines)}") for entry in describe_strategies()]
-    return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]
-
-
-def _datasets() -> Rows:
-    from scalebench.data.catalog import describe_datasets
-
-    return describe_datasets()
-
-
-def _models() -> Rows:
-    from scalebench.models.registry import describe_models
-
-    return describe_models()
-
-
-def _clusters() -> Rows:
-    from scalebench.cluster.load import describe_clusters
-
-    return describe_clusters()
-
-
-def _figures() -> Rows:
-    from scalebench.figures import describe_figures
-
-    rows: Rows = describe_figures()
-    return rows
-
-
-KINDS: dict[str, Callable[[], Rows]] = {
-    "strategies": _strategies,
-    "datasets": _datasets,
-    "models": _models,
-    "clusters": _clusters,
-    "figures": _figures,
+KINDS = {  # function that describes them, as (name, summary, details ...)
+    "strategies": "scalebench.cli.list:describe_strategies",
+    "datasets": "scalebench.data.catalog:describe_datasets",
+    "models": "scalebench.models.registry:describe_models",
+    "clusters": "scalebench.cluster.load:describe_clusters",
+    "figures": "scalebench.figures:describe_figures",
 }
 
 
 @click.command("list")
 @click.argument("what", type=click.Choice(list(KINDS)))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_(what: str, as_json: bool) -> None:
     """List what a study can name: strategies, datasets, models, clusters or figures."""
-    rows = KINDS[what]()
+    module, _, function = KINDS[what].partition(":")
+    rows: Sequence[tuple[str, ...]] = getattr(import_module(module), function)()
     if as_json:
         click.echo(json.dumps([dict(zip(("name", "summary", "detail"), row, strict=False)) for row in rows], indent=2))
         return
@@ -65,3 +34,13 @@ def list_(what: str, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {rest[0]}".rstrip())
         for detail in rest[1:]:
             click.echo(f"{'':<{width}}  {detail}")
+
+
+def describe_strategies() -> list[tuple[str, ...]]:
+    """Return names, summaries and engines of the strategies."""
+    from scalebench.launch import engine_choice
+
+    known = [
+        (each.name, each.summary, f"runs on {', '.join(each.engines)}") for each in engine_choice.describe_strategies()
+    ]
+    return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]

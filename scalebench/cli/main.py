@@ -15,55 +15,43 @@ from scalebench.cli.options import verbosity_options
 from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_own_code
 
 # name -> (module:object, line in `--help`); one line adds a command.
-COMMANDS = {
-    "init": ("scalebench.cli.init:init", "Write a commented study.yaml to begin from."),
-    "run": ("scalebench.cli.run:run", "Run a scaling study, real and virtual, and keep every number."),
-    "status": (
-        "scalebench.cli.status:status",
-        "Say what of a study is done, and how long the rest will take.",
-    ),
-    "retry": ("scalebench.cli.retry:retry", "Run a study's failed runs again."),
-    "calibrate": (
-        "scalebench.cli.calibrate:calibrate",
-        "Measure this machine and a model once, for many studies.",
-    ),
-    "recalibrate": (
-        "scalebench.cli.recalibrate:recalibrate",
-        "Give finished virtual runs new times, without training.",
-    ),
-    "plot": ("scalebench.cli.plot:plot", "Draw a study's figures, each with the numbers it shows."),
-    "table": ("scalebench.cli.table:table", "Print a study's numbers for a paper: LaTeX, Markdown, CSV."),
-    "check": ("scalebench.cli.check:check", "Check a study's method: what a reviewer would object to."),
-    "compare": ("scalebench.cli.compare:compare", "Compare two studies, or two strategies: what became slower?"),
-    "report": ("scalebench.cli.report:report", "Write a study on one page: answer, figures, method."),
-    "laws": ("scalebench.cli.laws:laws", "Fit scaling laws: how many workers are worth running."),
-    "validate": ("scalebench.cli.validate:validate", "Predict published measurements, and say how wrong it was."),
-    "export": ("scalebench.cli.export:export", "Write a study as Parquet, as JSON, or for MLflow."),
-    "artifact": (
-        "scalebench.cli.artifact:artifact",
-        "Pack a study for a reviewer, with a script.",
-    ),
-    "predict": ("scalebench.cli.predict:predict", "Predict trainings on a machine that is not here, without training."),
-    "what-if": ("scalebench.cli.what_if:what_if", "Price a training with other numbers: what binds it where."),
-    "reproduce": (
-        "scalebench.cli.reproduce:reproduce",
-        "Run a paper's studies, and put its numbers beside ours.",
-    ),
-    "explain": ("scalebench.cli.explain:explain", "Explain a strategy: its rule, its options, what it sends."),
-    "trace": (
-        "scalebench.cli.trace:trace",
-        "Trace one short run: what each worker did, and when.",
-    ),
-    "list": ("scalebench.cli.list:list_", "List strategies, data sets, models, clusters or figures."),
-    "doctor": ("scalebench.cli.doctor:doctor", "Say what this machine has, and what adds the rest."),
-    "install": ("scalebench.cli.install:install", "Build and install Horovod for the PyTorch that is here."),
-    "schema": ("scalebench.cli.schema:schema", "Print the JSON Schema of study files, for editors."),
+COMMANDS = {  # name -> line in `--help`; the module of a command has its name
+    "init": "Write a commented study.yaml to begin from.",
+    "run": "Run a scaling study, real and virtual, and keep every number.",
+    "status": "Say what of a study is done, and how long the rest will take.",
+    "retry": "Run a study's failed runs again.",
+    "calibrate": "Measure this machine and a model once, for many studies.",
+    "recalibrate": "Give finished virtual runs new times, without training.",
+    "plot": "Draw a study's figures, each with the numbers it shows.",
+    "table": "Print a study's numbers for a paper: LaTeX, Markdown, CSV.",
+    "check": "Check a study's method: what a reviewer would object to.",
+    "compare": "Compare two studies, or two strategies: what became slower?",
+    "report": "Write a study on one page: answer, figures, method.",
+    "laws": "Fit scaling laws: how many workers are worth running.",
+    "validate": "Predict published measurements, and say how wrong it was.",
+    "export": "Write a study as Parquet, as JSON, or for MLflow.",
+    "artifact": "Pack a study for a reviewer, with a script.",
+    "predict": "Predict trainings on a machine that is not here, without training.",
+    "what-if": "Price a training with other numbers: what binds it where.",
+    "reproduce": "Run a paper's studies, and put its numbers beside ours.",
+    "explain": "Explain a strategy: its rule, its options, what it sends.",
+    "trace": "Trace one short run: what each worker did, and when.",
+    "list": "List strategies, data sets, models, clusters or figures.",
+    "doctor": "Say what this machine has, and what adds the rest.",
+    "install": "Build and install Horovod for the PyTorch that is here.",
+    "schema": "Print the JSON Schema of study files, for editors.",
 }
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group
 else:  # rich's panels cost as much as the rest of `--help`: only on a terminal
     from rich_click import RichGroup as Group
+
+
+def command_of(name: str) -> click.Command:
+    """Import the module of the command `name`, and return its command."""
+    module = importlib.import_module(f"scalebench.cli.{name.replace('-', '_')}")
+    return next(found for found in vars(module).values() if isinstance(found, click.Command) and found.name == name)
 
 
 class LazyGroup(Group):
@@ -74,7 +62,7 @@ class LazyGroup(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A placeholder with the help line; `resolve_command` imports the command."""
-        return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+        return click.Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -84,8 +72,7 @@ class LazyGroup(Group):
             if name.startswith("-"):
                 ctx.fail(f"no such option {name!r}")
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        return name, getattr(importlib.import_module(module), attribute), args[1:]
+        return name, command_of(name), args[1:]
 
     def main(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from scalebench import __version__
 from scalebench.cli import main as module
-from scalebench.cli.main import COMMANDS, main
+from scalebench.cli.main import COMMANDS, command_of, main
 from scalebench.cli.options import verbosity, verbosity_options
 from scalebench.errors import RunError, StudyError
 
@@ -33,8 +32,8 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command `probe`, to be given a body by each test through `Probe.body`."""
-    monkeypatch.setitem(COMMANDS, "probe", (f"{__name__}:probe", "A probe."))
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setitem(COMMANDS, "probe", "A probe.")
+    monkeypatch.setitem(sys.modules, "scalebench.cli.probe", sys.modules[__name__])
 
 
 class Probe:
@@ -65,8 +64,7 @@ def test_help_names_every_command_and_imports_none() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_exists_and_has_help(name: str) -> None:
-    target, _, attribute = COMMANDS[name][0].partition(":")
-    assert isinstance(getattr(importlib.import_module(target), attribute), click.Command)
+    assert isinstance(command_of(name), click.Command)
     result = invoke(name, "--help")
     assert (result.exit_code, "Usage: main " in result.output) == (0, True), result.output
 
@@ -155,8 +153,8 @@ def test_interrupt_exits_with_130(tmp_path: Path) -> None:
         "from scalebench.cli.main import COMMANDS, main\n"
         "@click.command()\n"
         f"def wait(): pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
-        "sys.modules['waiting'] = types.SimpleNamespace(wait=wait)\n"
-        "COMMANDS['wait'] = ('waiting:wait', '')\n"
+        "sys.modules['scalebench.cli.wait'] = types.SimpleNamespace(wait=wait)\n"
+        "COMMANDS['wait'] = ''\n"
         "main(['wait'])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
