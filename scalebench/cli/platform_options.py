@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+
+from scalebench.cli.options import DTYPE, all_of
 
 if TYPE_CHECKING:
     from scalebench.cluster.device import Device
@@ -17,55 +17,46 @@ if TYPE_CHECKING:
     from scalebench.pricing.prediction import Predictor, Workload
     from scalebench.study.spec import Component
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _SAMPLES = 1_281_167  # ImageNet's training images
+_COUNT = click.IntRange(min=1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+_SHARE = click.FloatRange(min=0)
 
-
-def platform_options(command: _F) -> _F:
-    """Add the model as an argument, and the options of workload and platform; read with `predictor_of`."""
-    options = [
-        click.argument("model", required=False),
-        click.option("--layers", metavar="FILE.csv", help="Layer table of your own, in place of MODEL's."),
-        click.option("--input", "input_shape", metavar="CxHxW", help="Shape of a sample, for file.py:factory."),
-        click.option(
-            "--cluster", metavar="NAME|FILE", help="Nodes and links.  [default, with --calibration: this-machine]"
-        ),
-        click.option(
-            "--calibration",
-            metavar="FILE",
-            help="Model, steps, engines and operations as `scalebench calibrate` measured.",
-        ),
-        click.option("--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."),
-        click.option("--step-batch", type=int, metavar="N", help="Samples of that step.  [default: --batch, or 64]"),
-        click.option(
-            "--device",
-            metavar="NAME|FILE",
-            help="Roofline of this device, or a file of `calibrate --kernels`, in place of --step-time.",
-        ),
-        click.option(
-            "--measured-on",
-            metavar="NAME|FILE",
-            help="Device of --step-time or --calibration, which is then scaled to --device by their rooflines.",
-        ),
-        click.option("--dtype", help="Of parameters, gradients and products.  [default: float32]"),
-        click.option(
-            "--batch",
-            type=int,
-            metavar="N",
-            help="Samples of a worker's batch.  [default: 64, or the largest measured]",
-        ),
-        click.option("--batch-global", type=int, metavar="N", help="Samples of a step of all workers, in its place."),
-        click.option("--samples", type=int, help="Training samples.  [default: ImageNet's, or the measured data's]"),
-        click.option("--epochs", type=int, help="Epochs.  [default: 90]"),
-        click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
-        click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
-        click.option("--input-rate", type=float, metavar="SAMPLES/S", help="Input pipeline of a worker."),
-        click.option("--epoch-overhead", type=float, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
-        click.option("--jitter", type=float, default=0.0, metavar="SHARE", help="Spread of a step's compute, as 0.05."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+platform_options = all_of(  # of model, workload and platform; read with `predictor_of`
+    click.argument("model", required=False),
+    click.option("--layers", metavar="FILE.csv", help="Layer table of your own, in place of MODEL's."),
+    click.option("--input", "input_shape", metavar="CxHxW", help="Shape of a sample, for file.py:factory."),
+    click.option(
+        "--cluster", metavar="NAME|FILE", help="Nodes and links.  [default, with --calibration: this-machine]"
+    ),
+    click.option(
+        "--calibration", metavar="FILE", help="Model, steps, engines and operations as `scalebench calibrate` measured."
+    ),
+    click.option("--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."),
+    click.option("--step-batch", type=_COUNT, metavar="N", help="Samples of that step.  [default: --batch, or 64]"),
+    click.option(
+        "--device",
+        metavar="NAME|FILE",
+        help="Roofline of this device, or a file of `calibrate --kernels`, in place of --step-time.",
+    ),
+    click.option(
+        "--measured-on",
+        metavar="NAME|FILE",
+        help="Device of --step-time or --calibration, which is then scaled to --device by their rooflines.",
+    ),
+    click.option("--dtype", type=DTYPE, help="Of parameters, gradients and products.  [default: float32]"),
+    click.option(
+        "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
+    ),
+    click.option("--batch-global", type=_COUNT, metavar="N", help="Samples of a step of all workers, in its place."),
+    click.option("--samples", type=_COUNT, help="Training samples.  [default: ImageNet's, or the measured data's]"),
+    click.option("--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."),
+    click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
+    click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
+    click.option("--input-rate", type=POSITIVE, metavar="SAMPLES/S", help="Input pipeline of a worker."),
+    click.option("--epoch-overhead", type=_SHARE, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
+    click.option("--jitter", type=_SHARE, default=0.0, metavar="SHARE", help="Spread of a step's compute, as 0.05."),
+)
 
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
@@ -89,13 +80,8 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
 
     path = flags["calibration"]
     found = read_calibration(Path(path))
-    if not found.tables:
-        raise ClusterError(f"calibration: {path} has no step times; write one with: scalebench calibrate")
-    if found.trained is None or found.measured is None:
-        raise ClusterError(
-            f"calibration: {path} does not say what data its model takes, as an earlier version wrote it; "
-            "write another with: scalebench calibrate"
-        )
+    if not found.tables or found.trained is None or found.measured is None:
+        raise ClusterError(f"calibration: {path} has no step times of a model; write one with: scalebench calibrate")
     own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
     if model is not None and model not in (found.trained.model.name, str(found.trained.model)):
         raise UsageError(f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out")
@@ -123,14 +109,8 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
         raise UsageError("give --batch or --batch-global, not both")
     largest = max(batch.samples for batch in measured.tables[0].batches) if measured else 64
     batch = flags["batch_global"] or flags["batch"] or largest
-    epochs = flags["epochs"] or 90
-    for flag in ("batch", "batch_global", "epochs", "samples", "step_batch"):
-        if flags[flag] is not None and flags[flag] < 1:
-            raise UsageError(f"--{flag.replace('_', '-')}: expected 1 or more, got {flags[flag]}")
     dtype = measured.measured.dtype if measured and measured.measured else flags["dtype"] or "float32"
-    if dtype not in ("float32", "float64", "bfloat16"):
-        raise UsageError(f"--dtype: expected float32, float64 or bfloat16, got {dtype}")
-    in_all = flags["batch_global"] is not None
+    epochs, in_all = flags["epochs"], flags["batch_global"] is not None
     if measured is not None and (own := measured.trained) is not None:
         built = build_model(own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0).to("meta")
         layers = count_model(built, str(own.model), own.input_shape)
@@ -146,7 +126,6 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.cluster.load import load_cluster
     from scalebench.cluster.network import Network
-    from scalebench.errors import UsageError
     from scalebench.pricing.calibration_file import require_measured_cluster
     from scalebench.pricing.devices import Scaled
     from scalebench.pricing.platform import Platform, faster
@@ -154,12 +133,6 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     cluster = load_cluster(flags["cluster"] or "this-machine")
     if measured is not None:
         require_measured_cluster(Path(flags["calibration"]), cluster)
-    rate = flags["input_rate"]
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise UsageError(f"--input-rate: expected samples a second greater than 0, got {rate:g}")
-    for flag in ("epoch_overhead", "jitter"):
-        if not (math.isfinite(flags[flag]) and flags[flag] >= 0):
-            raise UsageError(f"--{flag.replace('_', '-')}: expected a number of 0 or more, got {flags[flag]:g}")
     device = _device(workload, flags, measured)
     operations = measured.operations if measured else {}
     if isinstance(device, Scaled):  # they stream vectors
@@ -172,7 +145,7 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
         measured.engines if measured else EngineCosts(),
         operations,
         collective=flags["collective"],
-        input_s=1 / rate if rate else 0.0,
+        input_s=1 / flags["input_rate"] if flags["input_rate"] else 0.0,
         epoch_s=flags["epoch_overhead"],
         jitter=flags["jitter"],
     )
@@ -238,14 +211,3 @@ def parse_strategy(text: str) -> Component:
         component = Component.model_validate(written_component(text, "--strategy"))
     registry.create(component.name, component.options, "virtual")
     return component
-
-
-def worker_counts(text: str) -> list[int]:
-    """Return the worker counts of `text`, or raise UsageError."""
-    from scalebench.errors import UsageError
-    from scalebench.study.parsing import parse_workers
-
-    try:
-        return parse_workers(text)
-    except ValueError as error:
-        raise UsageError(f"--workers: {error}") from None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
-from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of, worker_counts
+from scalebench.cli.options import FILE, parsed_by, verbosity_options
+from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, read_laws, target_sentences, targets_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @platform_options
-@click.option("--workers", default="1..1024", show_default=True, metavar="COUNTS", help="1..64, 1..64:8 or 1,2,6.")
+@click.option(
+    "--workers",
+    default="1..1024",
+    callback=parsed_by("parse_workers"),
+    show_default=True,
+    metavar="COUNTS",
+    help="1..64, 1..64:8 or 1,2,6.",
+)
 @click.option(
     "--strategy",
     "strategies",
@@ -29,23 +36,21 @@ if TYPE_CHECKING:
     metavar="NAME[:OPTION=VALUE]...",
     help="Repeatable.  [default: allreduce, epoch_average]",
 )
-@click.option("--budget", type=float, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
-@click.option("--price", type=float, metavar="RATE", help="Price of one of these hours.")
-@click.option("--memory", type=float, metavar="GIB", help="Memory of a worker.  [default: the device's]")
+@click.option("--budget", type=POSITIVE, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
+@click.option("--price", type=POSITIVE, metavar="RATE", help="Price of one of these hours.")
+@click.option("--memory", type=POSITIVE, metavar="GIB", help="Memory of a worker.  [default: the device's]")
 @click.option(
     "--epochs-to-target",
     metavar="E0,B_CRIT|STUDY|FILE.csv",
     help="E0 (1 + B / B_CRIT) at a global batch B; or fitted to the runs of a study, by strategy, or to a file of "
     "batch_global,epochs.",
 )
-@click.option(
-    "--csv", "table", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write all columns."
-)
-@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png", help="Draw it.")
+@click.option("--csv", "table", type=FILE, metavar="FILE", help="Write all columns.")
+@click.option("--figure", type=FILE, metavar="FILE.png", help="Draw it.")
 @verbosity_options
 def predict(
     model: str | None,
-    workers: str,
+    workers: list[int],
     strategies: tuple[str, ...],
     budget: float | None,
     price: float | None,
@@ -62,16 +67,11 @@ def predict(
     modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
     """
     from scalebench.cli.terminal_table import print_results
-    from scalebench.errors import UsageError
     from scalebench.pricing.grid import predict as predict_grid
 
-    for flag, value in (("budget", budget), ("price", price), ("memory", memory)):
-        if value is not None and not value > 0:
-            raise UsageError(f"--{flag}: expected a number greater than 0, got {value:g}")
-    counts = worker_counts(workers)
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
-    grid = predict_grid(predictor, chosen, counts, memory)
+    grid = predict_grid(predictor, chosen, workers, memory)
     to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
     print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if table is not None:
@@ -87,10 +87,9 @@ def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
     from scalebench.figures.prediction import draw_prediction
     from scalebench.pricing.advice import held_at
 
-    workload = predictor.workload
     held = [held_at(predictor, point) for point in grid.points]
     what = f"{_training(predictor)}; {predictor.platform.device.source}"
-    draw_prediction(path, grid, held, what, workload.in_all)
+    draw_prediction(path, grid, held, what, predictor.workload.in_all)
 
 
 def _training(predictor: Predictor) -> str:
@@ -107,34 +106,30 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
     from scalebench.formatting import digits, seconds, share
 
-    columns: dict[TableColumn, Callable[[Point], str]] = {
-        TableColumn("strategy", shared=True): lambda point: str(point.strategy),
-        TableColumn("workers"): lambda point: f"{point.workers:,}{'*' * bool(point.validity)}",
-        TableColumn("step"): lambda point: seconds(point.step_s),
-        TableColumn("epoch", spare=5): lambda point: seconds(point.epoch_s),
-        TableColumn("training"): lambda point: seconds(point.train_s),
-        TableColumn("speedup", spare=4): lambda point: digits(point.speedup),
-        TableColumn("efficiency"): lambda point: share(point.efficiency),
-        TableColumn("exposed", spare=1): lambda point: seconds(point.exposed_s / point.epochs),
-        TableColumn("hidden", spare=6): lambda point: seconds(point.hidden_s / point.epochs),
-        TableColumn("waiting", spare=7): lambda point: seconds(point.wait_s / point.epochs),
-        TableColumn("hours", spare=2): lambda point: digits(point.worker_hours),
-        TableColumn("memory", spare=3): lambda point: (
+    columns: dict[TableColumn, Callable[[Point, Target | None], str]] = {
+        TableColumn("strategy", shared=True): lambda point, _: str(point.strategy),
+        TableColumn("workers"): lambda point, _: f"{point.workers:,}{'*' * bool(point.validity)}",
+        TableColumn("step"): lambda point, _: seconds(point.step_s),
+        TableColumn("epoch", spare=5): lambda point, _: seconds(point.epoch_s),
+        TableColumn("training"): lambda point, _: seconds(point.train_s),
+        TableColumn("to target"): lambda point, aim: seconds(aim.epochs * point.epoch_s) if aim else "-",
+        TableColumn("speedup", spare=4): lambda point, _: digits(point.speedup),
+        TableColumn("efficiency"): lambda point, _: share(point.efficiency),
+        TableColumn("exposed", spare=1): lambda point, _: seconds(point.exposed_s / point.epochs),
+        TableColumn("hidden", spare=6): lambda point, _: seconds(point.hidden_s / point.epochs),
+        TableColumn("waiting", spare=7): lambda point, _: seconds(point.wait_s / point.epochs),
+        TableColumn("hours", spare=2): lambda point, _: digits(point.worker_hours),
+        TableColumn("memory", spare=3): lambda point, _: (
             f"{digits(point.memory_bytes / 2**30)} GiB{'!' * bool(point.lacking)}"
         ),
-        TableColumn("bound by", left=True): lambda point: point.binds,
+        TableColumn("bound by", left=True): lambda point, _: point.binds,
     }
-    rows = [[text(point) for text in columns.values()] for point in grid.points]
-    heads = list(columns)
-    if to_target:
-        heads.insert(5, TableColumn("to target"))
-        for place, (row, point) in enumerate(zip(rows, grid.points, strict=True)):
-            own = to_target.get(place)
-            row.insert(5, seconds(own.epochs * point.epoch_s) if own else "-")
+    shown = {column: text for column, text in columns.items() if to_target or column.name != "to target"}
+    rows = [[text(point, to_target.get(n)) for text in shown.values()] for n, point in enumerate(grid.points)]
     title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
     outside = dict.fromkeys(text for point in grid.points for text in point.validity)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
-    return TerminalTable(title, heads, rows, notes)
+    return TerminalTable(title, list(shown), rows, notes)
 
 
 def _sentences(
@@ -155,7 +150,8 @@ def _sentences(
         points = [point for point in grid.points if str(point.strategy) == strategy]
         last, bend = points[-1], advice.knee(points)
         cost = last.worker_hours * each
-        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({_gain(last)}); "
+        gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
+        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}); "
         line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); {digits(cost)} {hour}"
         yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
         if last.workers > 1:
@@ -178,11 +174,6 @@ def _sentences(
     if unused := grid.without_effect():
         yield f"Nothing here reacts to {', '.join(unused)}: half of it shortens no training by 0.1 %."
     yield from (f"Not predicted: {refusal}." for refusal in grid.refusals)
-
-
-def _gain(point: Point) -> str:
-    best = max(point.gains, key=lambda name: point.gains[name])
-    return f"half of its time makes the training {point.gains[best]:.2f} times as fast"
 
 
 def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
@@ -238,14 +229,8 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "batch_global": point.batch * point.workers,
         "epochs": workload.epochs,
         "steps_per_epoch": point.steps,
-        "step_s": point.step_s,
-        "epoch_s": point.epoch_s,
-        "train_s": point.train_s,
-        "speedup": point.speedup,
-        "efficiency": point.efficiency,
-        "compute_s": point.compute_s,
-        "data_s": point.data_s,
-        "other_s": point.other_s,
+        **{name: getattr(point, name) for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")},
+        **{name: getattr(point, name) for name in ("compute_s", "data_s", "other_s")},
         "comm_s": point.exposed_s,
         "hidden_comm_s": point.hidden_s,
         "wait_s": point.wait_s,
@@ -261,5 +246,5 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "time_to_target_s": target.epochs * point.epoch_s if target else "",
         "memory_bytes": point.memory_bytes,
         "fits": "" if not point.lacking else "no",
-        "outside": "; ".join(filter(None, [*point.validity, target.beyond(point) if target else ""])),
+        "outside": "; ".join(filter(None, [*point.validity, target.beyond if target else ""])),
     }

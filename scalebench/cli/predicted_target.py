@@ -13,36 +13,17 @@ from scalebench.cli.options import completed_study
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
-    from scalebench.pricing.grid import Grid, Point
+    from scalebench.pricing.grid import Grid
 
 
 class Target(NamedTuple):
-    """Epochs to target of a point with their interval, and the law that says so."""
+    """Epochs to target of a point with their interval, the law that says so, and where the law does not cover it."""
 
     epochs: float
     low: float
     high: float
-    law: SeriesLaw
-    source: str  # of a law that was fitted
-
-    def beyond(self, point: Point) -> str:
-        """Return where the point's global batch lies beyond the fitted ones, empty inside."""
-        inside = self.law.least <= point.batch * point.workers <= self.law.most
-        return "" if inside else f"epochs to target fitted to global batches of {self._range}"
-
-    @property
-    def _range(self) -> str:
-        return f"{self.law.least:,.0f} to {self.law.most:,.0f}"
-
-    def __str__(self) -> str:
-        from scalebench.formatting import digits
-
-        law = self.law.law
-        said = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
-        if not law.resampled:
-            return said
-        low, high = law.critical_interval()
-        return f"{said} ({low:,.0f} to {high:,.0f}), fitted to {self.source} at global batches of {self._range}"
+    law: str
+    beyond: str
 
 
 def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
@@ -75,12 +56,20 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
     """Return the epochs to target of the points whose strategy has a law, by their place."""
+    from scalebench.formatting import digits
+
     found = {}
     for place, point in enumerate(grid.points):
-        if (own := laws.get(str(point.strategy), laws.get(""))) is not None:
-            batch = point.batch * point.workers
-            (low,), (high,) = own.law.interval(batch)
-            found[place] = Target(float(own.law.epochs(batch)), float(low), float(high), own, source)
+        if (own := laws.get(str(point.strategy), laws.get(""))) is None:
+            continue
+        law, batch, fitted = own.law, point.batch * point.workers, f"{own.least:,.0f} to {own.most:,.0f}"
+        words = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
+        if law.resampled:
+            least, most = law.critical_interval()
+            words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
+        beyond = "" if own.least <= batch <= own.most else f"epochs to target fitted to global batches of {fitted}"
+        (low,), (high,) = law.interval(batch)
+        found[place] = Target(float(law.epochs(batch)), float(low), float(high), words, beyond)
     return found
 
 
@@ -96,9 +85,9 @@ def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
         f"To target: {seconds(target.epochs * point.epoch_s)} in {digits(target.epochs)} epochs by {point.strategy} at "
         f"{point.workers:,} workers is the least."
     )
-    laws = {str(grid.points[place].strategy): str(each) for place, each in to_target.items()}
+    laws = {str(grid.points[place].strategy): each.law for place, each in to_target.items()}
     yield from (f"  epochs to target of {name}: {said}." for name, said in laws.items())
     if unknown := dict.fromkeys(str(point.strategy) for point in grid.points if str(point.strategy) not in laws):
         yield f"  epochs to target of {', '.join(unknown)}: not known from what was run."
-    beyond = {text: None for place, each in to_target.items() if (text := each.beyond(grid.points[place]))}
+    beyond = dict.fromkeys(each.beyond for each in to_target.values() if each.beyond)
     yield from (f"  some points lie beyond: {text}." for text in beyond)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -111,7 +112,7 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
         ([], "--step-time"),
         (["--step-time", "0.1", "--device", "v100-16gb"], "one of them"),
         (["--step-time", "0"], "greater than 0"),
-        (["--step-time", "0.1", "--batch", "0"], "--batch: expected 1 or more"),
+        (["--step-time", "0.1", "--batch", "0"], "'--batch': 0 is not in the range"),
         (["--step-time", "0.1", "--batch", "8", "--batch-global", "8"], "not both"),
         (["--step-time", "0.1", "--strategy", "alreduce"], "allreduce"),
         (["--step-time", "0.1", "--strategy", "local_sgd:step=4"], "steps"),
@@ -127,7 +128,9 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises((UsageError, click.UsageError)) as caught:
         invoke(*arguments)
-    assert "\n" not in str(caught.value)
+    said = caught.value.format_message() if isinstance(caught.value, click.UsageError) else str(caught.value)
+    assert message in said
+    assert "\n" not in said
     assert caught.value.exit_code == 2
