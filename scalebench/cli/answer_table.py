@@ -53,9 +53,8 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> TerminalTable
         sections[aim] = _section(table, target_ratios(results), baselines, _target)
     found = {(str(kind), int(n)) for kind, n in table[["execution", "workers"]].itertuples(index=False)}
     places = sorted(found, key=lambda at: (EXECUTIONS.index(at[0]), at[1]))
-    spare = _spare(places)
     columns = [TableColumn("", shared=True), TableColumn("workers", left=True)]
-    columns += [TableColumn(str(at[1]), spare=spare.get(at, 0), over=at[0]) for at in places]
+    columns += [TableColumn(str(at[1]), spare=_spare(at, places), over=at[0]) for at in places]
     rows: list[list[str | Text]] = [
         [heading, label, *(texts.get(at, "") for at in places)]
         for heading, lines in sections.items()
@@ -96,22 +95,11 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.index.isin(kept)]
 
 
-def _spare(places: Sequence[Place]) -> dict[Place, int]:
-    """Return how early a column may be left out: of the execution with the most, the one with the closest neighbours.
-
-    The largest worker count of each execution is never left out.
-    """
-    left, spare = list(places), {}
-    kinds = [kind for kind, _ in places]
-    for rank in range(len(places) - len(set(kinds)), 0, -1):
-        kinds = [kind for kind, _ in left]
-        most = max(dict.fromkeys(kinds), key=kinds.count)
-        counts = [n for kind, n in left if kind == most]
-        gaps = {n: math.log(counts[i + 2] / counts[i]) for i, n in enumerate(counts[1:-1])} or {counts[0]: 0.0}
-        least = (most, min(gaps, key=lambda n: gaps[n]))
-        left.remove(least)
-        spare[least] = rank
-    return spare
+def _spare(place: Place, places: Sequence[Place]) -> int:
+    """Return how early a column may be left out: every second count first, then the others, never the largest."""
+    counts = [n for kind, n in places if kind == place[0]]
+    at = counts.index(place[1])
+    return 0 if at == len(counts) - 1 else 1 if at == 0 else 2 + at % 2
 
 
 def _section(

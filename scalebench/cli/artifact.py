@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, folder_option, results_argument
+from scalebench.cli.options import FILE, FOLDER, completed_study, folder_option, results_argument
 
 _MOST_JOBS = 4
 
@@ -16,14 +16,14 @@ _MOST_JOBS = 4
 @results_argument
 @click.option(
     "--paper",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="YAML with title, authors, license, doi, contributions, and where in the paper the figures stand.",
 )
 @folder_option("--output", "artifacts", "Folder that gets STUDY-artifact/ and STUDY-artifact.zip.")
 @click.option(
     "--verify",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     metavar="FOLDER",
     help="Check an unpacked artifact instead: checksums, and its figures drawn again.",
 )

@@ -7,17 +7,17 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
+from scalebench.cli.options import DTYPE, FILE, model_option, set_option, study_argument, verbosity_options
 from scalebench.formatting import counted
 
 _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), required=False)
-@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@study_argument
+@model_option
 @click.option("--dataset", metavar="NAME", help="Data set; its samples are what a step takes.")
-@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]), help="Of weights and gradients.")
+@click.option("--dtype", type=DTYPE, help="Of weights and gradients.")
 @click.option(
     "--batch",
     "batches",
@@ -25,10 +25,10 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
     multiple=True,
     help="Samples of a step; repeatable.  [default: the study's]",
 )
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@set_option
 @click.option(
     "--kernels",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE.json",
     help="Measure kernels of random sizes instead, from which `predict --device FILE.json` learns any model's steps.",
 )
@@ -40,7 +40,7 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("calibration.json"),
     show_default=True,
     help="File that is written, or completed.",

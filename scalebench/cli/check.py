@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import json_option, results_argument, study_folder
+from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.analysis.methodology import Finding, Report
@@ -26,7 +27,7 @@ _WIDEST = 110
 @results_argument
 @click.option("--ignore", multiple=True, metavar="RULE", help="Leave this rule out; repeatable.")
 @click.option("--rules", is_flag=True, help="List the rules, and who keeps each of Hoefler and Belli's twelve.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: bool) -> int:
     """Check the method of the study in RESULTS (of several the newest; default: results/).
 
@@ -69,8 +70,7 @@ def _show(finding: Finding) -> None:
 
 
 def _summary(report: Report) -> str:
-    counts = [(report.count(severity), severity) for severity in _COLORS]
-    found = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+    found = ", ".join(counted(report.count(severity), severity) for severity in _COLORS)
     ignored = f", {len(report.ignored)} ignored ({', '.join(report.ignored)})" if report.ignored else ""
     return f"{found}; {len(report.passed)} rules found nothing{ignored}"
 
@@ -95,12 +95,13 @@ def _list_rules(as_json: bool) -> None:
     click.echo("\nHoefler and Belli's twelve rules (SC '15, doi:10.1145/2807591.2807644), and who keeps them:")
     for kept in TWELVE:
         click.echo("\n" + _indented(click.style(kept.rule, bold=True), f"{kept.number:>4}. "))
-        if kept.checked:
-            click.echo(_indented(", ".join(kept.checked), "      checked  "))
-        if kept.by_construction:
-            click.echo(_indented(kept.by_construction, "      built in "))
-        if kept.to_you:
-            click.echo(_indented(kept.to_you, "      to you   "))
+        for what, text in (
+            ("checked ", ", ".join(kept.checked)),
+            ("built in", kept.by_construction),
+            ("to you  ", kept.to_you),
+        ):
+            if text:
+                click.echo(_indented(text, f"      {what} "))
 
 
 def _indented(text: str, lead: str) -> str:

@@ -8,14 +8,14 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, share_option
+from scalebench.cli.options import PATH, completed_study, json_option, parsed_by
 
 _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", "missing")
 
 
 @click.command()
-@click.argument("a", metavar="A", type=click.Path(path_type=Path))
-@click.argument("b", metavar="[B]", required=False, type=click.Path(path_type=Path))
+@click.argument("a", metavar="A", type=PATH)
+@click.argument("b", metavar="[B]", required=False, type=PATH)
 @click.option(
     "--strategy",
     "strategies",
@@ -28,7 +28,7 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
 )
 @click.option(
     "--threshold",
-    callback=share_option,
+    callback=parsed_by("parse_share"),
     metavar="SHARE",
     default="5%",
     show_default=True,
@@ -36,7 +36,7 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
 )
 @click.option(
     "--metric-margin",
-    callback=share_option,
+    callback=parsed_by("parse_share"),
     metavar="SHARE",
     default="0.01",
     show_default=True,
@@ -44,17 +44,15 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
 )
 @click.option("--fail-on", multiple=True, type=click.Choice(_FAIL_ON), help="Leave with 1 if there is one; repeatable.")
 @click.option("--ignore", multiple=True, metavar="KEY", help="Compare although this key differs; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def compare(
     a: Path,
     b: Path | None,
     strategies: tuple[str, ...],
-    execution: str | None,
-    threshold: float,
-    metric_margin: float,
     fail_on: tuple[str, ...],
     ignore: tuple[str, ...],
     as_json: bool,
+    **limits: Any,
 ) -> int:
     """Compare the study in folder B with the one in A, or two strategies of the study in A (of several the newest).
 
@@ -71,7 +69,6 @@ def compare(
     from scalebench.cli.comparison import comparison_facts, comparison_notes, comparison_table
     from scalebench.cli.terminal_table import print_results
 
-    limits: dict[str, Any] = {"threshold": threshold, "metric_margin": metric_margin, "execution": execution}
     if b is None:
         if len(strategies) != 2:
             raise click.UsageError("name a second folder, or two strategies of the first (--strategy NAME, twice)")

@@ -15,15 +15,8 @@ from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.verdicts import VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
-from scalebench.formatting import (
-    EMPTY,
-    counted,
-    deviation,
-    digits_with_interval,
-    metric_with_interval,
-    seconds,
-    share,
-)
+from scalebench.formatting import EMPTY, counted, deviation, digits_with_interval, metric_with_interval, seconds, share
+from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
 JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
@@ -63,8 +56,8 @@ def comparison_table(found: Verdicts) -> TerminalTable:
 
 
 def _execution(row: Row) -> str:
-    kind = row["execution"] + ("" if row["execution"] == row["engine_a"] else f" {row['engine_a']}")
-    return kind + ("" if row["engine_a"] == row["engine_b"] else f" → {row['engine_b']}")
+    kind = group_of(row["execution"], row["engine_a"])
+    return kind if row["engine_a"] == row["engine_b"] else f"{kind} → {row['engine_b']}"
 
 
 def _verdict(row: Row) -> Text:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import rich_click as click
 
-from scalebench.cli.options import launcher_option
+from scalebench.cli.options import json_option, launcher_option
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @launcher_option
 @click.option("--network", is_flag=True, help="Compare MPI's allreduce with a ring, on a single node too.")
 def doctor(as_json: bool, network: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
+from scalebench.cli.options import DTYPE, batch_option, model_option, verbosity_options
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", metavar="STRATEGY")
 @click.option("--workers", metavar="COUNTS", help="Worker counts: 1..64, 1..64:8 or 1,2,6.")
-@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@model_option
 @click.option("--dataset", metavar="NAME", help="Data set, which says how many steps an epoch has.")
 @click.option("--epochs", type=int)
-@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@batch_option
 @click.option("--batch-global", type=int, help="Samples in one step of all workers.")
-@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]))
+@click.option("--dtype", type=DTYPE)
 @click.option("--cluster", metavar="NAME|FILE", help="Which workers share a node.")
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, or any key of a study."
@@ -36,15 +36,20 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
     The traffic is that of the default study, or of one with these flags over it, recorded without training.
     """
-    from scalebench.errors import UsageError
+    from scalebench.errors import StudyError, UsageError
     from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
     from scalebench.strategies.description import options_of, rule_of
+    from scalebench.study.load import written_component
+    from scalebench.study.spec import Component
 
-    name, given = _said(name)
-    cls = registry.find(name)
+    try:
+        component = Component.model_validate(written_component(name, "STRATEGY"))
+    except ValueError:
+        raise StudyError(f"STRATEGY {name!r}: expected a name, or 'NAME: {{option: value}}'") from None
+    name, cls = component.name, registry.find(component.name)
     options, others = _sorted_out(sets, cls)
-    options = given | options
+    options = component.options | options
     strategy = registry.create(name, options)
     asked = bool(others) or any(value is not None for value in flags.values())
     if asked:
@@ -62,22 +67,6 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
         click.echo(f"traffic: {error}")
     else:
         _show_traffic(plan)
-
-
-def _said(strategy: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `STRATEGY`, which is written as for `run --strategy`."""
-    from scalebench.errors import StudyError
-    from scalebench.study.load import written_component
-    from scalebench.study.spec import Component
-
-    said = written_component(strategy, "STRATEGY")
-    if isinstance(said, str):
-        return said, {}
-    try:
-        component = Component.model_validate(said)
-    except ValueError:
-        raise StudyError(f"STRATEGY {strategy!r}: expected a name, or 'NAME: {{option: value}}'") from None
-    return component.name, component.options
 
 
 def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any], list[str]]:

@@ -6,24 +6,15 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import FILE, FOLDER, results_argument, study_folder
 
 
 @click.command()
 @results_argument
-@click.option("--parquet", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="One file per table.")
+@click.option("--parquet", metavar="DIR", type=FOLDER, help="One file per table.")
+@click.option("--json", "json_file", metavar="FILE", type=FILE, help="One file; - is standard output.")
 @click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="One file; - is standard output.",
-)
-@click.option(
-    "--mlflow-dir",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="MLflow's file store (mlruns); other experiments in it stay.",
+    "--mlflow-dir", metavar="DIR", type=FOLDER, help="MLflow's file store (mlruns); other experiments in it stay."
 )
 def export(results: Path | None, parquet: Path | None, json_file: Path | None, mlflow_dir: Path | None) -> None:
     """Write the study in RESULTS (of several the newest; default: results/) in other tools' formats.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from scalebench.cli.options import FOLDER
 from scalebench.errors import StudyError
 from scalebench.records.folder import STUDY
 
@@ -13,7 +14,7 @@ TEMPLATE = Path(__file__).with_name("study_template.yaml")
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path), default=Path())
+@click.argument("folder", metavar="[DIR]", type=FOLDER, default=Path())
 def init(folder: Path) -> None:
     """Write DIR/study.yaml (default: ./study.yaml), a commented study that runs as it is in under a minute.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument, share_option
+from scalebench.cli.options import FILE, completed_study, json_option, parsed_by, results_argument
 
 if TYPE_CHECKING:
     from scalebench.analysis.laws import Scaling
@@ -21,19 +21,14 @@ if TYPE_CHECKING:
 @click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
 @click.option(
     "--efficiency",
-    callback=share_option,
+    callback=parsed_by("parse_share"),
     metavar="SHARE",
     default="50%",
     show_default=True,
     help="Least speedup per worker at which a worker count is worth running.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option(
-    "--extrap",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.jsonl",
-    help="Write the times for Extra-P as JSON Lines.",
-)
+@json_option
+@click.option("--extrap", type=FILE, metavar="FILE.jsonl", help="Write the times for Extra-P as JSON Lines.")
 def laws(
     results: Path | None, strategies: tuple[str, ...], efficiency: float, as_json: bool, extrap: Path | None
 ) -> int:

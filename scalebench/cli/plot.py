@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, folder_option, results_argument, selection_options
+from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.place import place_for
-from scalebench.figures.selection import Selection
-from scalebench.figures.style import CAPTIONS, STYLES, Caption, choose_style, parse_width
+from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
 
 _MOST_JOBS = 4  # each holds some 150 MiB
@@ -32,7 +32,7 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 @selection_options
 @click.option("--style", type=click.Choice(STYLES), default="report", show_default=True, help="Where it is to appear.")
 @click.option("--columns", type=click.IntRange(1, 2), help="Of a page: as wide as one or two.  [default: 1 in print]")
-@click.option("--width", callback=_width, metavar="WIDTH", help="Another width: 3.5in, 84mm or 252pt.")
+@click.option("--width", "width_in", callback=_width, metavar="WIDTH", help="Another width: 3.5in, 84mm or 252pt.")
 @click.option("--font", metavar="NAME", help="Another TrueType font of this machine.")
 @click.option(
     "--caption", type=click.Choice(CAPTIONS), help="In the picture, in .txt and .tex beside it only, or not at all."
@@ -48,15 +48,11 @@ def plot(
     results: Path | None,
     figures: tuple[str, ...],
     panels: tuple[str, ...],
-    selection: Selection,
-    style: str,
-    columns: int | None,
-    width: float | None,
-    font: str | None,
-    caption: Caption | None,
-    title: str,
     output: Path,
     formats: tuple[str, ...],
+    style: str,
+    title: str,
+    **flags: Any,
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
@@ -67,8 +63,10 @@ def plot(
     scalebench plot --style ieee --figure time-reduction --panel allreduce
     scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
     """
-    chosen = choose_style(style, columns=columns, width_in=width, font=font, caption=caption, titles=title == "panels")
-    request = PlotRequest(figures, formats or FORMATS, chosen, selection, panels)
+    selection = selection_of(flags)
+    request = PlotRequest(
+        figures, formats or FORMATS, choose_style(style, titles=title == "panels", **flags), selection, panels
+    )
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():

@@ -6,18 +6,23 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder, verbosity_options
+from scalebench.cli.options import (
+    PATH,
+    jobs_option,
+    results_argument,
+    step_time_option,
+    study_folder,
+    verbosity_options,
+)
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
 
 
 @click.command()
 @results_argument
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge by this file instead of measuring."
-)
+@click.option("--calibration", type=PATH, metavar="FILE", help="Charge by this file instead of measuring.")
 @click.option("--cluster", metavar="NAME|FILE", help="Charge as on this cluster.")
-@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
+@step_time_option
 @click.option(
     "--jitter",
     type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
@@ -25,12 +30,9 @@ from scalebench.records.folder import STUDY
 )
 @click.option("--jitter-sigma", type=float, metavar="SHARE", help="Its standard deviation, relative to a step's mean.")
 @click.option(
-    "--noisy",
-    is_flag=True,
-    envvar="SCALEBENCH_NOISY",
-    help="Take also what can only be measured beside busy programs.",
+    "--noisy", is_flag=True, envvar="SCALEBENCH_NOISY", help="Take also what can only be measured beside busy programs."
 )
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@jobs_option
 @verbosity_options
 def recalibrate(
     results: Path | None,

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument
+from scalebench.cli.options import FILE, completed_study, results_argument
 
 
 @click.command()
 @results_argument
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="Where the page goes.  [default: plots/<study>/report.html]",
+    "--output", "-o", type=FILE, metavar="FILE.html", help="Where the page goes.  [default: plots/<study>/report.html]"
 )
 @click.option("--open", "show", is_flag=True, help="Show it in the web browser.")
 def report(results: Path | None, output: Path | None, show: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import folder_option, verbosity_options
+from scalebench.cli.options import PATH, folder_option, jobs_option, verbosity_options
 
 if TYPE_CHECKING:
     from scalebench.papers.catalog import Paper
@@ -26,13 +26,11 @@ ALL = "all"
     "--claims", is_flag=True, help="Print the claims of the paper (of all without PAPER) and verdicts on them."
 )
 @click.option("--redraw", is_flag=True, help="Run nothing; write the pages from the rows in RESULTS.")
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie, at scale cluster."
-)
+@click.option("--data-dir", type=PATH, help="Where the files of a data set lie, at scale cluster.")
 @folder_option("--experiments", "experiments", "Folder with one folder per paper.")
 @folder_option("--results", "results", "Folder that gets one folder per study.")
 @folder_option("--output", "plots", "Folder that gets one folder per paper.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@jobs_option
 @verbosity_options
 def reproduce(
     name: str | None,

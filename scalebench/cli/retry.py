@@ -7,6 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from scalebench.cli.options import (
+    jobs_option,
     keep_going_option,
     launcher_option,
     results_argument,
@@ -20,7 +21,7 @@ from scalebench.records.folder import STUDY
 
 @click.command()
 @results_argument
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@jobs_option
 @launcher_option
 @keep_going_option
 @table_options
@@ -31,11 +32,8 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.
     """
-    from scalebench.analysis.loading import read_trials
     from scalebench.cli.run_common import enter_first_folder, run_plan
     from scalebench.launch.planning import plan_study
-    from scalebench.launch.sweep import is_trial
-    from scalebench.launch.tuning import with_chosen
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
@@ -44,8 +42,7 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
         folder = folder.resolve()
     if not (folder / STUDY).is_file():
         raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")
-    failures = progress_of(folder).failures
-    if not failures:
+    if not progress_of(folder).failures:
         click.echo(f"no failed runs in {folder}/")
         return 0
     folder = enter_first_folder(folder)
@@ -53,10 +50,4 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
     if study.name != folder.name:
         raise ResultsError(f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it")
     plan = plan_study(study)
-    failed = {failure.run_id for failure in failures}
-    tuned = plan if any(map(is_trial, failed)) else with_chosen(plan, read_trials(folder))
-    here = {run.run_id for run in (*tuned.sweep.runs, *tuned.sweep.further, *tuned.trials)}
-    background = [failure.run_id for failure in failures if failure.run_id not in here]
-    if background:
-        click.echo(f"note: {len(background)} failed runs cannot be run on this machine: {background[0]} ...", err=True)
     return run_plan(plan, folder.parent, jobs=jobs, fail_fast=fail_fast, only_failed=True, against=against, full=full)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,27 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli.options import keep_going_option, launcher_option, table_options, verbosity_options
+from scalebench.cli.options import (
+    DTYPE,
+    ENGINE,
+    PATH,
+    batch_option,
+    jobs_option,
+    keep_going_option,
+    launcher_option,
+    model_option,
+    set_option,
+    step_time_option,
+    study_argument,
+    table_options,
+    verbosity_options,
+)
 from scalebench.cli.run_common import enter_first_folder, run_plan
-from scalebench.errors import ModelError, StudyError
 from scalebench.records.folder import STUDY
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), required=False)
+@study_argument
 @click.option("--workers", metavar="COUNTS", help="1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.")
 @click.option(
     "--strategy",
@@ -27,13 +39,13 @@ from scalebench.records.folder import STUDY
     help="Strategy, 'NAME: {option: value}', or your own as file.py:Class; repeatable.",
 )
 @click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the files of a data set lie.")
-@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@click.option("--data-dir", type=PATH, help="Where the files of a data set lie.")
+@model_option
 @click.option("--epochs", type=int, help="Passes over the training data in each run.")
 @click.option("--repetitions", type=int, help="Runs of every point, each with its own seed.")
 @click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="Samples fixed in all, or per worker.")
-@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@batch_option
 @click.option("--batch-global", type=int, help="Samples in one step of all workers.")
 @click.option("--lr", type=float, help="Learning rate.")
 @click.option(
@@ -48,20 +60,16 @@ from scalebench.records.folder import STUDY
     "real training in simulated time; modelled: simulated time without training; auto: virtual, and native where "
     "the cores allow.",
 )
-@click.option(
-    "--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine of all strategies."
-)
+@click.option("--engine", type=ENGINE, help="Native engine of all strategies.")
 @click.option("--cluster", metavar="NAME|FILE", help="What virtual runs stand for.")
-@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
-@click.option("--dtype", type=click.Choice(["float32", "float64", "bfloat16"]), help="Of weights and gradients.")
+@step_time_option
+@click.option("--dtype", type=DTYPE, help="Of weights and gradients.")
 @click.option("--seed", type=int, help="Of the first repetition; each further one adds 1.")
 @click.option("--name", metavar="NAME", help="Name of the study, and of its results folder.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
+@set_option
 @click.option("--save-weights", is_flag=True, default=None, help="Keep each run's initial and final weights as .npz.")
-@click.option("--init-weights", type=click.Path(path_type=Path), metavar="FILE.npz", help="Start from these weights.")
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Charge virtual runs by this file."
-)
+@click.option("--init-weights", type=PATH, metavar="FILE.npz", help="Start from these weights.")
+@click.option("--calibration", type=PATH, metavar="FILE", help="Charge virtual runs by this file.")
 @click.option(
     "--noisy",
     is_flag=True,
@@ -76,13 +84,9 @@ from scalebench.records.folder import STUDY
     envvar="SCALEBENCH_CALIBRATION_BUDGET_S",
     help="Time that measuring steps and engines may take.  [default: 30]",
 )
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]")
+@jobs_option
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
+    "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."
 )
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
 @launcher_option
@@ -125,11 +129,7 @@ def run(
         from scalebench.records.study_file import with_a_folder_of_its_own
 
         wanted = with_a_folder_of_its_own(output, wanted)
-    try:
-        plan = plan_study(wanted)
-    except (ModelError, StudyError) as error:
-        named = flags["model"] if isinstance(error, ModelError) else strategies
-        raise type(error)(f"{error}{'' if named else _begun_elsewhere(study)}") from None
+    plan = plan_study(wanted)
     if dry_run:
         from scalebench.cli.dry_run import show_plan
         from scalebench.launch.machine import given_calibration
@@ -154,20 +154,7 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
     from scalebench.study.load import load_study
 
     folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
-    if study.name != STUDY or begun_in(folder) is None:
+    if study.name != STUDY or begun_in(folder) is None or load_study(study, {}, []).name != folder.name:
         return study, output
-    with suppress(StudyError):  # raised again where the file is read next
-        if load_study(study, {}, []).name == folder.name:
-            folder = enter_first_folder(folder)
-            return folder / study.name, folder.parent
-    return study, output
-
-
-def _begun_elsewhere(study: Path | None) -> str:
-    """Hint at the folder that relative paths of a study in results start from; empty if it is this one or unknown."""
-    from scalebench.records.progress import begun_in
-
-    place = begun_in(study.parent) if study is not None and study.name == STUDY else None
-    if place is None or place == Path.cwd().resolve():
-        return ""
-    return f"; {study} was begun in {place}: relative paths in it are seen from there, so run it there"
+    folder = enter_first_folder(folder)
+    return folder / study.name, folder.parent

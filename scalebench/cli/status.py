@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import results_argument, study_folder
+from scalebench.cli.options import json_option, results_argument, study_folder
 from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SHOWN = 5  # failed runs
 
 @click.command()
 @results_argument
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def status(results: Path | None, as_json: bool) -> None:
     """Say what of the study in RESULTS (of several the newest; default: results/) is done and left.
 
@@ -61,11 +61,6 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
     if len(progress.failures) > _SHOWN:
         click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
-    if progress.repeated:
-        click.echo(
-            f"rows of runs.csv that give an attempt at a run once more: {progress.repeated}; of such the last counts "
-            f"(scalebench check {folder})"
-        )
     if owner:
         click.echo(f"running: {owner}")
     elif left:

@@ -7,14 +7,13 @@ import io
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, results_argument, selection_options
+from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
-from scalebench.figures.selection import Selection
 from scalebench.formatting import EMPTY
 from scalebench.records.table import to_cell
 
@@ -37,8 +36,8 @@ _MOST_ROWS = 50  # of a page
     "--columns", metavar="NAMES", default="", help="Such as time,speedup,vs-allreduce,metric.  [default: what is known]"
 )
 @selection_options
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of the terminal.")
-def table(results: Path | None, style: str, columns: str, selection: Selection, output: Path | None) -> None:
+@click.option("--output", type=FILE, help="A file instead of the terminal.")
+def table(results: Path | None, style: str, columns: str, output: Path | None, **selected: Any) -> None:
     """Print the times, speedups, reductions and metrics of the study in RESULTS (of several the newest).
 
     Each number is rounded to the digits that its interval supports. LaTeX needs the package booktabs and stands in a
@@ -54,6 +53,7 @@ def table(results: Path | None, style: str, columns: str, selection: Selection, 
     from scalebench.export.tabulation import tabulate
 
     study = load(completed_study(results))
+    selection = selection_of(selected)
     selection.require(study)
     shown = selection.of(cells(study))
     found = tabulate(study, shown, [name.strip() for name in columns.split(",") if name.strip()])

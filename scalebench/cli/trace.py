@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
+from scalebench.cli.options import (
+    ENGINE,
+    FOLDER,
+    PATH,
+    batch_option,
+    model_option,
+    set_option,
+    step_time_option,
+    study_argument,
+    verbosity_options,
+)
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
@@ -19,25 +29,23 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), required=False)
+@study_argument
 @click.option("--strategy", metavar="NAME", help="The strategy to trace; needed unless STUDY has only one.")
 @click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
 @click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
-@click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
+@model_option
 @click.option("--epochs", type=int, help="[default: 2, or the study's]")
-@click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
+@batch_option
 @click.option("--execution", type=click.Choice(["virtual", "native", "paced"]), help="[default: virtual]")
-@click.option("--engine", type=click.Choice(["mpi", "horovod", "gloo", "nccl"]), help="Native engine.")
+@click.option("--engine", type=ENGINE, help="Native engine.")
 @click.option("--cluster", metavar="NAME|FILE", help="What a virtual run stands for.")
-@click.option("--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device.")
+@step_time_option
 @click.option("--seed", type=int)
 @click.option("--name", metavar="NAME", help="Name of the study, and of the folder in OUTPUT.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable.")
-@click.option(
-    "--horovod-timeline", type=click.Path(path_type=Path), metavar="FILE", help="Run nothing, show this file."
-)
+@set_option
+@click.option("--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file.")
 @click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("plots"), show_default=True)
+@click.option("--output", type=FOLDER, default=Path("plots"), show_default=True)
 @click.option(
     "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
 )

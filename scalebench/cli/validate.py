@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.options import FILE, FOLDER, PATH
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -17,24 +19,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("results", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("results", nargs=-1, type=PATH)
 @click.option(
     "--published",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE.csv",
     help="Measurements with a column `split`: calibrated on base, predicted at hold.",
 )
 @click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Predict the runs by this file.  [default: the study's own]",
+    "--calibration", type=PATH, metavar="FILE", help="Predict the runs by this file.  [default: the study's own]"
 )
 @click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write each prediction (prediction-error.csv) and the figure there.",
+    "--output", type=FOLDER, metavar="DIR", help="Write each prediction (prediction-error.csv) and the figure there."
 )
 def validate(results: tuple[Path, ...], published: Path | None, calibration: Path | None, output: Path | None) -> int:
     """Predict native and paced runs in RESULTS, or published measurements, and say how wrong the predictions are.

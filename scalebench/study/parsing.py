@@ -59,7 +59,7 @@ def parse_share(value: Any) -> float:
         share = float(value) if not isinstance(value, bool) else None
     except (TypeError, ValueError, OverflowError):
         share = None
-    if share is None or not math.isfinite(share):
+    if share is None or not (math.isfinite(share) and share >= 0):
         raise ValueError(f"{_SHARE}, got {str(value)[:40]!r}")
     if share > 1:
         raise ValueError(f"{_SHARE}, got {share:g}; write {share:g}% for per cent")

@@ -336,22 +336,6 @@ def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
     np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
 
 
-def test_own_model_missing_from_another_folder_names_the_first_folder(refused, tmp_path, monkeypatch):
-    """`retry` changes to the first folder; `run` resolves paths from here and names that folder."""
-    home = tmp_path / "home"
-    results = home / "results" / "mine"
-    results.mkdir(parents=True)
-    (results / "study.yaml").write_text("name: mine\nmodel: mine.py:build\n")
-    (results / "planned.json").write_text('{"begun_in": "../.."}')
-    said = refused(results / "study.yaml", *SMALL, "--workers", "2")
-    assert f"no file {tmp_path}/mine.py; " in said
-    assert said.endswith(f"was begun in {home}: relative paths in it are seen from there, so run it there")
-    assert "was begun in" not in refused(results / "study.yaml", *SMALL, "--model", "other.py:build")
-    monkeypatch.chdir(home)
-    (home / "given.json").write_bytes((tmp_path / "given.json").read_bytes())
-    assert "was begun in" not in refused("results/mine/study.yaml", *SMALL, "--workers", "2")
-
-
 def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
     import numpy as np
 

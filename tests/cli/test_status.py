@@ -160,11 +160,8 @@ def test_retry_skips_runs_never_tried(half_failed, tmp_path):
 
 def test_status_counts_repeated_rows(half_failed, tmp_path):
     path = tmp_path / "results" / "mine" / "runs.csv"
-    assert "once more" not in half_failed("status")
     path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[1])
-    said = half_failed("status")
-    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
-    assert "rows of runs.csv that give an attempt at a run once more: 1; of such the last counts" in said
+    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in half_failed("status")
     assert json.loads(half_failed("status", "--json"))["doubled"] == 1
 
 
