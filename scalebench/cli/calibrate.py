@@ -7,7 +7,8 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import DTYPE, FILE, model_option, set_option, study_argument, verbosity_options
+from scalebench.cli.options import FILE, verbosity_options
+from scalebench.cli.study_options import set_option, study_argument, study_options
 from scalebench.formatting import counted
 
 _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
@@ -15,9 +16,7 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 
 @click.command()
 @study_argument
-@model_option
-@click.option("--dataset", metavar="NAME", help="Data set; its samples are what a step takes.")
-@click.option("--dtype", type=DTYPE, help="Of weights and gradients.")
+@study_options("model", "dataset", "dtype", "noisy")
 @click.option(
     "--batch",
     "batches",
@@ -36,7 +35,6 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 @click.option(
     "--calibration-budget-s", type=float, metavar="SECONDS", help="Time that measuring may take.  [default: 120]"
 )
-@click.option("--noisy", is_flag=True, default=None, envvar="SCALEBENCH_NOISY", help="Also beside busy programs.")
 @click.option(
     "--output",
     "-o",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import DTYPE, batch_option, model_option, verbosity_options
+from scalebench.cli.options import verbosity_options
+from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="STRATEGY")
-@click.option("--workers", metavar="COUNTS", help="Worker counts: 1..64, 1..64:8 or 1,2,6.")
-@model_option
-@click.option("--dataset", metavar="NAME", help="Data set, which says how many steps an epoch has.")
-@click.option("--epochs", type=int)
-@batch_option
-@click.option("--batch-global", type=int, help="Samples in one step of all workers.")
-@click.option("--dtype", type=DTYPE)
-@click.option("--cluster", metavar="NAME|FILE", help="Which workers share a node.")
+@study_options("workers", "model", "dataset", "epochs", "batch_per_worker", "batch_global", "dtype", "cluster")
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, or any key of a study."
 )

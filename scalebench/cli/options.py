@@ -19,7 +19,6 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DTYPE = click.Choice(["float32", "float64", "bfloat16"])
-ENGINE = click.Choice(["mpi", "horovod", "gloo", "nccl"])
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
@@ -82,18 +81,9 @@ verbosity_options = all_of(
     )
 )
 results_argument = click.argument("results", required=False, type=PATH)  # read with `study_folder`
-study_argument = click.argument("study", type=PATH, required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 jobs_option = click.option(
     "--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]"
-)
-model_option = click.option("--model", metavar="NAME", help="Model, or your own as file.py:factory.")
-batch_option = click.option("--batch-per-worker", type=int, help="Samples in one worker's batch.")
-step_time_option = click.option(
-    "--device-step-time", type=float, metavar="SECONDS", help="One local step on the stated device."
-)
-set_option = click.option(
-    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other key of the study; repeatable."
 )
 keep_going_option = click.option(
     "--fail-fast/--keep-going",
@@ -118,10 +108,12 @@ table_options = all_of(
 )
 selection_options = all_of(
     *(
-        click.option(
-            flag, name, metavar="NAME", multiple=True, help=f"Show this {flag.removeprefix('--')} only; repeatable."
+        click.option(flag, name, metavar="NAME", multiple=True, help=f"Show {what} only; repeatable.")
+        for flag, name, what in (
+            ("--strategy", "strategies", "this strategy, with or without its options"),
+            ("--execution", "executions", "this execution"),
+            ("--engine", "engines", "this engine"),
         )
-        for flag, name in (("--strategy", "strategies"), ("--execution", "executions"), ("--engine", "engines"))
     ),
     click.option(
         "--workers",

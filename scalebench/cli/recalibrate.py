@@ -6,32 +6,21 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    PATH,
-    jobs_option,
-    results_argument,
-    step_time_option,
-    study_folder,
-    verbosity_options,
-)
+from scalebench.cli.options import jobs_option, results_argument, study_folder, verbosity_options
+from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
 
 
 @click.command()
 @results_argument
-@click.option("--calibration", type=PATH, metavar="FILE", help="Charge by this file instead of measuring.")
-@click.option("--cluster", metavar="NAME|FILE", help="Charge as on this cluster.")
-@step_time_option
+@study_options("calibration", "cluster", "device_step_time", "noisy")
 @click.option(
     "--jitter",
     type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
     help="Charge with this jitter of single steps.",
 )
 @click.option("--jitter-sigma", type=float, metavar="SHARE", help="Its standard deviation, relative to a step's mean.")
-@click.option(
-    "--noisy", is_flag=True, envvar="SCALEBENCH_NOISY", help="Take also what can only be measured beside busy programs."
-)
 @jobs_option
 @verbosity_options
 def recalibrate(
@@ -41,7 +30,7 @@ def recalibrate(
     device_step_time: float | None,
     jitter: str | None,
     jitter_sigma: float | None,
-    noisy: bool,
+    noisy: bool | None,
     jobs: int | None,
 ) -> int:
     """Give the virtual runs in RESULTS (default: the newest in results/) new times.
@@ -85,7 +74,7 @@ def recalibrate(
             jobs=jobs or cores(),
             before=plan_study(before, timed=False) if other else None,
             calibration=calibration,
-            noisy=noisy,
+            noisy=bool(noisy),
         )
     again = f", {counted(found.trained, 'run')} trained again" if found.trained else ""
     earlier = f"; what was there before is in {found.earlier}/" if found.earlier else ""

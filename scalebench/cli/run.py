@@ -10,27 +10,20 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from scalebench.cli.options import (
-    DTYPE,
-    ENGINE,
     PATH,
-    batch_option,
     jobs_option,
     keep_going_option,
     launcher_option,
-    model_option,
-    set_option,
-    step_time_option,
-    study_argument,
     table_options,
     verbosity_options,
 )
 from scalebench.cli.run_common import enter_first_folder, run_plan
+from scalebench.cli.study_options import STUDY_OPTIONS, set_option, study_argument, study_options
 from scalebench.records.folder import STUDY
 
 
 @click.command()
 @study_argument
-@click.option("--workers", metavar="COUNTS", help="1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.")
 @click.option(
     "--strategy",
     "strategies",
@@ -38,52 +31,9 @@ from scalebench.records.folder import STUDY
     metavar="NAME",
     help="Strategy, 'NAME: {option: value}', or your own as file.py:Class; repeatable.",
 )
-@click.option("--dataset", metavar="NAME", help="Data set; `scalebench list datasets` shows them.")
-@click.option("--data-dir", type=PATH, help="Where the files of a data set lie.")
-@model_option
-@click.option("--epochs", type=int, help="Passes over the training data in each run.")
-@click.option("--repetitions", type=int, help="Runs of every point, each with its own seed.")
+@study_options(*STUDY_OPTIONS)
 @click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")
-@click.option("--scaling", type=click.Choice(["strong", "weak"]), help="Samples fixed in all, or per worker.")
-@batch_option
-@click.option("--batch-global", type=int, help="Samples in one step of all workers.")
-@click.option("--lr", type=float, help="Learning rate.")
-@click.option(
-    "--lr-policy",
-    type=click.Choice(["constant", "linear", "cosine", "step", "optimizer_steps"]),
-    help="linear: multiplied by the workers; step and optimizer_steps: decayed every --set lr_decay_every=N.",
-)
-@click.option(
-    "--execution",
-    type=click.Choice(["auto", "native", "paced", "virtual", "modelled"]),
-    help="native: real processes at their own speed; paced: real processes slowed to --device-step-time; virtual: "
-    "real training in simulated time; modelled: simulated time without training; auto: virtual, and native where "
-    "the cores allow.",
-)
-@click.option("--engine", type=ENGINE, help="Native engine of all strategies.")
-@click.option("--cluster", metavar="NAME|FILE", help="What virtual runs stand for.")
-@step_time_option
-@click.option("--dtype", type=DTYPE, help="Of weights and gradients.")
-@click.option("--seed", type=int, help="Of the first repetition; each further one adds 1.")
-@click.option("--name", metavar="NAME", help="Name of the study, and of its results folder.")
 @set_option
-@click.option("--save-weights", is_flag=True, default=None, help="Keep each run's initial and final weights as .npz.")
-@click.option("--init-weights", type=PATH, metavar="FILE.npz", help="Start from these weights.")
-@click.option("--calibration", type=PATH, metavar="FILE", help="Charge virtual runs by this file.")
-@click.option(
-    "--noisy",
-    is_flag=True,
-    default=None,
-    envvar="SCALEBENCH_NOISY",
-    help="Simulate also by what was measured beside busy programs.",
-)
-@click.option(
-    "--calibration-budget-s",
-    type=float,
-    metavar="SECONDS",
-    envvar="SCALEBENCH_CALIBRATION_BUDGET_S",
-    help="Time that measuring steps and engines may take.  [default: 30]",
-)
 @jobs_option
 @click.option(
     "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    ENGINE,
-    FOLDER,
-    PATH,
-    batch_option,
-    model_option,
-    set_option,
-    step_time_option,
-    study_argument,
-    verbosity_options,
-)
+from scalebench.cli.options import FOLDER, PATH, verbosity_options
+from scalebench.cli.study_options import set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
@@ -33,15 +24,9 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 @click.option("--strategy", metavar="NAME", help="The strategy to trace; needed unless STUDY has only one.")
 @click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
 @click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
-@model_option
 @click.option("--epochs", type=int, help="[default: 2, or the study's]")
-@batch_option
 @click.option("--execution", type=click.Choice(["virtual", "native", "paced"]), help="[default: virtual]")
-@click.option("--engine", type=ENGINE, help="Native engine.")
-@click.option("--cluster", metavar="NAME|FILE", help="What a virtual run stands for.")
-@step_time_option
-@click.option("--seed", type=int)
-@click.option("--name", metavar="NAME", help="Name of the study, and of the folder in OUTPUT.")
+@study_options("model", "batch_per_worker", "engine", "cluster", "device_step_time", "seed", "name")
 @set_option
 @click.option("--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file.")
 @click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
