@@ -9,6 +9,7 @@ import rich_click as click
 
 from scalebench.cli.options import FILE, verbosity_options
 from scalebench.cli.study_options import set_option, study_argument, study_options
+from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
 _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
@@ -62,7 +63,6 @@ def calibrate(
     """
     from scalebench.cli.progress import watching
     from scalebench.cluster.fitting import fit_engine
-    from scalebench.errors import UsageError
     from scalebench.launch.machine import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study

@@ -10,7 +10,11 @@ import rich_click as click
 
 from scalebench.cli.options import verbosity_options
 from scalebench.cli.study_options import study_options
+from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
+from scalebench.study.load import load_study, written_component
+from scalebench.study.spec import Component, Study
+from scalebench.study.validation import parse
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
@@ -30,12 +34,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
     The traffic is that of the default study, or of one with these flags over it, recorded without training.
     """
-    from scalebench.errors import StudyError, UsageError
     from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
     from scalebench.strategies.description import options_of, rule_of
-    from scalebench.study.load import written_component
-    from scalebench.study.spec import Component
 
     try:
         component = Component.model_validate(written_component(name, "STRATEGY"))
@@ -65,10 +66,6 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
 
 def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any], list[str]]:
     """Which of `--set` are options of the strategy, and which are keys of a study."""
-    from scalebench.errors import StudyError, nearest
-    from scalebench.study.spec import Study
-    from scalebench.study.validation import parse
-
     options: dict[str, Any] = {}
     others: list[str] = []
     for item in sets:
@@ -85,7 +82,6 @@ def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any
 
 def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]) -> StudyPlan:
     from scalebench.launch.planning import plan_study
-    from scalebench.study.load import load_study
 
     study = load_study(None, {**flags, "strategies": [{strategy.name: options}]}, sets)
     return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)

@@ -11,7 +11,7 @@ import rich_click as click
 from scalebench.cli.options import json_option
 
 KINDS = {  # function that describes them, as (name, summary, details ...)
-    "strategies": "scalebench.cli.list:describe_strategies",
+    "strategies": "scalebench.cli.list:strategy_rows",
     "datasets": "scalebench.data.catalog:describe_datasets",
     "models": "scalebench.models.registry:describe_models",
     "clusters": "scalebench.cluster.load:describe_clusters",
@@ -36,7 +36,7 @@ def list_(what: str, as_json: bool) -> None:
             click.echo(f"{'':<{width}}  {detail}")
 
 
-def describe_strategies() -> list[tuple[str, ...]]:
+def strategy_rows() -> list[tuple[str, ...]]:
     """Return names, summaries and engines of the strategies."""
     from scalebench.launch import engine_choice
 

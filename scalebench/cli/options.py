@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from scalebench.errors import ResultsError
+
 if TYPE_CHECKING:
     from scalebench.figures.selection import Selection
 
@@ -137,7 +139,6 @@ def completed_study(results: Path | None) -> Path:
     Raises:
         ResultsError: no run was completed, or there are no records.
     """
-    from scalebench.errors import ResultsError
     from scalebench.records.attempts import Attempts
     from scalebench.records.folder import RUNS
 

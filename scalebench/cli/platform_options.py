@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.options import DTYPE, all_of
+from scalebench.errors import ClusterError, StudyError, UsageError
+from scalebench.study.load import written_component
+from scalebench.study.spec import Component
+from scalebench.study.validation import parse
 
 if TYPE_CHECKING:
     from scalebench.cluster.device import Device
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
     from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
-    from scalebench.study.spec import Component
 
 _SAMPLES = 1_281_167  # ImageNet's training images
 _COUNT = click.IntRange(min=1)
@@ -61,7 +64,6 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
     """Return the predictor for the command's options; raise UsageError for what cannot be."""
-    from scalebench.errors import UsageError
     from scalebench.pricing.prediction import Predictor
 
     measured = _measured(model, flags) if flags["calibration"] is not None else None
@@ -74,9 +76,7 @@ def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
 
 def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
     """Read the calibration, and refuse options that it decides otherwise."""
-    from scalebench.errors import ClusterError, UsageError
     from scalebench.pricing.calibration_file import read_calibration
-    from scalebench.study.spec import Component
 
     path = flags["calibration"]
     found = read_calibration(Path(path))
@@ -98,12 +98,10 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
 def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -> Workload:
     import torch
 
-    from scalebench.errors import UsageError
     from scalebench.models.layer_counting import count_model
     from scalebench.models.layer_files import load_layers
     from scalebench.models.registry import build_model
     from scalebench.pricing.prediction import SGD, Workload
-    from scalebench.study.spec import Component
 
     if flags["batch"] is not None and flags["batch_global"] is not None:
         raise UsageError("give --batch or --batch-global, not both")
@@ -153,7 +151,6 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
 
 def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
-    from scalebench.errors import UsageError
     from scalebench.pricing.devices import Measured, Scaled, Stated
 
     base: TimeModel | None = None
@@ -194,11 +191,7 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
 
 def parse_strategy(text: str) -> Component:
     """Return the strategy of `NAME`, `NAME:option=value:option=value`, or as for `run --strategy`."""
-    from scalebench.errors import StudyError
     from scalebench.strategies import registry
-    from scalebench.study.load import written_component
-    from scalebench.study.spec import Component
-    from scalebench.study.validation import parse
 
     name, *options = text.split(":")
     if all("=" in option for option in options) and Path(name).suffix != ".py":

@@ -12,6 +12,8 @@ import rich_click as click
 from scalebench.cli.options import FILE, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, read_laws, target_sentences, targets_of
+from scalebench.errors import writing
+from scalebench.formatting import digits, seconds, share
 
 if TYPE_CHECKING:
     from scalebench.cli.terminal_table import TerminalTable
@@ -104,7 +106,6 @@ def _training(predictor: Predictor) -> str:
 
 def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.formatting import digits, seconds, share
 
     columns: dict[TableColumn, Callable[[Point, Target | None], str]] = {
         TableColumn("strategy", shared=True): lambda point, _: str(point.strategy),
@@ -135,7 +136,6 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
 def _sentences(
     predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
 ) -> Iterator[str]:
-    from scalebench.formatting import digits, seconds
     from scalebench.pricing import advice
 
     node = predictor.platform.cluster.node
@@ -179,7 +179,6 @@ def _sentences(
 def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     import math
 
-    from scalebench.formatting import digits
     from scalebench.pricing import advice
 
     own = predictor.platform.cluster.links.inter.bandwidth_bytes_per_s
@@ -200,8 +199,6 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
 
 
 def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, Target]) -> None:
-    from scalebench.errors import writing
-
     rows = [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
     with writing(path, ""), path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")

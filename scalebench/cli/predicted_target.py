@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalebench.cli.options import completed_study
+from scalebench.errors import ResultsError
+from scalebench.formatting import digits, seconds
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
@@ -33,7 +35,6 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
     """
     from scalebench.analysis import load
     from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
-    from scalebench.errors import ResultsError
 
     if (stated := re.fullmatch(r"([\d.e+]+),([\d.e+]+)", said)) is not None:
         with suppress(ValueError):
@@ -56,8 +57,6 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
     """Return the epochs to target of the points whose strategy has a law, by their place."""
-    from scalebench.formatting import digits
-
     found = {}
     for place, point in enumerate(grid.points):
         if (own := laws.get(str(point.strategy), laws.get(""))) is None:
@@ -75,8 +74,6 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
 
 def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
     """Yield the point that reaches the target first, the laws, and what they do not cover."""
-    from scalebench.formatting import digits, seconds
-
     if not to_target:
         return
     place = min(to_target, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import PATH, folder_option, jobs_option, verbosity_options
+from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
     from scalebench.papers.catalog import Paper
@@ -50,7 +51,6 @@ def reproduce(
     page is OUTPUT/PAPER/index.md. The same command goes on where an interrupted one stopped. --claims and --redraw run
     nothing: they take the rows in RESULTS, of which results/reference has those of a run at scale laptop.
     """
-    from scalebench.errors import UsageError
     from scalebench.papers.catalog import find_paper, find_papers
 
     if figure is not None and name in (None, ALL):

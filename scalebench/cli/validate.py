@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.options import FILE, FOLDER, PATH
+from scalebench.errors import ResultsError, UsageError
+from scalebench.formatting import counted, digits, percent, share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +51,6 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     scalebench validate --published experiments/published/scaling.csv --output plots/published
     """
     from scalebench.cli.terminal_table import print_results
-    from scalebench.errors import UsageError
     from scalebench.validation.errors import with_errors
 
     if published is not None and (results or calibration is not None):
@@ -88,7 +89,6 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
 
     from scalebench.cli.options import completed_study
     from scalebench.cli.run_common import enter_first_folder
-    from scalebench.errors import ResultsError
     from scalebench.validation.runs import predict_runs
 
     calibration = calibration.resolve() if calibration is not None else None
@@ -106,7 +106,6 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
 
 def _tables(errors: pd.DataFrame) -> Iterator[TerminalTable]:
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.formatting import digits, percent, share
     from scalebench.validation.errors import error_by_distance, error_by_source
 
     forms: dict[Any, tuple[str, Callable[[Any], str]]] = {
@@ -130,19 +129,18 @@ def _tables(errors: pd.DataFrame) -> Iterator[TerminalTable]:
 
 
 def _order(errors: pd.DataFrame) -> str:
-    from scalebench.formatting import counted, share
     from scalebench.validation.errors import CLEARLY, pairs_in_order
 
     right, pairs = pairs_in_order(errors)
     differ = f"strategies that differ by more than {share(CLEARLY)}"
     return (
-        f"{right} of {counted(pairs, 'pair')} of {differ} are in the right order." if pairs else f"No pair of {differ}."
+        f"{right} of {counted(pairs, 'pair')} of {differ} are in the right order."
+        if pairs
+        else f"No pair of {differ}: their order is not tested."
     )
 
 
 def _assumptions(overheads: Overheads) -> list[str]:
-    from scalebench.formatting import counted, share
-
     base = f"{counted(overheads.configurations, 'configuration')} with base rows at one and at several workers"
     origin = f"from {base}" if overheads.fitted else f"assumed, as {base} are too few to fit them"
     low, high = overheads.jitter_range

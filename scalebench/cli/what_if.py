@@ -10,6 +10,7 @@ import rich_click as click
 
 from scalebench.cli.options import FILE, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
+from scalebench.errors import UsageError, writing
 
 if TYPE_CHECKING:
     from scalebench.pricing.what_if import Plane
@@ -44,7 +45,6 @@ def what_if(
 
     Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
     """
-    from scalebench.errors import UsageError
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells
 
@@ -69,8 +69,6 @@ def what_if(
 
 def _write(path: Path, plane: Plane) -> None:
     from itertools import product
-
-    from scalebench.errors import writing
 
     names = [axis.name.replace("-", "_") for axis in plane.axes]
     header = ["execution", *names, "train_s", "samples_per_s", "efficiency", "bound_by"]
