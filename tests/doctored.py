@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.provenance import name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
 from tests.records_factory import in_proportion, study_rows
@@ -31,9 +32,7 @@ class Doctored:
     epochs: dict[str, list[EpochRow]]
     provenance: list[dict[str, Any]] = field(default_factory=lambda: [described()])
     study: dict[str, Any] = field(default_factory=lambda: {"name": "synthetic"})
-    calibration: Any = field(
-        default_factory=lambda: {"key": "of this machine", "tables": [{"steps": 1}], "engines": {}}
-    )
+    calibration: Any = field(default_factory=lambda: {"key": "of this machine", "tables": [], "engines": {}})
     unmade: list[Planned] = field(default_factory=list)
 
     def change(self, where: Callable[[RunRow], bool] = lambda row: True, **changes: Any) -> None:
@@ -105,6 +104,7 @@ def make_sound() -> Doctored:
         threads_per_worker=1,
         host_hash=HOST,
         packages_hash=PACKAGES,
+        provenance=name_of(described()),
         git_commit="0" * 40,
         git_dirty=False,
     )

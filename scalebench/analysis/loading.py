@@ -37,8 +37,8 @@ class Results:
 
     `runs` has the columns of runs.csv and `label`, the strategy with its options except tuned ones; `oversubscribed`
     includes paced runs that missed their pace. `epochs` has the columns of epochs.csv. Do not change either in place:
-    statistics are computed once per Results (`cached`). `repeated` are further rows of runs that `runs` contains.
-    `trials`, with the columns of `runs`, are the trials of tuning, which are in no other table.
+    statistics are computed once per Results (`cached`). `trials`, with the columns of `runs`, are the trials of tuning,
+    which are in no other table.
     """
 
     folder: Path
@@ -46,7 +46,6 @@ class Results:
     epochs: pd.DataFrame
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    repeated: pd.DataFrame = field(default_factory=pd.DataFrame)
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
@@ -87,13 +86,13 @@ def load(folder: Path | str) -> Results:
     folder = Path(folder)
     rows = _read_rows(folder)
     runs = _runs_in(rows, folder)
-    doubled = runs[runs.duplicated(["run_id", "attempt"], keep="last")]
+    doubled = int(runs.duplicated(["run_id", "attempt"]).sum())
     runs = runs.iloc[sorted(latest_places(runs["run_id"].tolist(), runs["attempt"].tolist()).values())]
     runs, notes = _one_configuration(runs)
     again = _claimed_twice(runs)
-    repeated, runs = pd.concat([doubled, runs[again]]), runs[~again]
-    if len(repeated):
-        notes.append(f"rows that give a run once more, of which only the last counts: {len(repeated)} left out")
+    runs = runs[~again]
+    if repeated := doubled + int(again.sum()):
+        notes.append(f"rows that give a run once more, of which only the last counts: {repeated} left out")
     path = folder / EPOCHS
     epochs = read_table(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
     of_run = epochs[["run_id", "attempt"]].merge(
@@ -103,7 +102,7 @@ def load(folder: Path | str) -> Results:
     epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
     epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
     runs, epochs = runs.reset_index(drop=True), epochs.reset_index(drop=True)
-    return Results(folder, runs, epochs, _read_study(folder), notes, repeated, _trials_in(rows))
+    return Results(folder, runs, epochs, _read_study(folder), notes, _trials_in(rows))
 
 
 def read_runs(folder: Path) -> pd.DataFrame:

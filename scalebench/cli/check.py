@@ -37,11 +37,12 @@ def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: b
     if rules:
         _list_rules(as_json)
         return 0
+    from scalebench.analysis import load
+    from scalebench.analysis.methodology import Evidence
     from scalebench.analysis.methodology import check as apply
-    from scalebench.analysis.methodology import evidence_in
 
     folder = study_folder(results)
-    evidence = evidence_in(folder)
+    evidence = Evidence(load(folder))
     report = apply(evidence, ignore)
     if as_json:
         facts = {

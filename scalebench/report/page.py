@@ -13,7 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from scalebench import __version__
-from scalebench.analysis.methodology import check, evidence_in
+from scalebench.analysis import load
+from scalebench.analysis.methodology import Evidence, check
 from scalebench.errors import writing
 from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
@@ -39,7 +40,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     Raises:
         ResultsError: `folder` cannot be read, or `output` cannot be written.
     """
-    evidence = evidence_in(folder)
+    evidence = Evidence(load(folder))
     results = evidence.results
     study = str(results.runs["study"].iloc[-1])
     output = output or Path("plots") / slug(study) / "report.html"

@@ -242,7 +242,6 @@ def test_last_row_of_a_repeated_run_counts(study):
     ]
     results = study(rows=rows)
     assert results.runs["train_s"].tolist() == [2.0, 4.0]
-    assert results.repeated["run_id"].tolist() == ["a", "b"]
     assert results.notes == ["rows that give a run once more, of which only the last counts: 2 left out"]
     (cell,) = runs_by_cell(results)
     assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
@@ -250,7 +249,7 @@ def test_last_row_of_a_repeated_run_counts(study):
 
 def test_further_attempts_are_not_repeated_rows(study):
     rows = [run_row(status="failed", train_s=None), run_row(attempt=2, train_s=2.0)]
-    assert study(rows=rows).repeated.empty
+    assert study(rows=rows).notes == []
     assert study(rows=rows).runs["train_s"].tolist() == [2.0]
 
 

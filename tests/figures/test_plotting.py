@@ -280,8 +280,9 @@ def test_caption_names_engine_and_algorithm_of_virtual_runs(tmp_path, options, s
 
 def test_caption_names_number_of_measured_nodes(tmp_path):
     own = keep(tmp_path, some(run_row(strategy="serial", nodes=2, workers_per_node=4)))
-    entries = [{"engine": "mpi", "nodes": 3}, {"engine": "mpi"}]
-    (own.folder / "calibration.json").write_text(json.dumps({"engines": {"entries": entries}}))
+    entries = [{"engine": "mpi", "ranks": n, "nodes": n, "alpha_s": 1e-6, "source": "measured"} for n in (3, 1)]
+    calibration = {"key": "measured", "tables": [], "engines": {"entries": entries}}
+    (own.folder / "calibration.json").write_text(json.dumps(calibration))
     said = caption(load(own.folder), "breakdown")
     assert "; allreduce between nodes as measured between 3, in proportion to recursive doubling up to 2 KiB" in said
 

@@ -128,15 +128,6 @@ class Report:
         return sum(finding.severity == severity for finding in self.findings)
 
 
-def evidence_in(folder: Path | str) -> Evidence:
-    """The evidence of the study in `folder`.
-
-    Raises:
-        ResultsError: no records there, another schema version, or a damaged cell.
-    """
-    return Evidence(load(folder))
-
-
 def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
     """Apply every rule except those in `ignore` to the study in a folder, or to its evidence.
 
@@ -145,7 +136,7 @@ def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
         ResultsError: the folder cannot be read.
     """
     ignored = sorted({RULES.find(name).name for name in ignore})
-    evidence = study if isinstance(study, Evidence) else evidence_in(study)
+    evidence = study if isinstance(study, Evidence) else Evidence(load(study))
     found = {name: list(RULES.find(name).find(evidence)) for name in RULES.names() if name not in ignored}
     passed = [name for name, own in found.items() if not own]
     return Report(by_severity(finding for own in found.values() for finding in own), passed, ignored)

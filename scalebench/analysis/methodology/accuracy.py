@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from scalebench.analysis.comparing import against
 from scalebench.analysis.grouping import PER_BATCH
@@ -26,10 +25,10 @@ def metric(evidence: Evidence) -> Iterator[Finding]:
     runs = evidence.runs[~untrained]
     without = runs[runs["final_metric"].isna()]
     if len(without):
-        which = "no run reports" if len(without) == len(runs) else f"{counted(len(without), 'run')} without"
         yield finding(
             "error",
-            f"{which} a metric on held-out data: nothing says what the time bought",
+            f"{counted(len(without), 'run')} of {len(runs):,} without a metric on held-out data: nothing says what the "
+            "time bought",
             without,
             "keep a test split and evaluate the consensus model; metrics may not be removed from the rows",
         )
@@ -76,7 +75,7 @@ def at_chance(
         worst = own.iloc[int(gained[which].to_numpy(dtype=float).argmin())]
         yield finding(
             "warning",
-            f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {_metric(worst)} "
+            f"{counted(len(own), 'run')} of {len(runs):,} end {how}, with {worst['metric_name']} "
             f"{worst['final_metric']:.3f} where one answer to everything reaches {worst['chance_metric']:.3f}",
             own,
             "train for more steps (--epochs) or at a lower learning rate (`scalebench explain STRATEGY` lists "
@@ -125,7 +124,3 @@ def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
             "all accuracies",
             "claim no smaller difference for other data of this kind, or test on more samples",
         )
-
-
-def _metric(run: Any) -> str:
-    return "an R2 of" if run["metric_name"] == "r2" else "an accuracy of"

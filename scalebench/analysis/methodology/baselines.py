@@ -23,9 +23,10 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     table = evidence.ratios
     against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
     missing = against[against["note"] != ""]
+    severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
     for note, own in missing.groupby("note", sort=False):
-        severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
-        yield finding(severity, f"no speedup can be given: {note}", own, _fix(evidence, own))
+        fix = "add serial to the study's strategies, and let it complete without oversubscription in each repetition"
+        yield finding(severity, f"no speedup can be given: {note}", own, fix)
     known = evidence.cells
     fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
     for base in known[fair].to_dict("records"):
@@ -38,24 +39,6 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
             f"serial at 1 worker ({kind})",
             "state this time wherever a speedup is shown",
         )
-
-
-def _fix(evidence: Evidence, lacking: pd.DataFrame) -> str:
-    """Way to get the missing base of the rows `lacking`: it did not run, failed, or is oversubscribed."""
-    made = evidence.results.runs
-    made = made[(made["strategy"] == "serial") & made["execution"].isin(lacking["execution"])]
-    if made.empty:
-        return "add serial to the study's strategies"
-    if made["oversubscribed"].astype(bool).any():
-        paced = made["execution"].eq("paced").all()
-        return (
-            "state a device_step_time that this machine can keep (--new)"
-            if paced
-            else "run on a machine that can feed one worker, or with fewer threads (threads_per_worker)"
-        )
-    if (made["status"] == "completed").all():
-        return "let serial run once in each repetition of the others"
-    return "make serial complete (see failed-runs); without it there is no speedup to show"
 
 
 @rule("a reduction has a per-batch baseline of the same execution, engine, worker count and global batch")
@@ -134,15 +117,10 @@ def unsettled(evidence: Evidence) -> Iterator[Finding]:
         yield finding(
             "note",
             f"whether time is saved against allreduce is open in "
-            f"{share_of(len(own), several, f'{execution} comparison')}: the interval of the reduction holds zero",
+            f"{len(own)} of {counted(several, f'{execution} comparison')}: the interval of the reduction holds zero",
             own,
             _to_settle(own),
         )
-
-
-def share_of(count: int, total: int, noun: str) -> str:
-    """Text for a share of cells: `2 of 9 native cells`, or `the only native cell`."""
-    return f"{count} of {counted(total, noun)}" if total > 1 else f"the only {noun}"
 
 
 def _to_settle(table: pd.DataFrame) -> str:

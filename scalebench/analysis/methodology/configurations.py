@@ -10,34 +10,15 @@ import pandas as pd
 from scalebench.analysis.grouping import PER_BATCH, listed
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
-from scalebench.analysis.tuning import metric_of, tuned_cells
+from scalebench.analysis.tuning import tuned_cells
 from scalebench.formatting import counted
-
-
-@rule("all runs keep the same batch fixed, per worker or global")
-def mixed_batch_policies(evidence: Evidence) -> Iterator[Finding]:
-    """Optimizer steps fall with the worker count at a fixed batch per worker, but not at a fixed global batch."""
-    counts = evidence.rows["batch_policy"].value_counts()
-    if len(counts) > 1:
-        yield finding(
-            "error",
-            f"two scaling questions in one folder: batch_policy is {_shares(evidence.rows['batch_policy'])}",
-            _rarest(evidence.rows, "batch_policy"),
-            "give each batch policy a study of its own (--name, --batch-per-worker or --batch-global)",
-        )
 
 
 @rule("all runs share model, data, optimizer, learning rate, epochs and precision")
 def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
     """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
     rows = evidence.rows
-    shared = [
-        *(name for name in conditions(rows) if name != "batch_policy"),
-        "dataset_sha256",
-        "n_test",
-        "parameters",
-        "target_metric",
-    ]
+    shared = [*conditions(rows), "dataset_sha256", "n_test", "parameters", "target_metric"]
     if (rows["scaling"] == "strong").all():
         shared.append("n_train")
     for column in shared:
@@ -48,20 +29,6 @@ def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
                 _rarest(rows, column),
                 "give each configuration a study of its own (--name)",
             )
-
-
-@rule("no two rows are the same repetition of the same cell")
-def duplicate_runs(evidence: Evidence) -> Iterator[Finding]:
-    """Several rows for one repetition of a cell come from folders that were joined by hand."""
-    twice = evidence.results.repeated
-    if len(twice):
-        yield finding(
-            "error",
-            f"{counted(len(twice), 'row')} {'gives' if len(twice) == 1 else 'give'} a repetition of a cell that "
-            "another row gives too: of such only the last counts",
-            twice,
-            "keep one study per folder; remove the rows that came from elsewhere",
-        )
 
 
 @rule("each row says how its time was obtained, and no claim joins two ways")
@@ -154,10 +121,9 @@ def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
     few = rare[between < least]
     if len(few):
         lowest = between.min()
-        steps = f"{lowest:.3g} step{'' if lowest == 1 else 's'}"
         yield finding(
             "warning",
-            f"as few as {steps} between synchronisations: at most {100 * (1 - 1 / lowest):.0f} % of the "
+            f"as few as {lowest:.3g} steps between synchronisations: at most {100 * (1 - 1 / lowest):.0f} % of the "
             "communication can be saved there",
             few,
             "take fewer workers, a smaller batch or a larger data set, or state this ceiling",
@@ -167,17 +133,12 @@ def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
 def _shares(values: pd.Series[Any]) -> str:
     """`0.1 (126 runs), 0.5 (63 runs)`."""
     counts = values.value_counts(dropna=False)
-    return listed((f"{_known(value)} ({counted(int(count), 'run')})" for value, count in counts.items()), 4)
-
-
-def _known(value: object) -> str:
-    return "empty" if pd.isna(value) else str(value)  # type: ignore[call-overload]
+    return listed((f"{value} ({counted(int(count), 'run')})" for value, count in counts.items()), 4)
 
 
 def _rarest(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Rows without the most frequent value."""
-    usual = rows[column].value_counts().index[0]
-    return rows[[pd.isna(value) or value != usual for value in rows[column]]]
+    return rows[rows[column].ne(rows[column].mode().iloc[0]).fillna(True).astype(bool)]
 
 
 @rule("every strategy has its own learning rate, found by equally many trials")
@@ -211,22 +172,4 @@ def tuning_edge(evidence: Evidence) -> Iterator[Finding]:
             f"{len(own)} of {counted(len(table), 'point')}",
             own,
             f"widen the range of {key} (tune.over), and give the study another name",
-        )
-
-
-@rule("where trials are chosen by time to the target, one at each point reached it")
-def target_in_trials(evidence: Evidence) -> Iterator[Finding]:
-    """Where no trial reached the target, trials were chosen by their final metric instead."""
-    trials = evidence.results.trials
-    if not len(trials) or metric_of(evidence.results) != "time_to_target":
-        return
-    table = tuned_cells(evidence.results)
-    never = table[table["reached"] == 0]
-    if len(never):
-        yield finding(
-            "warning",
-            f"no trial reached the target at {len(never)} of {counted(len(table), 'point')}: the best final metric "
-            "chose there",
-            never,
-            "widen tune.over, train for more epochs or lower target_metric, under another name",
         )

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from scalebench.analysis.environment import (
-    DECISIVE,
-    changed_packages,
-    hardware,
-    keeps_calibration,
-    machines_of,
-    reads_calibration,
-)
+from scalebench.analysis.environment import DECISIVE, calibration_in, changed_packages, hardware, machines_of
 from scalebench.analysis.grouping import listed
-from scalebench.analysis.loading import clusters_of
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
@@ -66,25 +56,6 @@ def mixed_machines(evidence: Evidence) -> Iterator[Finding]:
             runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs,
             "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
         )
-    described = {facts["provenance"] for facts in evidence.provenance}
-    unknown = runs[runs["host_hash"].isna() & ~runs["provenance"].isin(described)]
-    if len(unknown):
-        others = ", and of the others it is on record" if len(unknown) < len(runs) else ""
-        yield finding(
-            "warning",
-            f"of {counted(len(unknown), 'measured run')} the machine is unknown (host_hash is empty){others}",
-            unknown,
-            "keep host_hash, or say on which machine they were measured and how that is known",
-        )
-    for execution, own in evidence.rows.groupby("execution"):
-        clusters = clusters_of(own)
-        if clusters.nunique() > 1:
-            yield finding(
-                "error",
-                f"{execution} runs of {clusters.nunique()} clusters: {listed(clusters.unique(), 4)}",
-                own[clusters != clusters.iloc[-1]],
-                "give each cluster a study of its own (--name)",
-            )
 
 
 @rule("all runs used the same package versions")
@@ -115,13 +86,8 @@ def no_provenance(evidence: Evidence) -> Iterator[Finding]:
             str(evidence.results.folder),
             "keep the whole folder that `scalebench run` wrote",
         )
-    keys = ("host_hash", "packages_hash")
-    alike = {tuple(facts.get(key) for key in keys) for facts in evidence.provenance}
     runs = evidence.runs
-    nameless = runs["provenance"].isna()  # from other writers: matched by host and packages
-    known = runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
-    known |= nameless & np.array([pair in alike for pair in zip(*(runs[key] for key in keys), strict=True)], bool)
-    unknown = runs[~known]
+    unknown = runs[~runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})]
     if len(unknown):
         yield finding(
             "warning",
@@ -130,13 +96,11 @@ def no_provenance(evidence: Evidence) -> Iterator[Finding]:
             "keep the whole folder that `scalebench run` wrote",
         )
     charged = runs[runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")]
-    kept = keeps_calibration(evidence.results)
-    if len(charged) and not (kept and reads_calibration(evidence.results)):
-        charging = f"{counted(len(charged), 'virtual run')} {'was' if len(charged) == 1 else 'were'} charged by"
+    if len(charged) and calibration_in(evidence.results.folder) is None:
         yield finding(
             "warning",
-            f"calibration.json {'cannot be read' if kept else 'is missing'}: nothing says what {charging}, "
-            "nor gives the same times again",
+            f"no calibration.json that can be read: nothing says what {counted(len(charged), 'virtual run')} cost, nor "
+            "gives the same times again",
             charged,
             "keep the whole folder that `scalebench run` wrote",
         )
@@ -148,7 +112,7 @@ def frequency_scaling(evidence: Evidence) -> Iterator[Finding]:
     governors = {
         str(facts["cpu"]["governor"])
         for facts in machines_of(evidence.measured, evidence.provenance).values()
-        if facts and isinstance(facts.get("cpu"), dict) and facts["cpu"].get("governor")
+        if facts and (facts.get("cpu") or {}).get("governor")
     } - {"performance"}
     if governors:
         yield finding(

@@ -17,12 +17,12 @@ from scalebench.analysis.grouping import CELL, PLACE, listed, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
-from scalebench.analysis.methodology.baselines import share_of, unsettled
+from scalebench.analysis.methodology.baselines import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
-from scalebench.formatting import counted, deviation, percent
+from scalebench.formatting import counted, deviation, percent, share
 from scalebench.study.spec import SIMULATED
 
 ENOUGH_RUNS = 5
@@ -38,7 +38,6 @@ def findings(results: Results) -> list[Finding]:
 @rule("every cell was repeated often enough for an interval")
 def few_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 5 of the twelve: nondeterministic times need intervals, and intervals need repetitions."""
-    of_what = "" if states_steps(evidence.results) else " of the calibration"
     for execution in dict.fromkeys(evidence.cells["execution"]):
         own = evidence.cells[evidence.cells["execution"] == execution]
         single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
@@ -46,23 +45,17 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
         if len(single):
             yield finding(
                 "warning",
-                f"{_times(execution, len(single))} on one run: nothing says how far it would repeat",
+                f"{counted(len(single), 'cell')} of {execution} times of one run: nothing says how far it would repeat",
                 single,
                 f"repeat every point: {_repeat(evidence.results)}",
             )
-        if len(few) and execution not in MEASURED:
+        if len(few):
+            low, high = few["n"].min(), few["n"].max()
+            runs = f"{low if low == high else f'{low} to {high}'} {'runs' if execution in MEASURED else 'draws'}"
             yield finding(
-                "note",
-                f"{_times(execution, len(few))} on {_range(few['n'])} draws{of_what}: "
-                "their spread, which the interval is made of, is hardly known",
-                few,
-                f"{_repeat(evidence.results)}, which tells the spread better",
-            )
-        if len(few) and execution in MEASURED:
-            yield finding(
-                "warning",
-                f"{_times(execution, len(few))} on {_range(few['n'])} runs: intervals are "
-                "wide, and no test of a paired difference is within reach",
+                "warning" if execution in MEASURED else "note",
+                f"{counted(len(few), 'cell')} of {execution} times of {runs}: their spread, which the interval is made "
+                "of, is hardly known",
                 few,
                 f"{_repeat(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
             )
@@ -77,9 +70,8 @@ def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
             worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
             yield finding(
                 "warning",
-                f"{share_of(len(wide), len(own), f'{execution} cell')} {'vary' if len(wide) > 1 else 'varies'} by "
-                f"more than {100 * most:.0f} % between repetitions, at most by "
-                f"{_share(wide['spread'].iloc[0])}{worst}",
+                f"the times of {len(wide)} of {counted(len(own), f'{execution} cell')} vary by more than "
+                f"{100 * most:.0f} % between repetitions, at most by {share(wide['spread'].iloc[0])}{worst}",
                 wide,
                 "look for other work on the machine, bind the processes, or repeat more often and read the medians",
             )
@@ -93,7 +85,7 @@ def odd_runs(evidence: Evidence) -> Iterator[Finding]:
         if len(odd):
             yield finding(
                 "warning",
-                f"in {share_of(len(odd), len(own), f'{execution} cell')} the mean time lies outside the median's "
+                f"in {len(odd)} of {counted(len(own), f'{execution} cell')} the mean time lies outside the median's "
                 "interval: single runs were unlike the others and move the mean",
                 odd,
                 "quote the median and its interval (median_s, median_low_s, median_high_s)",
@@ -115,7 +107,7 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
         if split:
             yield finding(
                 "warning",
-                f"the times of {share_of(len(split), len(known), f'{execution} cell')} fall into two groups: the "
+                f"the times of {len(split)} of {counted(len(known), f'{execution} cell')} fall into two groups: the "
                 "machine seems to have had two states, and a mean of both describes neither",
                 _rows(split),
                 "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
@@ -150,14 +142,7 @@ def runs_apart(evidence: Evidence) -> Iterator[Finding]:
             yield finding(
                 "warning",
                 f"{counted(len(apart), f'{execution} ratio')} lost pairs to runs that were not made side by side: "
-                + ", ".join(
-                    f"{count} {says if count == 1 else say}"
-                    for count, says, say in (
-                        (int(short.sum()), "leaves such rounds out", "leave such rounds out"),
-                        (int((~own["paired"]).sum()), "takes independent samples", "take independent samples"),
-                    )
-                    if count
-                ),
+                f"{int(short.sum())} without such rounds, {int((~own['paired']).sum())} of independent samples",
                 apart,
                 "runs were made again or after a pause; for pairs throughout run the study in one go (--new)",
             )
@@ -201,9 +186,9 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
         )
 
 
-@rule("each repetition has a seed of its own, and all strategies have the same seeds")
+@rule("each repetition has a seed of its own")
 def seeds(evidence: Evidence) -> Iterator[Finding]:
-    """Each repetition needs its own seed, and paired metrics need the same seed in all strategies."""
+    """Repetitions of one seed say nothing about other first weights and batches."""
     runs = evidence.runs
     groups = runs.groupby(CELL, dropna=False)["seed"]
     equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
@@ -214,15 +199,6 @@ def seeds(evidence: Evidence) -> Iterator[Finding]:
             "nothing about other seeds",
             equal,
             "repeat with different seeds, as `scalebench run` does by itself",
-        )
-    seeds = runs.groupby(["execution", "repetition"])["seed"].nunique()
-    if (seeds > 1).any():
-        yield finding(
-            "warning",
-            f"strategies have different seeds in {counted(int((seeds > 1).sum()), 'round')} of the run order: "
-            "their metrics are not paired",
-            listed(sorted({str(execution) for execution, _ in seeds[seeds > 1].index})),
-            "run all strategies in one study, which gives each repetition one seed",
         )
 
 
@@ -248,19 +224,6 @@ def _to_check(results: Results) -> str:
     if said := supposed(results):
         return f"state {said} beside these times; native runs take this machine as it is, and could not check them"
     return "run natively what this machine can hold: --execution auto"
-
-
-def _times(execution: str, count: int) -> str:
-    return f"{counted(count, 'cell')} of {execution} times {'rest' if count > 1 else 'rests'}"
-
-
-def _share(value: float) -> str:
-    return percent(float(value)).lstrip("+")
-
-
-def _range(numbers: pd.Series[int]) -> str:
-    low, high = int(numbers.min()), int(numbers.max())
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:

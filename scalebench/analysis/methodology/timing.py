@@ -7,24 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.environment import nodes_in
 from scalebench.analysis.grouping import CELL, crowding
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted, percent, seconds
 from scalebench.study.spec import SIMULATED
 
-_TICKS = (
-    1.0,
-    0.1,
-    1 / 60,
-    1 / 64,
-    1e-2,
-    1 / 250,
-    1e-3,
-    1 / 1024,
-    1e-4,
-    1e-5,
-)  # s, of common clocks, coarse first
+# s, of common clocks, coarse first
+_TICKS = (1.0, 0.1, 1 / 60, 1 / 64, 1e-2, 1 / 250, 1e-3, 1 / 1024, 1e-4, 1e-5)
 _FEWEST = 4  # different times needed to detect a tick
 
 
@@ -110,14 +99,6 @@ def oversubscribed(evidence: Evidence) -> Iterator[Finding]:
             "draw them as such, fit nothing to them, compare nothing with them; leave them out"
             + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
         )
-    unmarked = _unmarked(evidence)
-    if len(unmarked):
-        yield finding(
-            "error",
-            f"{counted(len(unmarked), 'run')} with more threads than usable cores, not marked as oversubscribed",
-            unmarked,
-            "restore the column `oversubscribed` as it was written; such runs are no baseline",
-        )
 
 
 @rule("other programs took less than a tenth of the cores while runs, or the calibration, were measured")
@@ -128,10 +109,8 @@ def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     the kernel's ticks blur a single short run. For virtual times the load during calibration counts.
     """
     runs = evidence.runs
-    for what, own in (
-        ("cells of real runs", evidence.measured),
-        ("cells of simulated runs, when their calibration was measured", runs[runs["execution"].isin(SIMULATED)]),
-    ):
+    simulated = runs[runs["execution"].isin(SIMULATED)]
+    for what, own in (("measured cells", evidence.measured), ("simulated cells when they were calibrated", simulated)):
         known = own[own["others_load"].notna()]
         loads = known.groupby(CELL, dropna=False)["others_load"].mean()
         busy = loads[loads > most]
@@ -141,9 +120,7 @@ def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
                 f"other programs took {100 * most:.0f} % or more of the cores in {len(busy)} of {len(loads)} "
                 f"{what}: {100 * busy.median():.0f} % (median), up to {100 * busy.max():.0f} %",
                 known[known.set_index(CELL).index.isin(busy.index)],
-                "measure again on a machine that nobody else uses (--new)"
-                if what == "cells of real runs"
-                else "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training",
+                "measure again (--new), or `scalebench recalibrate`, on a machine that nobody else uses",
             )
 
 
@@ -166,17 +143,3 @@ def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
     first = epochs[epochs["epoch"] == 0].set_index("run_id")["epoch_s_max"]
     later = epochs[epochs["epoch"] > 0].groupby("run_id")["epoch_s_max"]
     return (first / later.median()[later.count() >= 2]).dropna()
-
-
-def _unmarked(evidence: Evidence) -> pd.DataFrame:
-    """Native runs with more threads on a node than usable cores by its provenance, not marked as oversubscribed."""
-    cores: dict[str, int] = {}  # by file and by host; the minimum over nodes
-    for facts in evidence.provenance:
-        cpus = [node["cpu"] for node in nodes_in(facts).values() if isinstance(node.get("cpu"), dict)]
-        if known := [cpu["usable_cores"] for cpu in cpus if isinstance(cpu.get("usable_cores"), int)]:
-            cores[facts["provenance"]] = min(known)
-            cores.setdefault(str(facts.get("host_hash")), min(known))
-    runs = evidence.runs[(evidence.runs["execution"] == "native") & ~evidence.runs["oversubscribed"].astype(bool)]
-    wanted = runs["workers_per_node"] * runs["threads_per_worker"]
-    usable = runs["provenance"].map(cores).fillna(runs["host_hash"].map(cores))
-    return runs[(wanted > usable).fillna(False).astype(bool)]

@@ -31,7 +31,7 @@ TWELVE = (
     Kept(
         2,
         "Say why only a part of a benchmark, or of the system, was used.",
-        ("failed-runs", "retried-runs", "unfinished", "uneven-repetitions", "epochs-missing"),
+        ("failed-runs", "retried-runs", "unfinished"),
         to_you="the reason for the worker counts, strategies, data and share of the machine that you chose",
     ),
     Kept(
@@ -61,7 +61,7 @@ TWELVE = (
     Kept(
         7,
         "Compare nondeterministic values by sound statistics.",
-        ("few-runs", "runs-apart", "unsettled", "seeds", "duplicate-runs"),
+        ("few-runs", "runs-apart", "unsettled", "seeds"),
         "differences are paired by round, tests adjusted by Holm and offered only where they can reach their level",
     ),
     Kept(
@@ -75,9 +75,9 @@ TWELVE = (
         9,
         "Document all factors, their levels and the complete set-up.",
         (
-            *("mixed-configurations", "mixed-batch-policies", "mixed-commits", "dirty-commit", "mixed-machines"),
+            *("mixed-configurations", "mixed-commits", "dirty-commit", "mixed-machines"),
             *("mixed-packages", "no-provenance", "frequency-scaling", "reduced-batch", "falling-steps"),
-            *("untuned", "tuning-edge", "target-in-trials"),
+            *("untuned", "tuning-edge"),
         ),
         "the resolved study, machine, packages, environment and calibration are kept beside the rows",
         "what nothing in the machine knows: its cooling, the network's other traffic",

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.methodology import RULES, SEVERITIES, Finding, check, evidence_in, finding, rule
+from scalebench.analysis import load
+from scalebench.analysis.methodology import RULES, SEVERITIES, Evidence, Finding, check, finding, rule
 from scalebench.analysis.methodology.twelve import TWELVE
 from scalebench.errors import ResultsError, UsageError
 
 
 def test_report_sorts_by_severity_and_lists_ignored_rules(sound, tmp_path):
     sound.change(git_dirty=True, final_metric=None)
-    evidence = evidence_in(sound.write(tmp_path))
+    evidence = Evidence(load(sound.write(tmp_path)))
     report = check(evidence, ignore=["dirty-commit"])
     order = [SEVERITIES.index(finding.severity) for finding in report.findings]
     assert order == sorted(order)
@@ -45,7 +46,7 @@ def test_damaged_provenance_counts_as_missing(sound, tmp_path):
     folder = sound.write(tmp_path)
     for file in (folder / "provenance").iterdir():
         file.write_text('{"host_hash": ')
-    assert evidence_in(folder).provenance == []
+    assert Evidence(load(folder)).provenance == []
     assert "no-provenance" in {finding.rule for finding in check(folder).findings}
 
 
