@@ -71,9 +71,7 @@ def prediction_row(
     """Return a prediction in the published quantity; a throughput is least where the time is longest."""
     bounds = sorted(step_seconds(row, value, back=True) for value in (low, high))
     return {
-        **{
-            name: getattr(row, name) for name in ("source", "series", "system", "strategy", "model", "quantity", "unit")
-        },
+        **{name: getattr(row, name) for name in _KEPT},
         "execution": "published",
         "workers": int(row.workers),
         "nodes": int(row.nodes),

@@ -6,18 +6,26 @@ is empty where the measurement itself is its base.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-PREDICTION_COLUMNS = (
+_COLUMNS = (
     *("source", "series", "system", "execution", "strategy", "model", "workers", "nodes"),
     *("quantity", "unit", "measured", "predicted", "low", "high", "linear", "doublings", "configuration"),
     *("seconds", "predicted_s", "linear_s"),
 )
 CLEARLY = 0.10  # strategies that differ by more are compared in their order
+
+
+def predictions_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """Return the table of predictions; rows whose quantity is in seconds leave out what follows from that."""
+    in_seconds = {"seconds": "measured", "predicted_s": "predicted", "linear_s": "linear"}
+    complete = [{"unit": "s"} | {name: row[of] for name, of in in_seconds.items()} | row for row in rows]
+    return pd.DataFrame(complete, columns=list(_COLUMNS))
 
 
 def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:

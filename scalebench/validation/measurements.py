@@ -18,18 +18,8 @@ from scalebench.models.layers import LayerTable
 
 COLUMNS = (
     *("series", "split", "source", "system", "devices_per_node", "nodes", "workers", "intra_node", "inter_node"),
-    *(
-        "inter_gbps_per_node",
-        "strategy",
-        "model",
-        "params_million",
-        "batch_per_worker",
-        "quantity",
-        "value",
-        "unit",
-        "data",
-        "note",
-    ),
+    *("inter_gbps_per_node", "strategy", "model", "params_million", "batch_per_worker", "quantity", "value", "unit"),
+    *("data", "note"),
 )
 QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
 # Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks of 20 GB/s, V100 6 of 25, A100 12

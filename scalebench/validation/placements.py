@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import PREDICTION_COLUMNS
+from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import records
 
 COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
@@ -82,7 +82,7 @@ def read_placements(path: Path) -> pd.DataFrame:
 
 
 def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row with PREDICTION_COLUMNS for each placement on the largest node count of its model."""
+    """Return the predictions of the held placements, by the others of their model."""
     rows: list[dict[str, Any]] = []
     for name, group in table.groupby("model"):
         base, held = group[~group["held"]], group[group["held"]]
@@ -101,7 +101,6 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "strategy": "data parallel",
                     "model": name,
                     "quantity": "step_time",
-                    "unit": "s",
                     "workers": int(row.replicas),
                     "nodes": int(row.nodes),
                     "measured": float(row.step_time_s),
@@ -111,12 +110,9 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "linear": alone,
                     "doublings": max(0.0, math.log2(row.nodes / nodes), math.log2(row.replicas / replicas)),
                     "configuration": f"{name} | {row.local_batch} | {row.placement}",
-                    "seconds": float(row.step_time_s),
-                    "predicted_s": seconds,
-                    "linear_s": alone,
                 }
             )
-    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS))
+    return predictions_of(rows)
 
 
 def _calibrate(rows: pd.DataFrame) -> _Model:
@@ -140,26 +136,18 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
 
 
 def _seconds(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = _compute(model, rows) * (1 + model.jitter * _wait(rows))
-    return found + model.unhidden * _synchronisation(model, rows)
+    return _compute(model, rows) * (1 + model.jitter * _wait(rows)) + model.unhidden * _synchronisation(model, rows)
 
 
 def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    batches = model.one_worker.index.to_numpy(dtype=float)
-    found: NDArray[np.float64] = np.interp(
-        rows["local_batch"].to_numpy(dtype=float), batches, model.one_worker.to_numpy(dtype=float)
-    )
-    return found
+    batches, seconds = (part.to_numpy(dtype=float) for part in (model.one_worker.index, model.one_worker))
+    return np.asarray(np.interp(rows["local_batch"].to_numpy(dtype=float), batches, seconds))
 
 
 def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    kinds = {(int(row.replicas), int(row.nodes)) for row in records(rows)}
-    seconds = {
-        (p, m): (model.inside if m == 1 else model.between).seconds(p, m, _NBYTES).value for p, m in sorted(kinds)
-    }
-    return np.array([seconds[int(row.replicas), int(row.nodes)] for row in records(rows)])
+    fits = ((model.inside if row.nodes == 1 else model.between, row) for row in records(rows))
+    return np.array([fit.seconds(int(row.replicas), int(row.nodes), _NBYTES).value for fit, row in fits])
 
 
 def _wait(rows: pd.DataFrame) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.sqrt(2 * np.log(rows["replicas"].to_numpy(dtype=float)))
-    return found
+    return np.asarray(np.sqrt(2 * np.log(rows["replicas"].to_numpy(dtype=float))))

@@ -19,7 +19,7 @@ base.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from scalebench.validation.collectives import (
     predict_collectives,
     prediction_row,
 )
-from scalebench.validation.errors import PREDICTION_COLUMNS
+from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import (
     communication_s,
     family,
@@ -87,28 +87,6 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     return tuple((part / own, share) for part, share in plan)
 
 
-class StepModel(NamedTuple):
-    """Parts of a step on `workers` workers: seconds of compute and communication, buckets of gradients."""
-
-    compute: float
-    workers: float
-    whole: float
-    buckets: Buckets
-
-    @property
-    def ideal(self) -> float:
-        """Seconds of communication after backward, if each bucket travels as soon as it is complete."""
-        if self.whole == 0:
-            return 0.0
-        backward, done = BACKWARD_SHARE * self.compute, 0.0
-        for part, release in self.buckets:
-            done = max(backward * release, done) + self.whole * part
-        return done - backward
-
-    def seconds(self, unhidden: float, jitter: float) -> float:
-        return self.compute * (1 + jitter * _wait(self.workers)) + self.ideal + unhidden * (self.whole - self.ideal)
-
-
 class _Assumed(NamedTuple):
     """Parameters of a prediction: e, s, the share of stated bandwidths, and the limit of one TCP flow."""
 
@@ -119,7 +97,7 @@ class _Assumed(NamedTuple):
 
 
 def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
-    """Return a row per held measurement, with PREDICTION_COLUMNS, and what was calibrated on the base rows."""
+    """Return the predictions of held measurements, and what was calibrated on the base rows."""
     collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
     fits = {key: fit_collectives(group) for key, group in by_system(table[collective & (table["split"] == "base")])}
     steps = table[~collective]
@@ -129,7 +107,7 @@ def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
         rows += _predict_steps(group, overheads)
     for key, group in by_system(table[collective]):
         rows += predict_collectives(group, fits[key], overheads.least_share)
-    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS)), overheads
+    return predictions_of(rows), overheads
 
 
 def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
@@ -144,17 +122,14 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
 
     def residuals(parameters: Any) -> Any:
         assumed = _Assumed(*parameters)
-        return [
-            math.log(_predicted(_compute(one, assumed), several, assumed) / several.seconds) for one, several in pairs
-        ]
+        return [math.log(_step(several, assumed)(_compute(one, assumed)) / several.seconds) for one, several in pairs]
 
     found = least_squares(residuals, [0.5, 0.02], bounds=([0.0, 0.0], [1.0, 0.5]))
     unhidden, jitter = (float(value) for value in found.x)
-    own = []
+    own, still = [], _Assumed(unhidden, 0.0)
     for one, several in pairs:
-        compute = _compute(one, _Assumed(unhidden, 0.0))
-        rest = several.seconds - _predicted(compute, several, _Assumed(unhidden, 0.0))
-        own.append(rest / (compute * _wait(several.workers)))
+        compute = _compute(one, still)
+        own.append((several.seconds - _step(several, still)(compute)) / (compute * _wait(several.workers)))
     doublings = [math.log2(several.workers / one.workers) for one, several in pairs]
     free = len(pairs) - 2
     scaled = np.square(found.fun) / doublings
@@ -182,25 +157,30 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
                 yield min(ones, key=lambda one: one.strategy != several.strategy), several
 
 
-def _predicted(compute: float, row: Any, assumed: _Assumed) -> float:
-    """Return seconds of the step of `row` with `compute` seconds of compute."""
+def _step(row: Any, assumed: _Assumed) -> Callable[[float], float]:
+    """Return the seconds of the step of `row` as a function of the seconds of compute."""
     whole = communication_s(row, assumed.share, one_flow=assumed.one_flow)
-    model = StepModel(compute, row.workers, whole, buckets_of(str(row.model), gradient_bytes(row)))
-    return model.seconds(assumed.unhidden, assumed.jitter)
+    buckets = buckets_of(str(row.model), gradient_bytes(row))
+
+    def seconds(compute: float) -> float:
+        backward, done = BACKWARD_SHARE * compute, 0.0
+        for part, release in buckets:
+            done = max(backward * release, done) + whole * part
+        ideal = done - backward if whole > 0 else 0.0  # communication after backward
+        return compute * (1 + assumed.jitter * _wait(row.workers)) + ideal + assumed.unhidden * (whole - ideal)
+
+    return seconds
 
 
 def _compute(base: Any, assumed: _Assumed) -> float:
     """Return seconds of compute with which the step of `base` takes as long as it was measured."""
     from scipy.optimize import brentq
 
-    whole = communication_s(base, assumed.share, one_flow=assumed.one_flow)
-    buckets, measured = buckets_of(str(base.model), gradient_bytes(base)), float(base.seconds)
-
-    def excess(compute: float) -> float:
-        return StepModel(compute, base.workers, whole, buckets).seconds(assumed.unhidden, assumed.jitter) - measured
-
+    step, measured = _step(base, assumed), float(base.seconds)
     least = measured / 20  # where a slow link would leave no time for compute
-    return least if excess(least) >= 0 else float(brentq(excess, least, measured, xtol=1e-12))
+    if step(least) >= measured:
+        return least
+    return float(brentq(lambda compute: step(compute) - measured, least, measured, xtol=1e-12))
 
 
 def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str, Any]]:
@@ -217,7 +197,7 @@ def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str,
     for row in records(timed[timed["split"] == "hold"]):
         doublings = abs(math.log2(row.workers / base.workers))
         margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
-        low, centre, high = (_predicted(own, row, case) for own, case in zip(computes, cases, strict=True))
+        low, centre, high = (_step(row, case)(own) for own, case in zip(computes, cases, strict=True))
         rows.append(
             prediction_row(row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds, doublings)
         )

@@ -37,7 +37,7 @@ from scalebench.pricing.platform import scaled_engines
 from scalebench.records.folder import CALIBRATION, STUDY
 from scalebench.study.load import load_study
 from scalebench.study.spec import Run
-from scalebench.validation.errors import PREDICTION_COLUMNS
+from scalebench.validation.errors import predictions_of
 from scalebench.virtual.engine import model_time
 
 _UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption
@@ -61,7 +61,7 @@ class _PredictedPoint(NamedTuple):
 
 
 def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lambda _: None) -> pd.DataFrame:
-    """Return a row with PREDICTION_COLUMNS for each measured point of the study in `folder`.
+    """Return the prediction of each measured point of the study in `folder`.
 
     It is priced by `calibration`, else by the one in `folder`, else by the one that the study names.
 
@@ -91,7 +91,7 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
         draws = [templates[key] for key in keys if key in templates]
         if seconds := _predicted(plan, machine, draws, point):
             rows.append(_row(results, machine, point, seconds))
-    return pd.DataFrame(rows, columns=list(PREDICTION_COLUMNS))
+    return predictions_of(rows)
 
 
 def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
@@ -173,8 +173,7 @@ def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine
 def _row(
     results: Results, machine: Machine, point: _PredictedPoint, predicted: tuple[float, float, float]
 ) -> dict[str, Any]:
-    first, measured = point.first, float(point.runs["train_s"].median())
-    seconds, low, high = predicted
+    first, (seconds, low, high) = point.first, predicted
     batch = first["batch_per_worker"] if first["batch_policy"] == "per_worker" else first["batch_global"]
     where = (results.folder.name, results.study.get("device_step_time"), first["execution"], first["model"], batch)
     return {
@@ -185,19 +184,15 @@ def _row(
         "strategy": first["label"],
         "model": first["model"],
         "quantity": "train_time",
-        "unit": "s",
         "workers": int(first["workers"]),
         "nodes": int(first["nodes"]),
-        "measured": measured,
+        "measured": float(point.runs["train_s"].median()),
         "predicted": seconds,
         "low": low,
         "high": high,
         "linear": point.linear_s,
         "doublings": _doublings(machine, point),
         "configuration": " | ".join(map(str, where)),
-        "seconds": measured,
-        "predicted_s": seconds,
-        "linear_s": point.linear_s,
     }
 
 
