@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,11 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
         ResultsError: unreadable, a missing column, a split that is neither base nor hold, non-positive numbers, or
             nothing to predict.
     """
-    try:
-        table = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
+    table = read_csv(path)
     if missing := [name for name in COLUMNS if name not in table]:
         raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
     table = table[table["series"].notna() & table["split"].notna()]
-    if len(wrong := table[~table["split"].isin(["base", "hold"])]):
-        row = records(wrong)[0]
-        raise ResultsError(f"{_where(path, row)}: expected base or hold as the split, got {row.split!r}")
+    _require(table["split"], table["split"].isin(["base", "hold"]), "base or hold", path)
     families = table["strategy"].astype(str).map(family)
     based = table["series"].isin(table.loc[table["split"] == "base", "series"])
     reasons = {
@@ -64,28 +59,34 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
         if count := int((kept & left_out & (table["split"] == "hold")).sum()):
             notes.append(f"{count} held rows are left out: {reason}")
         kept &= ~left_out
-    table = table[kept].reset_index(drop=True)
-    _refuse_wrong_numbers(table, path)
+    table = table[kept]
+    require_positive(table, ("value", "workers", "nodes", "devices_per_node"), path)
+    require_positive(table[table["quantity"] == "throughput_total"], ("batch_per_worker",), path)  # a step's samples
     if not (table["split"] == "hold").any():
         raise ResultsError(f"{path}: no row of split=hold to predict" + "".join(f"; {note}" for note in notes))
-    return table, notes
+    return table.reset_index(drop=True), notes
 
 
-def _refuse_wrong_numbers(table: pd.DataFrame, path: Path) -> None:
-    for row in records(table):
-        names = ["value", "workers", "nodes", "devices_per_node"]
-        if row.quantity == "throughput_total":
-            names.append("batch_per_worker")  # which turns it into seconds of a step
-        for name in names:
-            value = pd.to_numeric(getattr(row, name), errors="coerce")
-            if not 0 < value < math.inf:
-                raise ResultsError(
-                    f"{_where(path, row)}: expected a number above 0 as {name}, got {getattr(row, name)}"
-                )
+def read_csv(path: Path) -> pd.DataFrame:
+    """Read a CSV of published measurements, or raise ResultsError."""
+    try:
+        return pd.read_csv(path)
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
 
 
-def _where(path: Path, row: Any) -> str:
-    return f"{path}: series {row.series}, {row.workers} workers"
+def require_positive(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+    """Raise ResultsError at the first line of `path` that has no number above 0 in one of `columns`."""
+    for name in columns:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        _require(table[name], (numbers > 0) & (numbers < math.inf), "a number above 0", path)
+
+
+def _require(column: pd.Series[Any], met: pd.Series[bool], expected: str, path: Path) -> None:
+    if len(wrong := column[~met]):
+        line = int(wrong.index[0]) + 2
+        raise ResultsError(f"{path}: line {line}: expected {expected} as {column.name}, got {wrong.iloc[0]}")
 
 
 def records(table: pd.DataFrame) -> list[Any]:

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
 from scalebench.validation.errors import predictions_of
-from scalebench.validation.measurements import records
+from scalebench.validation.measurements import read_csv, records, require_positive
 
 COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
-_NUMBERS = COLUMNS[2:]
 _LEAST_PLACEMENTS = 3  # of which latency and bandwidth are fitted
 _NBYTES = 1e8  # nominal; the fitted bandwidth is relative to it
 
@@ -55,16 +54,8 @@ def read_placements(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, non-positive numbers, or a model with too few rows to calibrate on.
     """
-    try:
-        table = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError) as error:
-        raise ResultsError(f"{path}: not a readable CSV of placements: {' '.join(str(error).split())}") from None
-    for name in _NUMBERS:
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        wrong = ~((numbers > 0) & (numbers < math.inf))
-        if wrong.any():
-            line = int(np.flatnonzero(wrong)[0]) + 2
-            raise ResultsError(f"{path}: line {line}: expected a number above 0 as {name}, got {table[name][line - 2]}")
+    table = read_csv(path)
+    require_positive(table, COLUMNS[2:], path)
     split = table["split"] if "split" in table else pd.Series("base", index=table.index)
     most = table.groupby("model")["nodes"].transform("max")
     held = split == "hold" if (split == "hold").any() else table["nodes"] == most

@@ -44,20 +44,13 @@ _UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption
 _SERIES = ["execution", "engine", "label"]
 
 
-class _PredictedPoint(NamedTuple):
+class _Point(NamedTuple):
     """Repetitions of one strategy on one engine at one worker count, and seconds of them by linear scaling."""
 
     runs: pd.DataFrame
     linear_s: float
-
-    @property
-    def first(self) -> Any:
-        return self.runs.iloc[0]
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes of a worker in one synchronisation."""
-        return float(self.first["bytes_sent_per_worker"]) / max(1, int(self.first["syncs"]))
+    first: Any  # of the runs
+    nbytes: float  # of a worker in one synchronisation
 
 
 def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lambda _: None) -> pd.DataFrame:
@@ -119,18 +112,18 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     return machine if plan.cluster.compute == "this-machine" else replace(machine, cluster=load_cluster(THIS_MACHINE))
 
 
-def _points(runs: pd.DataFrame) -> Iterator[_PredictedPoint]:
+def _points(runs: pd.DataFrame) -> Iterator[_Point]:
     for _, series in runs.groupby(_SERIES, sort=False):
         base = series["workers"].min()
         base_s = float(series.loc[series["workers"] == base, "train_s"].median())
         for workers, own in series.groupby("workers"):
             shorter = base / workers if own["scaling"].iloc[0] == "strong" else 1.0
-            yield _PredictedPoint(own, math.nan if workers == base else base_s * shorter)
+            first = own.iloc[0]
+            nbytes = float(first["bytes_sent_per_worker"]) / max(1, int(first["syncs"]))
+            yield _Point(own, math.nan if workers == base else base_s * shorter, first, nbytes)
 
 
-def _predicted(
-    plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _PredictedPoint
-) -> tuple[float, float, float]:
+def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point) -> tuple[float, float, float]:
     """Return seconds with their bounds; empty where the program cannot be priced."""
     first = point.first
     node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
@@ -150,7 +143,7 @@ def _predicted(
     return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
 
 
-def _half_of_communication(machine: Machine, point: _PredictedPoint) -> float:
+def _half_of_communication(machine: Machine, point: _Point) -> float:
     """Return half the width, on logs, of the interval of a collective at the point."""
     workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
     fit = fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1) if workers > 1 else None
@@ -170,9 +163,7 @@ def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine
     return max(report.train_s for report in outcome.workers) if outcome.status == "completed" else math.nan
 
 
-def _row(
-    results: Results, machine: Machine, point: _PredictedPoint, predicted: tuple[float, float, float]
-) -> dict[str, Any]:
+def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[float, float, float]) -> dict[str, Any]:
     first, (seconds, low, high) = point.first, predicted
     batch = first["batch_per_worker"] if first["batch_policy"] == "per_worker" else first["batch_global"]
     where = (results.folder.name, results.study.get("device_step_time"), first["execution"], first["model"], batch)
@@ -196,7 +187,7 @@ def _row(
     }
 
 
-def _doublings(machine: Machine, point: _PredictedPoint) -> float:
+def _doublings(machine: Machine, point: _Point) -> float:
     """Return doublings of workers, nodes or bytes, whichever is most, beyond the collectives that price the point."""
     workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
     if workers == 1:
