@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.environment import ABSENT, DECISIVE, calibration_of, changed_packages, provenance_in
-from scalebench.analysis.grouping import PLACE, listed
+from scalebench.analysis.environment import calibration_of, changed_packages, provenance_in
+from scalebench.analysis.grouping import PLACE
 from scalebench.analysis.loading import CONDITION, Results, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
@@ -48,7 +48,7 @@ class Difference:
 def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
     """Keys in which `a` and `b` differ, for the compared cells (rows of `PLACE`)."""
     runs = [timed(results).merge(cells[PLACE].drop_duplicates(), on=PLACE) for results in (a, b)]
-    found = [*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]
+    found = list(dict.fromkeys([*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]))
     if not set(SIMULATED).isdisjoint(cells["execution"]):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
     return found
@@ -90,15 +90,9 @@ def changed(a: Results, b: Results) -> list[str]:
     if set(hashes[0]) != set(hashes[1]):
         provenance = [*provenance_in(a.folder), *provenance_in(b.folder)]
         packages = changed_packages(provenance, [*hashes[0], *hashes[1]])
-        lonely = [name for name, versions in packages.items() if ABSENT in versions and name not in DECISIVE]
-        named = [f"{name} {' → '.join(versions)}" for name, versions in packages.items() if name not in lonely]
-        found += named[:_NAMED]
-        if len(named) > _NAMED:
-            found.append(f"{len(named) - _NAMED} more packages")
-        if lonely:
-            found.append(f"{counted(len(lonely), 'package')} in one of them only ({listed(lonely, 3)})")
-        if not packages:
-            found.append("packages (provenance/ does not say which)")
+        named = [f"{name} {' → '.join(versions)}" for name, versions in packages.items()]
+        more = [f"{len(named) - _NAMED} more packages"] if len(named) > _NAMED else []
+        found += named[:_NAMED] + more or ["packages (provenance/ does not say which)"]
     return found
 
 
@@ -112,14 +106,11 @@ def _commits(runs: pd.DataFrame) -> set[str]:
 def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
     for column in _SHARED:
         yield from _difference(column, _values(a, column), _values(b, column))
-    for name, kinds in (("cluster", None), ("machine", MEASURED)):
-        for execution in sorted(set(a["execution"]) & set(b["execution"]) & set(kinds or a["execution"])):
-            of_it = (runs[runs["execution"] == execution] for runs in (a, b))
-            own = [set(clusters_of(runs)) if name == "cluster" else _values(runs, "host_hash") for runs in of_it]
-            here = list(_difference(name, *own))
-            yield from here
-            if here:
-                break
+    for execution in sorted(set(a["execution"]) & set(b["execution"])):
+        own = [runs[runs["execution"] == execution] for runs in (a, b)]
+        yield from _difference("cluster", *(set(clusters_of(runs)) for runs in own))
+        if execution in MEASURED:
+            yield from _difference("machine", *(_values(runs, "host_hash") for runs in own))
 
 
 def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
@@ -139,9 +130,8 @@ def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
 
 def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:
     """Differing keys of the resolved studies; keys unknown to an older version have their default."""
-    if not a.study or not b.study:
-        if a.study or b.study:
-            yield Difference(_WHOLE, *("there" if results.study else "missing" for results in (a, b)))
+    if not (a.study and b.study):
+        yield from _difference(_WHOLE, *({"there" if results.study else "missing"} for results in (a, b)))
         return
     own = [_resolved(results) for results in (a, b)]
     for key in _STUDY + (_SIMULATED if executions & {"paced", *SIMULATED} else []):

@@ -152,30 +152,20 @@ def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    last = runs.iloc[-1]
     notes: list[str] = []
-    for column in conditions(runs):
-        other = (runs[column].notna() & (runs[column] != last[column])).fillna(False)
-        other |= runs[column].isna() != pd.isna(last[column])
-        if other.any():
-            values = ", ".join(sorted(str(value) for value in runs.loc[other, column].unique()))
+    one = pd.Series("", runs.index)
+    identities = [(column, runs[column], one) for column in conditions(runs)]
+    identities += [("strategy_sha256", runs["strategy_sha256"].str[:_OF_A_CHECKSUM], runs["strategy"])]
+    identities += [("cluster", clusters_of(runs), runs["execution"])]
+    for name, values, group in identities:
+        texts = values.loc[runs.index].map(str)
+        latest = texts.groupby(group.loc[runs.index]).transform("last")
+        if (other := texts != latest).any():
             notes.append(
-                f"left out {counted(other.sum(), 'run')} with {column} = {values}: the latest runs have "
-                f"{last[column]}; give each configuration a study name of its own"
+                f"left out {counted(other.sum(), 'run')} with {name} = {', '.join(sorted(texts[other].unique()))}: the "
+                f"latest runs have {', '.join(latest[other].unique())}; give each configuration a study name of its own"
             )
             runs = runs[~other]
-    codes = runs["strategy_sha256"].astype(TEXT).fillna("")
-    other = codes != codes.groupby(runs["strategy"]).transform("last")
-    if other.any():
-        named = ", ".join(sorted(runs.loc[other, "strategy"].unique()))
-        notes.append(f"left out {counted(other.sum(), 'run')} of {named} with another content of its file")
-        runs = runs[~other]
-    clusters = clusters_of(runs)
-    other = clusters != clusters.groupby(runs["execution"]).transform("last")
-    if other.any():
-        named = ", ".join(sorted(clusters[other].unique()))
-        notes.append(f"left out {counted(other.sum(), 'run')} of another cluster ({named})")
-        runs = runs[~other]
     return runs, notes
 
 
