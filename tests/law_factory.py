@@ -62,7 +62,7 @@ def following(
     counts: Sequence[int] = COUNTS,
     *,
     repetitions: int = 3,
-    load: SeriesWork | str = "not recorded",
+    load: SeriesWork | None = None,
     noise: float = 0.0,
     kind: Noise = "lognormal",
     random: np.random.Generator | None = None,

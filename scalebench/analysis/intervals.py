@@ -64,7 +64,7 @@ class Interval(NamedTuple):
     centre: Any
     low: Any
     high: Any
-    n: int
+    n: int = 0
 
     def named(self, centre: str, low: str, high: str) -> dict[str, Any]:
         """Columns of a table under these names."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scalebench.analysis import Results
-    from scalebench.analysis.laws import Band, Scaling
+    from scalebench.analysis.intervals import Interval
+    from scalebench.analysis.laws import Scaling
     from scalebench.figures.drawing.canvas import Canvas
     from scalebench.figures.drawing.panel import Panel
     from scalebench.figures.drawing.styles import Look
@@ -118,7 +119,9 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     panel.seconds_axis()
 
 
-def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Band, color: str, *, sure: bool) -> None:
+def _draw_curve(
+    panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Interval, color: str, *, sure: bool
+) -> None:
     import numpy as np
 
     from scalebench.figures.drawing.styles import knee as knee_mark

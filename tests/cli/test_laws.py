@@ -38,7 +38,7 @@ def test_each_series_has_a_table_or_a_reason(scalebench):
         assert word in out
     refused = "allreduce, native mpi: no law: 2 worker counts (1, 2) that were not oversubscribed; a law wants 4"
     assert refused in " ".join(out.split())
-    assert "mechanistic law not fitted: the rows have no syncs" in out
+    assert "mechanistic law not fitted: the rows do not count steps" in out
 
 
 def test_json_holds_the_laws(scalebench):

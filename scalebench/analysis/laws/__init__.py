@@ -1,7 +1,7 @@
 """Scaling laws: fitted laws, their intervals, and recommended worker counts."""
 
 from scalebench.analysis.laws.advice import Advice, Count
-from scalebench.analysis.laws.bands import Band, band_name, curve, no_band, reach
+from scalebench.analysis.laws.bands import band_name, curve, no_band, reach
 from scalebench.analysis.laws.fitting import Candidate
 from scalebench.analysis.laws.render import write_extrap
 from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
@@ -10,7 +10,6 @@ from scalebench.analysis.laws.series import Series, series_of
 __all__ = [
     "EFFICIENCY",
     "Advice",
-    "Band",
     "Candidate",
     "Count",
     "Estimated",

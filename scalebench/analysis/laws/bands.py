@@ -26,13 +26,12 @@ range, up to the largest count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.intervals import interval_name
+from scalebench.analysis.intervals import Interval, interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
@@ -51,15 +50,6 @@ _TAIL = 0.025
 _TAIL_OF_MISSING, _ENOUGH_COUNTS = 0.0025, 7
 _ROUNDING = 1e-9
 _BISECTIONS = 22  # a few millionths of the width
-
-
-@dataclass(frozen=True, eq=False)
-class Band:
-    """Estimate and 95 % limits, elementwise."""
-
-    centre: Array
-    low: Array
-    high: Array
 
 
 def no_band(series: Series) -> str:
@@ -95,7 +85,9 @@ def band_name(series: Series) -> str:
     return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
 
 
-def linear(found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None) -> Band:
+def linear(
+    found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None
+) -> Interval:
     """Band of `combination @ log T(at)` over all laws, centred at the best one; one row of `combination` per result.
 
     With a `base` its log T is added: shared noise and a common error of virtual times cancel as far as a row sums to
@@ -114,14 +106,14 @@ def linear(found: Sequence[Candidate], series: Series, at: Array, combination: A
     missing = max(_ENOUGH_COUNTS - len(series.counts), 0) if len(found) > 1 else 0
     tail = _TAIL + _TAIL_OF_MISSING * missing
     low, high = _averaged_limits(weights, estimates, np.array(errors), np.array(freedoms), tail)
-    return Band(estimates[0], low, high)
+    return Interval(estimates[0], low, high)
 
 
-def curve(found: Sequence[Candidate], series: Series, at: Array) -> Band:
+def curve(found: Sequence[Candidate], series: Series, at: Array) -> Interval:
     """Pointwise band of T at `at` workers, in seconds; its limits are NaN beyond its `reach`."""
     logs = linear(found, series, at, np.eye(len(at)))
     offered = np.where(at <= reach(series) * (1 + _ROUNDING), 0.0, np.nan)
-    return Band(np.exp(logs.centre), np.exp(logs.low + offered), np.exp(logs.high + offered))
+    return Interval(np.exp(logs.centre), np.exp(logs.low + offered), np.exp(logs.high + offered))
 
 
 def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[float, float]:

@@ -68,11 +68,9 @@ class Law:
 def laws_for(series: Series) -> tuple[list[Law], list[str]]:
     """Laws that `series` could follow, and the reasons for leaving laws out."""
     laws = [gustafson() if series.weak else amdahl(), universal(weak=series.weak)]
-    if isinstance(series.workload, str):
-        return laws, [f"mechanistic law not fitted: {series.workload}"]
-    for hops in HOPS:
-        laws.append(mechanistic(series.workload, hops))
-    return laws, []
+    if series.workload is None:
+        return laws, ["mechanistic law not fitted: the rows do not count steps, synchronisations and bytes"]
+    return [*laws, *(mechanistic(series.workload, hops) for hops in HOPS)], []
 
 
 def amdahl() -> Law:

@@ -89,9 +89,8 @@ class Base:
 class Series:
     """Runs of one curve T(N): `seconds[i]` at `at[i]` workers in repetition `repetition[i]`.
 
-    One execution, engine and strategy with options. `workload` is the reason where the rows do not contain it. `notes`
-    list runs left out. `error` is the virtual-native error, if known. Without a `base` efficiency is relative to the
-    law's T(1).
+    One execution, engine and strategy with options. `notes` list runs left out. `error` is the virtual-native error, if
+    known. Without a `base` efficiency is relative to the law's T(1).
     """
 
     execution: str
@@ -101,7 +100,7 @@ class Series:
     at: Array
     seconds: Array
     repetition: npt.NDArray[np.int64]
-    workload: SeriesWork | str
+    workload: SeriesWork | None
     most_workers: float = float("inf")
     notes: tuple[str, ...] = field(default_factory=tuple)
     error: VirtualError | None = None
@@ -173,7 +172,7 @@ def _series(
         runs["workers"].to_numpy(dtype=float),
         runs["train_s"].to_numpy(dtype=float),
         runs["repetition"].to_numpy(dtype=np.int64),
-        workload_of(runs) if len(runs) else "no runs",
+        workload_of(runs),
         _most_workers(runs) if not weak else float("inf"),
         tuple(notes),
         virtual_error(results) if execution in SIMULATED else None,
@@ -209,28 +208,24 @@ def _listed(counts: pd.Series[int]) -> str:
     return f"{', '.join(map(str, several))} worker{'' if several == [1] else 's'}"
 
 
-def workload_of(runs: pd.DataFrame) -> SeriesWork | str:
-    """Workload recorded by `runs` of one series, or the reason for its absence."""
-    missing = [name for name in _COUNTED if runs[name].isna().any()]
-    if missing:
-        return f"the rows have no {', '.join(missing)}"
+def workload_of(runs: pd.DataFrame) -> SeriesWork | None:
+    """Workload recorded by `runs` of one series; None where steps, synchronisations or bytes were not counted."""
     table = runs.groupby("workers")[_COUNTED].mean().astype(float)
     counts = table.index.to_numpy(dtype=float)
     steps, syncs, sent = (table[name].to_numpy() for name in _COUNTED)
-    if (steps <= 0).any():
-        return "some runs took no optimizer step"
-    if not (syncs[counts > 1] > 0).all():
-        return "no synchronisations were counted"
-    if not (counts > 1).any():
-        return "one worker alone"
+    several = counts > 1
+    if (
+        runs[_COUNTED].isna().any(axis=None)
+        or not several.any()
+        or not ((steps > 0).all() and (syncs[several] > 0).all())
+    ):
+        return None
     fixed_batch = runs["batch_policy"].iloc[0] == "per_worker"
     strong = runs["scaling"].iloc[0] == "strong"
-    samples = None
-    if not fixed_batch:
-        if runs["batch_per_worker"].isna().any():
-            return "the rows have no batch_per_worker"
-        samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(dtype=float)
-    return SeriesWork(counts, steps, syncs, sent, -1.0 if strong and fixed_batch else 0.0, samples)
+    if fixed_batch:
+        return SeriesWork(counts, steps, syncs, sent, -1.0 if strong else 0.0)
+    samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(dtype=float)
+    return SeriesWork(counts, steps, syncs, sent, 0.0, samples) if np.isfinite(samples).all() else None
 
 
 def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:

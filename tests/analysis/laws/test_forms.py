@@ -75,9 +75,9 @@ def test_laws_depend_on_scaling():
 
 
 def test_without_a_workload_there_is_no_mechanistic_law():
-    laws, notes = laws_for(following(amdahl(), (1.0, 0.1), load="the rows have no syncs"))
+    laws, notes = laws_for(following(amdahl(), (1.0, 0.1), load=None))
     assert [law.name for law in laws] == ["amdahl", "usl"]
-    assert notes == ["mechanistic law not fitted: the rows have no syncs"]
+    assert notes == ["mechanistic law not fitted: the rows do not count steps, synchronisations and bytes"]
 
 
 def test_bytes_collinear_with_compute_are_left_out():

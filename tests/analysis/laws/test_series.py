@@ -81,16 +81,14 @@ def test_workload_is_read_from_rows():
 
 
 @pytest.mark.parametrize(
-    ("columns", "reason"),
+    "columns",
     [
-        ({"syncs": None}, "the rows have no syncs"),
-        ({"bytes_sent_per_worker": None, "syncs": None}, "the rows have no syncs, bytes_sent_per_worker"),
-        ({"optimizer_steps": 0}, "no optimizer step"),
-        ({"syncs": 0}, "no synchronisations were counted"),
-        ({"batch_policy": "global", "batch_per_worker": None}, "no batch_per_worker"),
+        {"syncs": None},
+        {"bytes_sent_per_worker": None},
+        {"optimizer_steps": 0},
+        {"syncs": 0},
+        {"batch_policy": "global", "batch_per_worker": None},
     ],
 )
-def test_missing_workload_has_a_reason(columns, reason):
-    found = workload_of(rows(**columns))
-    assert isinstance(found, str)
-    assert reason in found
+def test_rows_without_counts_have_no_workload(columns):
+    assert workload_of(rows(**columns)) is None
