@@ -52,7 +52,7 @@ def test_rows_show_intervals_and_notes_show_warnings(study):
     assert "+50 %" in cells, "a ratio that does not vary has no interval to show"
     rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
     notes = summary_notes(study(rows=rows))
-    (note,) = [note for note in notes if "1 of 2 native cells varies by more than 10 %" in note]
+    (note,) = [note for note in notes if "1 of 2 native cells vary by more than 10 %" in note]
     assert note.endswith("; in epoch_average at 2 workers (native mpi)"), "two places in a row would read as one"
 
 

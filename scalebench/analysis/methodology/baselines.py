@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pandas as pd
 
 from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed
-from scalebench.analysis.intervals import CONFIDENCE, t_quantile
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
 from scalebench.formatting import counted, percent, seconds_with_interval
 from scalebench.records.progress import group_of
 
-_MOST_RUNS = 200  # largest number of repetitions that a fix recommends
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
 
@@ -119,20 +116,5 @@ def unsettled(evidence: Evidence) -> Iterator[Finding]:
             f"whether time is saved against allreduce is open in "
             f"{len(own)} of {counted(several, f'{execution} comparison')}: the interval of the reduction holds zero",
             own,
-            _to_settle(own),
+            "repeat measured times more often; calibrate a simulation better",
         )
-
-
-def _to_settle(table: pd.DataFrame) -> str:
-    """Number of repetitions at which the interval of the first comparison would exclude zero, in words."""
-    first = table.iloc[0]
-    if first["interval"] != CONFIDENCE:
-        return "more repetitions do not narrow it: calibrate better, or measure natively"
-    distance, half, n = abs(math.log(first["ratio"])), math.log(first["ratio_high"] / first["ratio"]), int(first["n"])
-    scatter = half * math.sqrt(n) / float(t_quantile(n - 1))
-    enough = next(
-        (k for k in range(n + 1, _MOST_RUNS) if float(t_quantile(k - 1)) * scatter / math.sqrt(k) < distance), 0
-    )
-    if not enough:
-        return "the difference, if there is one, is too small for repetitions to show: say that none was found"
-    return f"if the difference is what it seems, about {enough} repetitions would show it at the first of these"

@@ -1,4 +1,4 @@
-"""Rules about repetitions: their number, spread and stability, their seeds, and the error of a simulation.
+"""Rules about repetitions: their number, spread and stability, and the error of a simulation.
 
 Hoefler and Belli 2015, rules 5 to 8. Each rule looks at all cells of an execution and makes at most one finding, so
 that the report of a large study stays short. Virtual times are not judged for spread, groups or drift: their
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
-from scalebench.analysis.grouping import CELL, PLACE, listed, place
+from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
@@ -45,7 +45,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
         if len(single):
             yield finding(
                 "warning",
-                f"{counted(len(single), 'cell')} of {execution} times of one run: nothing says how far it would repeat",
+                f"{counted(len(single), f'{execution} cell')} of one run: nothing says how far it would repeat",
                 single,
                 f"repeat every point: {_repeat(evidence.results)}",
             )
@@ -54,10 +54,10 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
             runs = f"{low if low == high else f'{low} to {high}'} {'runs' if execution in MEASURED else 'draws'}"
             yield finding(
                 "warning" if execution in MEASURED else "note",
-                f"{counted(len(few), 'cell')} of {execution} times of {runs}: their spread, which the interval is made "
-                "of, is hardly known",
+                f"{counted(len(few), f'{execution} cell')} of {runs}: their spread, which the interval is made of, is "
+                "hardly known",
                 few,
-                f"{_repeat(evidence.results)} for useful intervals; scalebench compare says how many a test needs",
+                f"{_repeat(evidence.results)} for useful intervals",
             )
 
 
@@ -166,7 +166,9 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
                 else f"their interval holds the {spread} only"
             ),
             where,
-            _to_check(evidence.results),
+            "run natively what this machine can hold: --execution auto"
+            if (virtual["cluster"] == THIS_MACHINE).all() and not supposed(evidence.results)
+            else "quote them as a simulation, which native runs on this machine could not check",
         )
     elif not error.known:
         yield finding(
@@ -186,22 +188,6 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
         )
 
 
-@rule("each repetition has a seed of its own")
-def seeds(evidence: Evidence) -> Iterator[Finding]:
-    """Repetitions of one seed say nothing about other first weights and batches."""
-    runs = evidence.runs
-    groups = runs.groupby(CELL, dropna=False)["seed"]
-    equal = runs[(groups.transform("nunique") == 1) & (groups.transform("size") > 1)]
-    if len(equal):
-        yield finding(
-            "warning",
-            f"repetitions share a seed (seed {listed(sorted(equal['seed'].unique()))}): the metric's interval says "
-            "nothing about other seeds",
-            equal,
-            "repeat with different seeds, as `scalebench run` does by itself",
-        )
-
-
 def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
     """Cells of more than one run, for each measured execution that has any."""
     for execution in MEASURED:
@@ -213,17 +199,6 @@ def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
 def _repeat(results: Results) -> str:
     """Option that makes ENOUGH_RUNS repetitions of every point."""
     return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
-
-
-def _to_check(results: Results) -> str:
-    """Way to check the virtual times, in words; native runs on this machine check simulations of it only."""
-    runs = results.completed
-    other = sorted(set(runs.loc[runs["execution"].isin(SIMULATED), "cluster"].dropna()) - {THIS_MACHINE})
-    if other:
-        return f"quote them as a simulation; only native runs on {listed(other)} itself could check it"
-    if said := supposed(results):
-        return f"state {said} beside these times; native runs take this machine as it is, and could not check them"
-    return "run natively what this machine can hold: --execution auto"
 
 
 def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:

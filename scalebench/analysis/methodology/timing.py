@@ -12,8 +12,7 @@ from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted, percent, seconds
 from scalebench.study.spec import SIMULATED
 
-# s, of common clocks, coarse first
-_TICKS = (1.0, 0.1, 1 / 60, 1 / 64, 1e-2, 1 / 250, 1e-3, 1 / 1024, 1e-4, 1e-5)
+_DECIMALS = range(6)  # of coarse clocks and rounded times
 _FEWEST = 4  # different times needed to detect a tick
 
 
@@ -125,15 +124,10 @@ def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
 
 
 def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    """Coarsest tick in s that divides all `times`; None without one, or with too few times."""
-    different = np.unique(times)
-    if len(different) < _FEWEST:
+    """Coarsest decimal tick in s of which all `times` are multiples; None without one, or with too few times."""
+    if len(np.unique(times)) < _FEWEST:
         return None
-    for tick in _TICKS:
-        ticks = different / tick
-        if np.all(np.abs(ticks - np.round(ticks)) < 1e-6 * np.maximum(1.0, ticks)):
-            return tick
-    return None
+    return next((10.0**-digits for digits in _DECIMALS if np.allclose(times, times.round(digits), rtol=1e-9)), None)
 
 
 def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:

@@ -61,7 +61,7 @@ TWELVE = (
     Kept(
         7,
         "Compare nondeterministic values by sound statistics.",
-        ("few-runs", "runs-apart", "unsettled", "seeds"),
+        ("few-runs", "runs-apart", "unsettled"),
         "differences are paired by round, tests adjusted by Holm and offered only where they can reach their level",
     ),
     Kept(

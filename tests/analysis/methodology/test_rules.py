@@ -161,7 +161,7 @@ def four_steps_an_epoch(study):
     study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6)
 
 
-@case("few-runs", "warning", "7 cells of native times of one run")
+@case("few-runs", "warning", "7 native cells of one run")
 def one_repetition(study):
     study.drop(lambda row: row.repetition > 0)
 
@@ -224,11 +224,6 @@ def averaging_takes_as_long_as_allreduce(study):
     study.change(
         averaging_natively_on_two, train_s=lambda row: times[row.repetition] * (1 + (-1) ** row.repetition / 50)
     )
-
-
-@case("seeds", "warning", "repetitions share a seed (seed 7)")
-def one_seed_for_all(study):
-    study.change(seed=7)
 
 
 @case("metric", "error", "70 runs of 70 without a metric")
