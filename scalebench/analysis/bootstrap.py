@@ -8,15 +8,14 @@ to 83 % at 3 to 5 lognormal values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import LEVEL, Array, Interval
-from scalebench.analysis.loading import CELL, Results
-from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.analysis.intervals import LEVEL, NO_INTERVAL, Array, Interval
+from scalebench.analysis.loading import Results
+from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
@@ -55,14 +54,21 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
     Raises:
         UsageError: no cell has enough repetitions.
     """
-    own = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED]
-    most = max((len(cell.seconds) for cell in own), default=0)
+    cells = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED]
+    most = max((len(cell.seconds) for cell in cells), default=0)
     if most < BOOTSTRAP_FROM:
         raise UsageError(
             f"no bootstrap: the most repetitions of a native or paced time are {most}, and it is offered from "
             f"{BOOTSTRAP_FROM}; the t intervals of `cells` hold from 2, or run with --repetitions {BOOTSTRAP_FROM}"
         )
-    return pd.DataFrame([_row(cell, resamples, seed) for cell in own])
+    rows: list[dict[str, object]] = []
+    for cell in cells:
+        seconds, n = list(cell.seconds.values()), len(cell.seconds)
+        enough = n >= BOOTSTRAP_FROM
+        found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else NO_INTERVAL
+        why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}
+        rows.append(cell.key | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
+    return pd.DataFrame(rows)
 
 
 def bootstrap_intervals(
@@ -79,17 +85,6 @@ def bootstrap_intervals(
         found.append(np.quantile(_trimmed_mean(drawn), tails, axis=-1))
     low, high = np.concatenate(found, axis=-1)
     return Interval(_trimmed_mean(logs), low, high, n)
-
-
-def _row(cell: CellRuns, resamples: int, seed: int) -> dict[str, object]:
-    seconds, n = list(cell.seconds.values()), len(cell.seconds)
-    row = {name: cell.key[name] for name in CELL} | {"n": n}
-    if n < BOOTSTRAP_FROM:
-        few = f"{counted(n, 'repetition')}; offered from {BOOTSTRAP_FROM}"
-        return row | {"trimmed_s": math.nan, "low_s": math.nan, "high_s": math.nan, "interval": "", "note": few}
-    found = bootstrap_interval(seconds, resamples=resamples, seed=seed)
-    numbers = {"trimmed_s": found.centre, "low_s": found.low, "high_s": found.high}
-    return row | numbers | {"interval": BOOTSTRAP, "note": ""}
 
 
 def _trimmed_mean(values: Array) -> Array:

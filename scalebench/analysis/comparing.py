@@ -14,12 +14,13 @@ The worker counts at which two strategies are compared form one family of tests 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
-from scalebench.analysis.intervals import time_interval
+from scalebench.analysis.intervals import NO_INTERVAL, time_interval
 from scalebench.analysis.loading import CELL, Results, cached
 from scalebench.analysis.pairing import NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
@@ -132,7 +133,10 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
             ]
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
-    return [one.without_ratio() if one.bottom.oversubscribed else one for one in found]
+    return [
+        replace(one, ratio=replace(one.ratio, mean=NO_INTERVAL, interval="")) if one.bottom.oversubscribed else one
+        for one in found
+    ]
 
 
 def _labelled(results: Results, label: str) -> list[CellRuns]:
@@ -197,18 +201,13 @@ def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -
         found = [base for base in found if base.batch_global == cell.batch_global]
     plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
-    if not found:
-        return Baseline(None, engine or "", workers, f"{NO_RUN} {name}{where}")
-    if len(found) > 1:
-        labels = ", ".join(sorted(f"{base.key['label']} on {base.key['engine']}" for base in found))
-        return Baseline(
-            None, engine or "", workers, f"{len(found)} candidates for the baseline {name}{where}: {labels}"
-        )
+    if len(found) != 1:
+        fault = f"{len(found)} candidates for the baseline" if found else NO_RUN
+        return Baseline(None, engine or "", workers, f"{fault} {name}{where}")
     (base,) = found
-    at = base.engine
     if base.oversubscribed:
-        return Baseline(None, at, workers, f"{name}{where} is oversubscribed and so no baseline")
-    return Baseline(base, at, workers, "")
+        return Baseline(None, base.engine, workers, f"{name}{where} is oversubscribed and so no baseline")
+    return Baseline(base, base.engine, workers, "")
 
 
 def _ratio(base: Baseline, cell: CellRuns, comparer: Comparer) -> Ratio:

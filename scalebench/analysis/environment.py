@@ -45,16 +45,10 @@ def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
     """Map host_hash to facts, None if undescribed, for each node that `runs` used."""
-    files = {facts["provenance"]: facts for facts in provenance}
-    hosts = {str(facts.get("host_hash")): facts for facts in files.values()}
-    found: dict[str, dict[str, Any] | None] = {}
-    for name in runs["provenance"].dropna().unique():
-        found |= nodes_in(files[name]) if name in files else {}
-    named = runs[["provenance", "host_hash"]].drop_duplicates().dropna(subset=["host_hash"])
-    for name, host in named.itertuples(index=False):  # the machine of a row may be missing in its file
-        if name not in files or host not in nodes_in(files[name]):
-            found.setdefault(host, hosts.get(host))
-    return found
+    nodes = {facts["provenance"]: nodes_in(facts) for facts in provenance}
+    known = {host: facts for own in nodes.values() for host, facts in own.items()}
+    used = [host for name in runs["provenance"].dropna().unique() for host in nodes.get(name, {})]
+    return {host: known.get(host) for host in dict.fromkeys([*used, *runs["host_hash"].dropna().unique()])}
 
 
 def hardware(facts: dict[str, Any]) -> str:

@@ -6,16 +6,16 @@ Below the critical batch B_crit a larger batch costs no further epochs; at it tw
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 
 from scalebench.analysis.loading import Results
-from scalebench.analysis.rounds import CellRuns, runs_by_cell
+from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.time_to_target import reached_by_all
 from scalebench.errors import ResultsError
 
@@ -31,7 +31,6 @@ class EpochsLaw:
     epochs_at_zero: float
     critical_batch: float
     resampled: tuple[tuple[float, float], ...] = ()  # (epochs_at_zero, critical_batch)
-    typical_error: float = float("nan")  # median of |fitted / observed - 1| over the rows
 
     def __post_init__(self) -> None:
         for name, value in (("epochs at batch 0", self.epochs_at_zero), ("critical batch", self.critical_batch)):
@@ -79,8 +78,7 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
         rows = random.integers(len(x), size=len(x))
         if len(np.unique(x[rows])) > 1:
             drawn.append(_fit(x[rows], y[rows]))
-    error = np.abs(law[0] * (1 + x / law[1]) / y - 1)
-    return EpochsLaw(*law, tuple(drawn), float(np.median(error)))
+    return EpochsLaw(*law, tuple(drawn))
 
 
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -121,14 +119,13 @@ def critical_batches(results: Results, *, draws: int | None = None) -> list[Seri
 
     A batch at which some run did not is left out: the runs that did alone would show too few epochs.
     """
-    series: dict[tuple[str, str, str], list[CellRuns]] = {}
+    series: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for cell in runs_by_cell(results):
         if reached_by_all(cell) and cell.batch_global:
-            series.setdefault((cell.execution, cell.engine, cell.label), []).append(cell)
+            rows = [(cell.batch_global, epochs) for epochs in cell.epochs_to_target.values() if epochs > 0]
+            series.setdefault((cell.execution, cell.engine, cell.label), []).extend(rows)
     found = []
-    for key, own in series.items():
-        rows = [(cell.batch_global or 0, epochs) for cell in own for epochs in cell.epochs_to_target.values()]
-        rows = [(batch, epochs) for batch, epochs in rows if epochs > 0]
+    for key, rows in series.items():
         batches, epochs = [batch for batch, _ in rows], [epochs for _, epochs in rows]
         if len(set(batches)) >= LEAST_BATCHES:
             found.append(SeriesLaw(*key, fit_epochs(batches, epochs, draws=draws or DRAWS), min(batches), max(batches)))
@@ -141,18 +138,11 @@ def read_law(path: Path, *, draws: int = DRAWS) -> SeriesLaw:
     Raises:
         ResultsError: the file cannot be read, a cell holds no number, or the rows cannot be fitted.
     """
-    rows = []
     try:
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    rows.append((float(row["batch_global"]), float(row["epochs"])))
-                except (KeyError, TypeError, ValueError):
-                    raise ResultsError(
-                        f"{path}, line {number}: expected numbers in the columns batch_global and epochs"
-                    ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    batches = [batch for batch, _ in rows]
-    law = fit_epochs(batches, [epochs for _, epochs in rows], draws=draws)
-    return SeriesLaw("", "", "", law, min(batches), max(batches))
+        table = pd.read_csv(path, dtype=str)[["batch_global", "epochs"]].astype(float)
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    except (KeyError, ValueError):
+        raise ResultsError(f"{path}: expected numbers in the columns batch_global and epochs") from None
+    batches = table["batch_global"]
+    return SeriesLaw("", "", "", fit_epochs(batches, table["epochs"], draws=draws), batches.min(), batches.max())

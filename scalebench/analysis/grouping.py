@@ -13,11 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
-    MEDIAN_FROM,
     METRIC_FROM,
     METRIC_RANGE,
     SAME_METRIC,
-    Array,
     Interval,
     Part,
     half_width,
@@ -80,8 +78,10 @@ def cells(results: Results) -> pd.DataFrame:
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
     table["q1_s"], table["q3_s"] = groups["train_s"].quantile(0.25), groups["train_s"].quantile(0.75)
-    table["median_low_s"], table["median_high_s"] = _median_bounds(logs, groups.ngroup(), table["n"])
-    table.loc[virtual, ["median_low_s", "median_high_s"]] = math.nan
+    medians = [median_interval(own) for _, own in groups["log"]]
+    for end in ("low", "high"):
+        bounds = np.exp(np.array([getattr(found, end) for found in medians], dtype=float))
+        table[f"median_{end}_s"] = np.where(virtual, math.nan, bounds)
     table["spread"] = np.sqrt(np.expm1(deviation**2))
     metric = groups["final_metric"]
     table["metric"] = metric.mean()
@@ -100,19 +100,6 @@ def cells(results: Results) -> pd.DataFrame:
         for kind, low, high in zip(table["execution"], table["low_s"], table["high_s"], strict=True)
     ]
     return _in_order(table)
-
-
-def _median_bounds(logs: pd.Series[float], group: pd.Series[int], n: pd.Series[int]) -> tuple[Array, Array]:
-    """Bounds of `median_time` of every group; groups of different sizes are sorted together."""
-    values = logs.to_numpy()[np.lexsort((logs.to_numpy(), group.to_numpy()))]
-    sizes = n.to_numpy()
-    first = np.cumsum(sizes) - sizes
-    low, high = np.full(len(sizes), math.nan), np.full(len(sizes), math.nan)
-    for size in np.unique(sizes[sizes >= MEDIAN_FROM]):
-        own = sizes == size
-        found = median_interval(values[first[own][:, None] + np.arange(size)])
-        low[own], high[own] = np.exp(found.low), np.exp(found.high)
-    return low, high
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,10 +124,6 @@ class CellComparison:
         needed = f"needs {self.repetitions_needed} repetitions to reach {alpha:g}"
         return f"a test of {counted(self.family, 'worker count')} {needed}"
 
-    def without_ratio(self) -> CellComparison:
-        """The comparison without the value of its ratio, as for an oversubscribed baseline."""
-        return replace(self, ratio=replace(self.ratio, mean=NO_INTERVAL, interval=""))
-
 
 class Comparer:
     """Compares cells of study `b` with cells of study `a`, or cells of one study."""
@@ -139,8 +135,8 @@ class Comparer:
         self.level = level_of_ratios(*self.studies)  # of ratios: no run waits for a ratio to be narrow
         self.errors: tuple[VirtualError | None, ...] = tuple(virtual_error(results) for results in both)
         self.stated = all(states_steps(results) for results in both)
-        calibrations, seeds = ([of(results) for results in both] for of in (calibration_of, _seed))
-        self.same_draws = calibrations[0] == calibrations[1] and seeds[0] == seeds[1]
+        draws = [(calibration_of(results), results.study.get("seed")) for results in both]
+        self.same_draws = draws[0] == draws[1]
 
     def error_of(self, side: int) -> VirtualError | None:
         """Virtual-native error of study a (0) or b (1); the other study's if only that one is checked well enough."""
@@ -203,7 +199,9 @@ class Comparer:
             return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
         if paired or self.one_study:
-            return _ratio_by_draw(above, below, error)
+            if above == below:  # one computation made twice, such as averaging once per epoch and serial at one worker
+                return Interval(1.0, 1.0, 1.0, len(above))
+            return calibration_interval(np.log(above) - np.log(below), error, LEVEL).exp()
         level = float(max(level_of(study, min(len(above), len(below))) for study in self.studies))
         return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).exp()
 
@@ -228,24 +226,9 @@ class Comparer:
         return unpaired_metric(list(top.metrics.values()), list(bottom.metrics.values()))
 
 
-def _ratio_by_draw(top: list[float], bottom: list[float], error: Part | None) -> Interval:
-    """Ratio of virtual times of one calibration, draw by draw.
-
-    Times that are equal in every draw, to the last bit, come from one computation made twice (such as averaging once
-    per epoch and serial, at one worker): nothing varies, and the simulation's error cancels.
-    """
-    if top == bottom:
-        return Interval(1.0, 1.0, 1.0, len(top))
-    return calibration_interval(np.log(top) - np.log(bottom), error, LEVEL).exp()
-
-
 def _test(cell: CellRuns, ratio: Ratio, level: float) -> RankTest | None:
     """The rank test of a ratio; None for simulated times, or where its p cannot reach `level`."""
     if cell.execution not in MEASURED:
         return None
     test = (signed_rank_test if ratio.paired else rank_sum_test)(ratio.top_s, ratio.bottom_s)
     return test if test.smallest_p <= level else None
-
-
-def _seed(results: Results) -> object:
-    return results.study.get("seed")

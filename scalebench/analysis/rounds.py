@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,7 @@ class CellRuns:
     seconds: dict[int, float] = field(default_factory=dict)
     order: dict[int, int] = field(default_factory=dict)
     metrics: dict[int, float] = field(default_factory=dict)
-    crowded: list[bool] = field(default_factory=list)
+    oversubscribed: bool = False
     started: dict[int, float] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     reach_s: float = math.inf
@@ -58,11 +59,6 @@ class CellRuns:
     aimed: set[int] = field(default_factory=set)
     to_target: dict[int, float] = field(default_factory=dict)
     epochs_to_target: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Return True if any run was oversubscribed."""
-        return any(self.crowded)
 
 
 @cached
@@ -85,14 +81,16 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
 
 def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     first = runs.iloc[0]
-    rounds = runs["repetition"].astype(int).tolist()
-    again = (runs["attempt"] > 1) | runs["shared"]
     known = runs[np.isfinite(runs["final_metric"])]
     targets = runs["target_metric"].astype(float)
     target = float(targets.iloc[-1])
     aimed = runs[targets == target]
     reached = aimed[aimed["time_to_target_s"].notna()]
-    at = reached["repetition"].astype(int).tolist()
+    again = runs[(runs["attempt"] > 1) | runs["shared"]]
+
+    def by_round(column: pd.Series[Any]) -> dict[int, Any]:
+        return dict(zip(runs.loc[column.index, "repetition"].astype(int).tolist(), column.tolist(), strict=True))
+
     return CellRuns(
         key={name: first[name] for name in CELL},
         strategy=first["strategy"],
@@ -103,18 +101,18 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         batch_global=None if pd.isna(first["batch_global"]) else int(first["batch_global"]),
         weak=first["scaling"] == "weak",
         metric_name="" if pd.isna(first["metric_name"]) else first["metric_name"],
-        seconds=dict(zip(rounds, runs["train_s"].tolist(), strict=True)),
-        order=dict(zip(rounds, runs["order"].tolist(), strict=True)),
+        seconds=by_round(runs["train_s"]),
+        order=by_round(runs["order"]),
         metrics=dict(zip(known["seed"].astype(int).tolist(), known["final_metric"].tolist(), strict=True)),
-        crowded=runs["oversubscribed"].astype(bool).tolist(),
-        started=dict(zip(rounds, runs["began"].tolist(), strict=True)),
-        again={number for number, redone in zip(rounds, again.tolist(), strict=True) if redone},
+        oversubscribed=bool(runs["oversubscribed"].any()),
+        started=by_round(runs["began"]),
+        again=set(by_round(again["attempt"])),
         reach_s=float(first["reach_s"]),
         epochs=int(first["epochs"]),
         target=target,
-        aimed=set(aimed["repetition"].astype(int)),
-        to_target=dict(zip(at, reached["time_to_target_s"].tolist(), strict=True)),
-        epochs_to_target=dict(zip(at, reached["epochs_to_target"].astype(float).tolist(), strict=True)),
+        aimed=set(by_round(aimed["attempt"])),
+        to_target=by_round(reached["time_to_target_s"]),
+        epochs_to_target=by_round(reached["epochs_to_target"].astype(float)),
     )
 
 

@@ -138,6 +138,8 @@ def time_trend(cells: Sequence[CellRuns]) -> Trend | None:
     Least squares with an intercept for every cell, ln T = c(cell) + b order. p is Student's of b / se(b), with
     runs - cells - 1 degrees of freedom.
     """
+    from scipy.special import stdtr
+
     several = [cell for cell in cells if len(cell.seconds) > 1]
     order = [np.array([cell.order[number] for number in cell.seconds], dtype=float) for cell in several]
     logs = [np.log(list(cell.seconds.values())) for cell in several]
@@ -151,18 +153,13 @@ def time_trend(cells: Sequence[CellRuns]) -> Trend | None:
     rest = y - slope * at
     error = math.sqrt(float(rest @ rest) / freedom / squares) if squares else 0.0
     span = max(own.max() for own in order) - min(own.min() for own in order)
-    return Trend(math.exp(slope * span), _two_sided_t(slope / error, freedom) if error else 1.0)
+    p = float(2 * stdtr(freedom, -abs(slope / error))) if error else 1.0
+    return Trend(math.exp(slope * span), p)
 
 
 @cache
 def _uniform_shares(n: int) -> Array:
     return np.sort(explained_by_a_cut(np.random.default_rng(n).random((_SIMULATED, n))))
-
-
-def _two_sided_t(t: float, freedom: int) -> float:
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(freedom, -abs(t)))
 
 
 def _doubled_ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,14 +20,6 @@ from scalebench.formatting import counted
 from scalebench.study.tuning import is_range
 
 _CELL = ["label", "workers"]
-
-
-class TuningCost(NamedTuple):
-    """Cost of tuning: number of trials of all cells, and their core-hours on the simulated cluster."""
-
-    trials: int
-    cells: int
-    core_hours: float
 
 
 def metric_of(results: Results) -> str:
@@ -103,13 +95,6 @@ def best_so_far(results: Results) -> pd.DataFrame:
     return kept.assign(best=running.ffill()).reset_index(drop=True)
 
 
-def tuning_cost(results: Results) -> TuningCost:
-    """Return number and cost of the trials of a study."""
-    trials = results.trials
-    cells = len(trials[_CELL].drop_duplicates()) if len(trials) else 0
-    return TuningCost(len(trials), cells, float(trials["cost_core_hours"].sum()) if len(trials) else 0.0)
-
-
 def search_in_words(results: Results) -> str:
     """Return the search space and trials of a tuned study: `best of 16 trials over lr 0.003 to 0.3`; else empty."""
     tune = results.study.get("tune")
@@ -124,13 +109,13 @@ def tuning_in_words(results: Results) -> str:
     search = search_in_words(results)
     if not search:
         return ""
-    cost = tuning_cost(results)
+    trials = results.trials
+    points, hours = len(trials[_CELL].drop_duplicates()), trials["cost_core_hours"].sum()
     by = "time to the target" if metric_of(results) == "time_to_target" else "the final metric"
     share = 100 * results.study["tune"]["validation"]
     return (
         f"tuned for each strategy and worker count: {search}, by {by} on {share:g} % of the training samples, held "
-        f"out; {counted(cost.trials, 'trial')} of {counted(cost.cells, 'point')} cost {cost.core_hours:.3g} core-hours "
-        "(virtual)"
+        f"out; {counted(len(trials), 'trial')} of {counted(points, 'point')} cost {hours:.3g} core-hours (virtual)"
     )
 
 

@@ -56,4 +56,4 @@ def test_each_cell_has_an_interval_or_a_note(study):
     assert (enough.trimmed_s, enough.low_s, enough.high_s) == bootstrap_interval(SECONDS)[:3]
     assert (enough.interval, enough.note) == ("95 % bootstrap interval", "")
     assert math.isnan(few.low_s)
-    assert few.note == "6 repetitions; offered from 20"
+    assert (few.n, few.note) == (6, "offered from 20")

@@ -76,8 +76,8 @@ def test_rows_of_a_file_are_fitted(tmp_path):
     fitted, rows = read_law(PUBLISHED, draws=2), pd.read_csv(PUBLISHED)
     assert (fitted.least, fitted.most) == (rows["batch_global"].min(), rows["batch_global"].max())
     assert fitted.law == fit_epochs(rows["batch_global"], rows["epochs"], draws=2)
-    (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,12\n128,\n")
-    with pytest.raises(ResultsError, match=r"mine\.csv, line 3: expected numbers in the columns batch_global"):
+    (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,12\n128,many\n")
+    with pytest.raises(ResultsError, match=r"mine\.csv: expected numbers in the columns batch_global"):
         read_law(tmp_path / "mine.csv")
     with pytest.raises(ResultsError, match=r"cannot read .*none\.csv: No such file"):
         read_law(tmp_path / "none.csv")
