@@ -3,8 +3,7 @@
 A run that ends below the target says that its time to the target is longer than the run: it is censored, and counts.
 The runs of a cell end after equally many epochs, so all are censored at the end of the longest. Where every run of a
 cell reached the target, the estimate is the geometric mean. Where some did not, it is the median of the Kaplan-Meier
-curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did, and has no interval. Both estimate the median of
-lognormal times.
+curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did. Both estimate the median of lognormal times.
 
 Measured times to the target have the t interval of training times. A simulated one is a training time, which varies
 with the draw from the calibration, times the share of it until the target, which varies with the seed. Draws count with
@@ -23,7 +22,7 @@ import pandas as pd
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
-    NO_INTERVAL,
+    MEDIAN_FROM,
     Array,
     Interval,
     Part,
@@ -38,6 +37,7 @@ from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.formatting import is_interval
 
+SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
 OVER_SEEDS = ", and over seeds"
 COLUMNS = [
     *CELL,
@@ -53,7 +53,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
     """Times and epochs to the target metric, one row per cell that has a target.
 
     `n_aimed` runs had the target, `n_reached` of them reached it. `time_to_target_s` is infinite where at most half
-    did; its bounds are NaN where no interval is offered.
+    did; its bounds are NaN where no interval is offered, and the upper one infinite where the runs exclude none.
     `epochs_to_target` is the median of the Kaplan-Meier curve over epochs.
     """
     comparer = Comparer(results)
@@ -62,8 +62,8 @@ def times_to_target(results: Results) -> pd.DataFrame:
     for cell in runs_by_cell(results):
         if not cell.aimed:
             continue
-        time, interval = time_to_target(cell, comparer), ""
-        if not math.isnan(time.low):
+        time, interval = time_to_target(cell, comparer), SURVIVAL
+        if reached_by_all(cell):
             varies = is_interval(time.low, time.high)
             interval = interval_name(cell.execution, checked=known, varies=varies, stated=named) + _seeds(cell)
         epochs = survival_median(
@@ -80,8 +80,8 @@ def times_to_target(results: Results) -> pd.DataFrame:
                 "n_aimed": len(cell.aimed),
                 "n_reached": len(cell.to_target),
                 **time.named("time_to_target_s", "target_low_s", "target_high_s"),
-                "target_interval": interval,
-                "epochs_to_target": epochs,
+                "target_interval": "" if math.isnan(time.low) else interval,
+                "epochs_to_target": epochs.centre,
             }
         )
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -110,11 +110,10 @@ def shares(cell: CellRuns) -> dict[int, float]:
 
 
 def time_to_target(cell: CellRuns, comparer: Comparer) -> Interval:
-    """Time to the target of a cell, as described above; a median has no bounds."""
+    """Time to the target of a cell, as described above."""
     if not reached_by_all(cell):
         end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
-        censored = [end] * len(cell.aimed - cell.to_target.keys())
-        return NO_INTERVAL._replace(centre=survival_median(list(cell.to_target.values()), censored))
+        return survival_median(list(cell.to_target.values()), [end] * len(cell.aimed - cell.to_target.keys()))
     if cell.execution in MEASURED:
         return comparer.time(until_target(cell), 0)
     rounds, error = sorted(cell.to_target), comparer.error_of(0)
@@ -136,21 +135,32 @@ def simulated_interval(
     return Interval(centre, centre - half, centre + half, len(x)).exp()
 
 
-def survival_median(reached: Sequence[float], censored: Sequence[float]) -> float:
-    """Median of the Kaplan-Meier curve of times `reached` and `censored`; infinite where at most half were reached.
+def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Interval:
+    """Median of the Kaplan-Meier curve of times `reached` and `censored`, with its interval from MEDIAN_FROM runs.
 
-    Where the curve equals one half from one time to the next, the median is the middle between them.
+    The interval holds the times at which the interval of the curve holds one half (Brookmeyer and Crowley, Biometrics
+    38, 1982), with Greenwood's variance on the scale of log(-log S), which a curve of 0 does not have. Where the
+    curve equals one half from one time to the next, the median is the middle between them.
     """
+    n = len(reached) + len(censored)
     if not reached:
-        return math.inf if censored else math.nan
+        return Interval(math.inf if n else math.nan, math.nan, math.nan, n)
     times, events = np.unique(np.asarray(reached, dtype=float), return_counts=True)
     every = np.sort(np.concatenate([np.asarray(reached, dtype=float), np.asarray(censored, dtype=float)]))
-    at_risk = len(every) - np.searchsorted(every, times, side="left")
+    at_risk = n - np.searchsorted(every, times, side="left")
     curve = np.asarray(np.cumprod(1 - events / at_risk), dtype=float)
     centre = _first(times, curve)
     if math.isfinite(centre) and abs(curve[times == centre][0] - _HALF) <= _ROUNDING:
         centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
-    return centre
+    if n < MEDIAN_FROM:
+        return Interval(centre, math.nan, math.nan, n)
+    from scipy.special import ndtri  # scipy.stats, which has the curve, takes seconds to import
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.cumsum(events / (at_risk * (at_risk - events)))
+        half = ndtri((1 + level) / 2) * np.sqrt(variance) / np.abs(np.log(curve))
+        low, high = (_first(times, curve ** np.exp(side * half)) for side in (1, -1))
+    return Interval(centre, low, high, n)
 
 
 def _first(times: Array, curve: Array) -> float:

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import CensoredData, ecdf
 
 from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import simulated_interval, survival_median, times_to_target
+from scalebench.analysis.time_to_target import SURVIVAL, simulated_interval, survival_median, times_to_target
 from tests.analysis.test_comparing import only, run
 
 AIM = {"target_metric": 0.9, "epochs": 6}
@@ -34,15 +34,20 @@ def cell(strategy, workers, times, execution="virtual", train_s=4.0, **changes):
     ]
 
 
-def test_curve_is_that_of_scipy():
+@pytest.mark.filterwarnings("ignore:The confidence interval is undefined")
+def test_curve_and_its_bounds_are_those_of_scipy():
     random = np.random.default_rng(3)
     for _ in range(20):
         times, ends = random.exponential(1, 15), random.exponential(1.5, 15)
         seen, reached = np.minimum(times, ends), times <= ends
         curve = ecdf(CensoredData(uncensored=seen[reached], right=seen[~reached])).sf
+        bounds = curve.confidence_interval(method="log-log")
+        expected = [_first(bounds.low), _first(bounds.high)]
         found = survival_median(seen[reached].tolist(), seen[~reached].tolist())
+        assert [found.low, found.high] == pytest.approx(expected)
+        assert found.n == 15
         if not np.any(np.isclose(curve.probabilities, 0.5)):
-            assert found == pytest.approx(_first(curve))
+            assert found.centre == pytest.approx(_first(curve))
 
 
 def _first(curve) -> float:
@@ -63,7 +68,13 @@ def _first(curve) -> float:
     ],
 )
 def test_median_counts_censored_runs(reached, censored, median):
-    assert survival_median(reached, censored) == pytest.approx(median)
+    assert survival_median(reached, censored).centre == pytest.approx(median)
+
+
+def test_interval_of_a_torn_cell_begins_at_six_runs():
+    assert math.isnan(survival_median([1, 2, 3, 4], [5]).low)
+    found = survival_median([1, 2, 3, 4], [5, 6])
+    assert found.low < found.centre < found.high == math.inf
 
 
 def test_cell_that_always_reaches_it_has_the_interval_of_a_time(study):
@@ -82,6 +93,8 @@ def test_cell_with_unreached_runs_has_counts(study):
     assert (serial["time_to_target_s"], serial["epochs_to_target"], serial["n_reached"]) == (3.0, 5, 2)
     assert (allreduce["time_to_target_s"], allreduce["n_reached"], allreduce["n_aimed"]) == (math.inf, 1, 3)
     assert serial["target_interval"] == ""
+    many = times_to_target(study(rows=cell("serial", 1, (1.0, 1.2, None, 3.0, 2.0, 2.5, 2.2)))).iloc[0]
+    assert many["target_interval"] == SURVIVAL
 
 
 def test_study_without_target_has_no_rows(study):
@@ -146,3 +159,16 @@ def test_simulated_interval_covers_what_it_says(draws, seeds):
         found = simulated_interval(np.exp(times).tolist(), np.exp(shares).tolist(), None)
         hit += found.low <= 1 <= found.high
     assert 0.93 <= hit / 800 <= 0.97  # 3 standard deviations of a binomial share are 0.023
+
+
+def test_interval_of_a_torn_cell_covers_at_least_what_it_says():
+    random, hit, torn = np.random.default_rng(2), 0, 0
+    for _ in range(1500):
+        times = random.lognormal(0, 0.3, 10)
+        reached = times[times <= 1.3]
+        if len(reached) < 10:
+            torn += 1
+            found = survival_median(reached.tolist(), [1.3] * (10 - len(reached)))
+            hit += found.low <= 1 <= found.high
+    assert torn > 1000
+    assert hit / torn >= 0.93
