@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
+from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.caption import with_interval
+from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.scaling import METRIC_WORDS, over_seeds
+from scalebench.figures.drawing.styles import Look, name_series
 
 _PANELS = ("time", "core-hours")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
@@ -34,14 +37,6 @@ class AccuracyCost(Figure):
         return super().absent(results) or ("" if trained else "no run has a metric; modelled runs train nothing")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from matplotlib.lines import Line2D
-
-        from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
-        from scalebench.figures.drawing.caption import with_interval
-        from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.scaling import over_seeds
-        from scalebench.figures.drawing.styles import name_series
-
         everything = name_series(metric_by_cost(results))
         table, look, groups = canvas.series_of(everything)
         names = [name for name in canvas.wanted(_PANELS) if table[COSTS[name]].notna().any()]
@@ -87,9 +82,6 @@ class AccuracyCost(Figure):
 
 def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look]) -> None:
     """Draw one point per cell, with its intervals of cost and metric."""
-    from scalebench.analysis.intervals import METRIC_RANGE
-    from scalebench.figures.drawing.scaling import METRIC_WORDS
-
     low, high = ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
     known = own[own[cost].notna()]
     panel.curve(known, "metric", look, x=cost, low="metric_low", high="metric_high", shift=False, connect=False)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import pandas as pd
+from matplotlib.patches import Patch
+
+from scalebench.analysis import Results, agreement, median_error
+from scalebench.analysis.environment import supposed
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.styles import Look, looks
+from scalebench.formatting import deviation
 
 GOAL = 0.15
 
@@ -25,9 +26,6 @@ class Agreement(Figure):
     panels = ("times", "ratio")
 
     def absent(self, results: Results) -> str:
-        from scalebench.analysis import agreement
-        from scalebench.analysis.environment import supposed
-
         if reason := super().absent(results):
             return reason
         if len(agreement(results)):
@@ -37,13 +35,6 @@ class Agreement(Figure):
         return "no strategy ran both virtually and natively at one worker count"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from matplotlib.patches import Patch
-
-        from scalebench.analysis import agreement, median_error
-        from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
-        from scalebench.figures.drawing.styles import looks
-        from scalebench.formatting import deviation
-
         table = agreement(results).assign(execution="native", series=lambda frame: frame["label"])
         look = looks(list(table["series"]))
         executions = canvas.selection.executions or ("native", "virtual")

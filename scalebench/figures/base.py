@@ -1,8 +1,4 @@
-"""The base class of figures, and their registry.
-
-Modules of this package import pandas and matplotlib inside functions only, so that listing figures takes a tenth of a
-second. The drawing code is in `scalebench.figures.drawing`.
-"""
+"""The base class of figures, and their registry, which imports the figures at the first lookup."""
 
 from __future__ import annotations
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.patches import Patch
+
+from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.artist import Artist
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel, Segment
-    from scalebench.figures.style import Style
+from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel, Segment, hatch_of
+from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
+from scalebench.figures.style import Style
+from scalebench.formatting import seconds
 
 _COLUMNS = 3
 _ALONE = "engine, at one worker"
@@ -29,9 +31,6 @@ class Breakdown(Figure):
     summary = "share of compute, exposed communication, waiting, data and other in the training time"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis import cells
-        from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
-
         table, look, _ = canvas.series_of(cells(results))
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
@@ -65,9 +64,6 @@ class Breakdown(Figure):
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
     """Return the parts of one bar, in per cent; parts without time are left out."""
-    from scalebench.figures.drawing.panel import Segment
-    from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
-
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
     wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
@@ -91,10 +87,6 @@ def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
 
 def _sample(segment: Segment, style: Style) -> Artist:
     """Return the legend's patch of a part of the bars."""
-    from matplotlib.patches import Patch
-
-    from scalebench.figures.drawing.panel import hatch_of
-
     face = segment.color if segment.measured else "white"
     edge = "white" if segment.measured and style.patterns else segment.color
     return Patch(facecolor=face, edgecolor=edge, hatch=hatch_of(segment, style))
@@ -108,8 +100,6 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
 
 
 def _time_of(cell: dict[Hashable, Any]) -> str:
-    from scalebench.formatting import seconds
-
     return seconds(cell["train_s"]) + (" ×" if cell["oversubscribed"] else "")
 
 

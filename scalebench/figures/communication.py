@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import communication_shares
+from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import share_y
 
 _PANELS = {
     "exposed": "exposed communication",
@@ -31,10 +30,6 @@ class Communication(Figure):
         return super().absent(results) or ("" if known else "no run on several workers has measured communication")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis.grouping import communication_shares
-        from scalebench.analysis.intervals import CONFIDENCE
-        from scalebench.figures.drawing.panel import share_y
-
         table, look, groups = canvas.series_of(communication_shares(results))
         if table.empty:
             raise EmptyFigureError("no run of the selection on several workers has measured communication")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from scalebench.analysis import Results
+from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_interval
 from scalebench.figures.base import FIGURES, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.caption import with_interval
+from scalebench.figures.drawing.panel import share_y
+from scalebench.figures.drawing.scaling import METRIC_WORDS
+from scalebench.formatting import counted, is_interval
 
 _COLUMNS = 4
 _X = {"epochs": "epochs", "time": "elapsed_s"}
@@ -29,14 +32,6 @@ class Convergence(Figure):
         return super().absent(results) or ("" if measured else "no epoch was evaluated")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        from scalebench.analysis.intervals import METRIC_RANGE
-        from scalebench.figures.drawing.caption import with_interval
-        from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.scaling import METRIC_WORDS
-        from scalebench.formatting import counted
-
         table, look, groups = canvas.series_of(_by_epoch(results))
         axes = canvas.wanted(self.panels)
         columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
@@ -82,11 +77,6 @@ class Convergence(Figure):
 
 
 def _by_epoch(results: Results) -> pd.DataFrame:
-    import pandas as pd
-
-    from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_interval
-    from scalebench.formatting import is_interval
-
     runs = results.completed[["run_id", "attempt", "oversubscribed", "metric_name", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])
     table = table[table["test_metric"].notna()]

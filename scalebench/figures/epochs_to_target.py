@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
+import numpy as np
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.analysis.epochs_to_target import SeriesLaw, critical_batches
+from scalebench.analysis.time_to_target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.analysis.epochs_to_target import SeriesLaw
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, torn
+from scalebench.formatting import digits, metric_word
 
 _COLUMNS = 3
 _CURVE_POINTS = 60
@@ -32,11 +33,6 @@ class EpochsToTarget(Figure):
         return super().absent(results) or ("" if aimed else "the study states no target_metric")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis.epochs_to_target import critical_batches
-        from scalebench.analysis.time_to_target import times_to_target
-        from scalebench.figures.drawing.unreached import legend_of_unreached, torn
-        from scalebench.formatting import metric_word
-
         table = times_to_target(results)
         table, look, _ = canvas.series_of(table[table["batch_global"].notna()])
         if table.empty:
@@ -94,10 +90,6 @@ def _draw(
     panel: Panel, name: str, own: pd.DataFrame, laws: list[SeriesLaw], look: dict[str, Look], epochs: int
 ) -> None:
     """Draw the points of a series, and each fitted law with its interval over the batches it was fitted to."""
-    import numpy as np
-
-    from scalebench.figures.drawing.unreached import mark_unreached
-
     shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
     panel.curve(shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False)
     mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * epochs, x="batch_global")
@@ -117,8 +109,6 @@ def _draw(
 
 
 def _in_words(name: str, execution: str, fitted: SeriesLaw) -> str:
-    from scalebench.formatting import digits
-
     if not fitted.grows:
         return f"{name} ({execution}) none within 10 times the largest batch"
     low, high = fitted.law.critical_interval()

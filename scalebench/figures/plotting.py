@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,6 +101,10 @@ def plot_folder(
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
+    context = get_context("forkserver")  # forking a process with threads is not safe
+    if jobs > 1:
+        context.set_forkserver_preload(["scalebench.figures.drawing.canvas", "scalebench.analysis.laws"])
+        forkserver.ensure_running()  # it imports while this process does
     wanted = request.figures()
     if request.selection != EVERYTHING:
         request.selection.require(_load(folder))
@@ -110,8 +114,8 @@ def plot_folder(
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
-    else:  # spawn: forking a process with threads is not safe
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             drawn = list(pool.map(_load_and_draw, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _some_drawn(drawn, folder)

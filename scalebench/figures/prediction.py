@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.styles import looks
 from scalebench.figures.plotting import write_picture
 
-if TYPE_CHECKING:
-    from scalebench.figures.drawing.canvas import Canvas
+if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.advice import Held
     from scalebench.pricing.grid import Grid
 
@@ -28,10 +31,6 @@ def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_
 
 def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
     """Draw the panels of `draw_prediction` on `canvas`."""
-    import pandas as pd
-
-    from scalebench.figures.drawing.styles import looks
-
     each = f"of {'all workers' if of_all else 'a worker'}"
     table = pd.DataFrame(
         {

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from scalebench.errors import ResultsError, writing
+from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import FORMATS, write_figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.figures.drawing.canvas import Canvas
 
 _NAME = "prediction-error"
 _GREY = "#B4B4B4"
@@ -37,10 +38,6 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
 
 def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
     """Draw seconds of each prediction as multiples of linear scaling from its base row, and errors by distance."""
-    import numpy as np
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
-
     [[against, apart]] = canvas.grids((2, 2, 3.6))
     errors = errors[errors["linear_s"].notna()]
     slower = errors["seconds"] / errors["linear_s"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from scalebench.analysis import Results
 from scalebench.figures.base import FIGURES, Figure
-
-if TYPE_CHECKING:
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.scaling import draw_scaling
 
 
 @FIGURES.add
@@ -26,8 +25,6 @@ class StrongScaling(Figure):
         return super().absent(results) or ("" if scales_so else f"the study scales {other}ly; see {other}-scaling")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.figures.drawing.scaling import draw_scaling
-
         draw_scaling(results, canvas, weak=self.weak)
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from scalebench.analysis import Results, cells
+from scalebench.analysis.intervals import Interval
+from scalebench.analysis.laws import Scaling, band_name, curve, no_band, scaling_laws, series_of
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.analysis.intervals import Interval
-    from scalebench.analysis.laws import Scaling
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.styles import NEUTRAL, Look, knee
+from scalebench.figures.drawing.styles import knee as knee_mark
+from scalebench.formatting import percent
+from scalebench.study.spec import SIMULATED
 
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
@@ -34,23 +36,12 @@ class ScalingLaws(Figure):
     def absent(self, results: Results) -> str:
         if why := super().absent(results):
             return why
-        from scalebench.analysis.laws import series_of
-
         refusals = [series.refusal for series in series_of(results)]
         if not refusals:
             return "no strategy but serial was run"
         return refusals[0] if all(refusals) else ""
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        import pandas as pd
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        from scalebench.analysis import cells
-        from scalebench.analysis.laws import band_name, no_band, scaling_laws
-        from scalebench.figures.drawing.styles import NEUTRAL, knee
-        from scalebench.study.spec import SIMULATED
-
         found = [one for one in scaling_laws(results) if not one.refusal]
         table, look, _ = canvas.series_of(cells(results))
         fitted = table[_keys(table).isin([_key(one) for one in found])]
@@ -100,10 +91,6 @@ def _keys(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, Look]) -> None:
-    import numpy as np
-
-    from scalebench.analysis.laws import curve, no_band
-
     own = table[_keys(table) == _key(one)]
     name, series = str(own["series"].iloc[0]), one.series
     assert one.advice is not None
@@ -119,14 +106,7 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     panel.seconds_axis()
 
 
-def _draw_curve(
-    panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Interval, color: str, *, sure: bool
-) -> None:
-    import numpy as np
-
-    from scalebench.figures.drawing.styles import knee as knee_mark
-    from scalebench.formatting import percent
-
+def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Interval, color: str, *, sure: bool) -> None:
     assert one.advice is not None
     last, best, knee = float(one.series.counts[-1]), one.best, one.advice.knee
     inside, outside = at <= last, at >= last

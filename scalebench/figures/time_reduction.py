@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from matplotlib import rcParams
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from scalebench.analysis import Results, cells, ratios
+from scalebench.analysis.grouping import PER_BATCH
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.artist import Artist
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel, Segment
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel, Segment, share_y
+from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL, Look, name_series
+from scalebench.formatting import is_interval
 
 _COLUMNS = 3
 _CURVES, _SPLITS = ("allreduce", "time", "serial"), ("horovod", "ddp")
@@ -33,18 +37,12 @@ class TimeReduction(Figure):
     )
 
     def absent(self, results: Results) -> str:
-        from scalebench.analysis import ratios
-
         if reason := super().absent(results):
             return reason
         compared = _of_others(ratios(results))
         return "" if compared["reduction"].notna().any() else _no_reduction(compared)
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis import cells, ratios
-        from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import name_series
-
         times = name_series(cells(results))
         _, look, _ = canvas.series_of(times)
         compared, _, groups = canvas.series_of(_of_others(ratios(results)))
@@ -97,8 +95,6 @@ class TimeReduction(Figure):
 
 def _of_others(compared: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of strategies that synchronise less often than every batch."""
-    from scalebench.analysis.grouping import PER_BATCH
-
     return compared[~compared["strategy"].isin(PER_BATCH)]
 
 
@@ -141,12 +137,6 @@ def _range(own: pd.DataFrame) -> tuple[float, float]:
 def _draw_splits(
     panels: Sequence[Panel], known: pd.DataFrame, splits: Sequence[tuple[str, str]], look: dict[str, Look]
 ) -> None:
-    from matplotlib import rcParams
-
-    from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
-    from scalebench.figures.drawing.panel import Segment, share_y
-    from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
-
     counts = counts_by_execution(known[known["baseline"].isin(_SPLITS)])
     for panel, (baseline, name) in zip(panels, splits, strict=True):
         panel.title(name, f"{name} against {baseline}")
@@ -173,13 +163,6 @@ def _draw_splits(
 def _parts_legend(
     known: pd.DataFrame, splits: Sequence[tuple[str, str]], hatch: str | None
 ) -> list[tuple[Artist, str]]:
-    from matplotlib import rcParams
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    from scalebench.figures.drawing.styles import ENGINE_PART, NEUTRAL
-    from scalebench.formatting import is_interval
-
     if not splits:
         return []
     size = 0.8 * rcParams["lines.markersize"]

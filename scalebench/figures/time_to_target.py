@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from scalebench.analysis import Results
+from scalebench.analysis.grouping import PER_BATCH, costs_to_target
+from scalebench.analysis.target_ratios import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
-    from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.styles import Look, name_series
+from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, torn
+from scalebench.formatting import metric_word
 
 _PANELS = ("time", "reduction", "epochs", "core-hours", "energy")
 _COSTS = {"core-hours": ("core_hours", "core-hours"), "energy": ("energy_j", "energy (J)")}
@@ -42,13 +43,6 @@ class TimeToTarget(Figure):
         return super().absent(results) or ("" if aimed else "the study states no target_metric")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        from scalebench.analysis.grouping import costs_to_target
-        from scalebench.analysis.target_ratios import target_ratios
-        from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import name_series
-        from scalebench.figures.drawing.unreached import legend_of_unreached, torn
-        from scalebench.formatting import metric_word
-
         table, look, groups = canvas.series_of(costs_to_target(results))
         if not look:
             raise EmptyFigureError("no run with a target took any time")
@@ -89,8 +83,6 @@ class TimeToTarget(Figure):
 
 def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """The first baseline that reached the target, and the reductions against it of the strategies that are none."""
-    from scalebench.analysis.grouping import PER_BATCH
-
     known = compared[compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)]
     for baseline in ("allreduce", "horovod", "ddp", "serial"):
         if len(own := known[known["baseline"] == baseline]):
@@ -108,8 +100,6 @@ def _draw(
     counts: Sequence[int],
 ) -> None:
     """Draw the series of `group` over all others of `table` in grey."""
-    from scalebench.figures.drawing.unreached import mark_unreached
-
     in_group = table["series"].isin(group)
     own, others = table[in_group], table[~in_group]
     if name == "reduction":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from matplotlib.patches import Patch
 
 from scalebench.errors import ResultsError, writing
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.styles import SERVING, TASKS
 from scalebench.figures.plotting import FORMATS, write_figure
-
-if TYPE_CHECKING:
-    from scalebench.figures.drawing.canvas import Canvas
 
 _LANE_IN = 0.3
 _MOST_LANES = 40
@@ -91,10 +92,6 @@ def draw_timeline(
 def _draw(
     timeline: Timeline, lanes: list[tuple[Lane, list[Bar]]], canvas: Canvas, window: tuple[float, float] | None
 ) -> None:
-    from matplotlib.patches import Patch
-
-    from scalebench.figures.drawing.styles import SERVING, TASKS
-
     colors = TASKS | {"serving": SERVING}
     ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * len(lanes)))
     panel.title(timeline.title)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
+from scalebench.analysis import Results
+from scalebench.analysis.tuning import best_so_far, metric_of, tuned_cells, tuning_in_words
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalebench.analysis import Results
-    from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.caption import describe_study
+from scalebench.figures.drawing.panel import share_y
+from scalebench.figures.drawing.styles import looks, name_series
+from scalebench.formatting import metric_word
 
 _PANELS = ("trials", "values")
 _COLUMNS, _HEIGHT_IN = 3, 2.1
@@ -27,15 +29,6 @@ class Tuning(Figure):
         return super().absent(results) or ("" if len(results.trials) else "the study was not tuned")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        import pandas as pd
-        from matplotlib.ticker import MaxNLocator
-
-        from scalebench.analysis.tuning import best_so_far, metric_of, tuned_cells, tuning_in_words
-        from scalebench.figures.drawing.caption import describe_study
-        from scalebench.figures.drawing.panel import share_y
-        from scalebench.figures.drawing.styles import looks, name_series
-        from scalebench.formatting import metric_word
-
         course, best = (
             canvas.selection.of(name_series(table).assign(oversubscribed=False))
             for table in (best_so_far(results), tuned_cells(results))

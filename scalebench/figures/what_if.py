@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
 
+from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.plotting import write_picture
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.panel import Panel
+if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.what_if import Plane
 
 COLORS = {
@@ -39,8 +41,6 @@ def draw_what_if(path: Path, plane: Plane, what: str) -> None:
 
 
 def _fill(canvas: Canvas, plane: Plane, what: str) -> None:
-    from matplotlib.patches import Patch
-
     [[panel]] = canvas.grids((1, 1, 3.6))
     used = [place for place in range(len(plane.components)) if (plane.bound == place).any()]
     (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
@@ -61,9 +61,6 @@ def _draw_line(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
 
 
 def _draw_map(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
-    from matplotlib.colors import ListedColormap, LogNorm
-    from matplotlib.ticker import LogLocator
-
     rows, columns = plane.axes
     x, y = np.asarray(columns.values), np.asarray(rows.values)
     ax, top = panel.ax, len(plane.components) - 0.5
